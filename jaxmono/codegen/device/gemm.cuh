@@ -1,0 +1,132 @@
+// One output tile of a contraction, by one block: tensor cores, cp.async multistage.
+//
+//   global/expression --loader--> ring of STAGES x (A tile, B tile) --ldmatrix, mma--> registers
+//   registers --> partial sums in shared memory [WARPS_K][BM][BN] --> epilogue (generated code)
+//
+// The ring is as deep as shared memory allows: inside a persistent kernel a stage of the network is
+// short, and its time is mostly the first bytes' latency, so everything that fits is requested at once.
+#pragma once
+#include "jaxmono/mma.cuh"
+#include "jaxmono/warp.cuh"
+
+namespace jaxmono {
+
+// T: bf16, f16 or float (tf32). BM, BN, BK: tile. WARPS_M x WARPS_N warps share the tile; WARPS_K
+// such sets take alternate k steps and are summed at the end. *_K_MAJOR: the layout that the loader
+// fills, [m or n][k] or [k][m or n]. PANEL: k steps of A that stay in shared memory as a whole (a
+// normalised operand that was computed there); 0: A is streamed through the ring with B.
+template <class T, int BM_, int BN_, int BK_, int STAGES_, int WARPS_M, int WARPS_N, int WARPS_K,
+          bool A_K_MAJOR, bool B_K_MAJOR, int PANEL = 0>
+struct Gemm {
+  static constexpr int BM = BM_, BN = BN_, BK = BK_, STAGES = STAGES_;
+  static constexpr int THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
+  static constexpr int MT = BM / WARPS_M / 16, NT = BN / WARPS_N / 8;
+  static constexpr int KSTEP = MmaTraits<T>::K;
+  static_assert(MT * WARPS_M * 16 == BM && NT * WARPS_N * 8 == BN, "warps must divide the tile");
+  static_assert(BK % (KSTEP * WARPS_K) == 0, "k warps must divide the k tile");
+  static_assert(PANEL == 0 || A_K_MAJOR, "a panel is [m][k]");
+
+  using TileA = Tile<T, A_K_MAJOR ? BM : BK, A_K_MAJOR ? (PANEL ? PANEL : BK) : BM>;
+  using TileB = Tile<T, B_K_MAJOR ? BN : BK, B_K_MAJOR ? BK : BN>;
+  static constexpr int A_BYTES = PANEL ? 0 : TileA::BYTES;
+  static constexpr int STAGE_BYTES = A_BYTES + TileB::BYTES;
+  static constexpr int PANEL_BYTES = PANEL ? TileA::BYTES : 0;
+  static constexpr int PITCH = BN + 4;  // floats between rows of the partial sums
+  static constexpr int PARTIAL = BM * PITCH;
+
+  // Layout: panel | ring; the partial sums reuse the ring.
+  static constexpr int RING_BYTES = STAGES * STAGE_BYTES;
+  static constexpr int SUM_BYTES = WARPS_K * PARTIAL * 4;
+  static constexpr int SHARED_BYTES =
+      PANEL_BYTES + (RING_BYTES > SUM_BYTES ? RING_BYTES : SUM_BYTES);
+
+  JM_DEVICE static unsigned char* ring(unsigned char* smem) { return smem + PANEL_BYTES; }
+  JM_DEVICE static float* sums(unsigned char* smem) {
+    return reinterpret_cast<float*>(smem + PANEL_BYTES);
+  }
+
+  // Requests k tile `t` (0-based within this block's share) into its ring slot.
+  template <class LoadA, class LoadB>
+  JM_DEVICE static void fetch(unsigned char* smem, int t, int row0, int col0, int k0,
+                              const LoadA& load_a_piece, const LoadB& load_b_piece) {
+    unsigned char* slot = ring(smem) + t % STAGES * STAGE_BYTES;
+    const int k = k0 + t * BK;
+    if constexpr (!PANEL) {
+      if constexpr (A_K_MAJOR) TileA::template fill<THREADS>(slot, row0, k, load_a_piece);
+      else TileA::template fill<THREADS>(slot, k, row0, load_a_piece);
+    }
+    fetch_b(smem, t, col0, k0, load_b_piece);
+  }
+
+  template <class LoadB>
+  JM_DEVICE static void fetch_b(unsigned char* smem, int t, int col0, int k0,
+                                const LoadB& load_b_piece) {
+    unsigned char* slot = ring(smem) + t % STAGES * STAGE_BYTES + A_BYTES;
+    const int k = k0 + t * BK;
+    if constexpr (B_K_MAJOR) TileB::template fill<THREADS>(slot, col0, k, load_b_piece);
+    else TileB::template fill<THREADS>(slot, k, col0, load_b_piece);
+  }
+
+  // Requests the first STAGES - 1 k tiles. Every tile is its own cp.async group.
+  template <class LoadA, class LoadB>
+  JM_DEVICE static void prologue(unsigned char* smem, int row0, int col0, int k0, int tiles,
+                                 const LoadA& load_a_piece, const LoadB& load_b_piece) {
+    for (int t = 0; t < STAGES - 1; ++t) {
+      if (t < tiles) fetch(smem, t, row0, col0, k0, load_a_piece, load_b_piece);
+      cp_async_commit();
+    }
+  }
+
+  // Runs `tiles` k tiles (after `prologue`) and leaves the partial sums in shared memory, all warps
+  // arrived: element (r, c) is the sum over w of sums()[w * PARTIAL + r * PITCH + c].
+  template <class LoadA, class LoadB>
+  JM_DEVICE static void mainloop(unsigned char* smem, int row0, int col0, int k0, int tiles,
+                                 const LoadA& load_a_piece, const LoadB& load_b_piece) {
+    float acc[MT][NT][4];
+#pragma unroll
+    for (int i = 0; i < MT; ++i)
+#pragma unroll
+      for (int j = 0; j < NT; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) acc[i][j][e] = 0.0f;
+
+    const int warp = warp_id();
+    const int row = warp % WARPS_M * (MT * 16);
+    const int col = warp / WARPS_M % WARPS_N * (NT * 8);
+    const int wk = warp / (WARPS_M * WARPS_N);
+
+#pragma unroll 1
+    for (int t = 0; t < tiles; ++t) {
+      cp_async_wait<STAGES - 2>();
+      syncthreads();  // tile t has landed for all; slot of tile t - 1 is free
+      if (t + STAGES - 1 < tiles)
+        fetch(smem, t + STAGES - 1, row0, col0, k0, load_a_piece, load_b_piece);
+      cp_async_commit();
+      unsigned char* slot = ring(smem) + t % STAGES * STAGE_BYTES;
+#pragma unroll
+      for (int s = 0; s < BK / KSTEP / WARPS_K; ++s) {
+        const int k = (s * WARPS_K + wk) * KSTEP;
+        warp_mma<T, TileA, A_K_MAJOR, TileB, B_K_MAJOR>(acc, PANEL ? smem : slot, slot + A_BYTES,
+                                                        row, col, PANEL ? t * BK + k : k, k);
+      }
+    }
+    cp_async_wait<0>();
+    syncthreads();  // nobody reads the ring any more: the sums may replace it
+    store_accumulators<PITCH>(sums(smem) + wk * PARTIAL, acc, row, col);
+    syncthreads();
+  }
+
+  // VEC consecutive elements of row r of the tile, summed over the k warps in a fixed order.
+  template <int VEC>
+  JM_DEVICE static void read(float (&out)[VEC], unsigned char* smem, int r, int c) {
+    const float* p = sums(smem) + r * PITCH + c;
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) out[e] = p[e];
+#pragma unroll
+    for (int w = 1; w < WARPS_K; ++w)
+#pragma unroll
+      for (int e = 0; e < VEC; ++e) out[e] += p[w * PARTIAL + e];
+  }
+};
+
+}  // namespace jaxmono

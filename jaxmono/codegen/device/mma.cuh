@@ -1,0 +1,130 @@
+// Warp-level matrix products on shared-memory tiles, for the element types of the tensor cores.
+//
+// Fragments follow PTX mma: lane = 4*g + t holds accumulator elements (g, 2t) (g, 2t+1) (g+8, 2t)
+// (g+8, 2t+1) of each 16x8 tile.
+#pragma once
+#include "jaxmono/tile.cuh"
+
+namespace jaxmono {
+
+template <class T>
+struct MmaTraits;
+
+template <>
+struct MmaTraits<bf16> {
+  static constexpr int K = 16;
+  JM_DEVICE static void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    mma_m16n8k16_bf16(d, a, b);
+  }
+};
+
+template <>
+struct MmaTraits<f16> {
+  static constexpr int K = 16;
+  JM_DEVICE static void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    mma_m16n8k16_f16(d, a, b);
+  }
+};
+
+template <>
+struct MmaTraits<float> {  // tf32: operands rounded to 10 mantissa bits, accumulated in f32
+  static constexpr int K = 8;
+  JM_DEVICE static void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    mma_m16n8k8_tf32(d, a, b);
+  }
+};
+
+// A 16 x K fragment at (row, k) of the left operand. K_MAJOR: the tile is [rows][k], else [k][rows].
+template <class T, class TileT, bool K_MAJOR>
+JM_DEVICE void load_a(uint32_t (&a)[4], unsigned char* tile, int row, int k) {
+  const int lane = lane_id();
+  if constexpr (sizeof(T) == 2) {
+    if constexpr (K_MAJOR) {
+      ldmatrix_x4(a, TileT::at(tile, row + (lane & 15), k + (lane >> 4) * 8));
+    } else {
+      const int mat = lane >> 3;
+      ldmatrix_x4_trans(a, TileT::at(tile, k + (mat >> 1) * 8 + (lane & 7), row + (mat & 1) * 8));
+    }
+  } else {
+    const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = row + g + (i & 1) * 8, kk = k + t + (i >> 1) * 4;
+      a[i] = to_tf32(K_MAJOR ? *TileT::at(tile, r, kk) : *TileT::at(tile, kk, r));
+    }
+  }
+}
+
+// NT fragments K x 8 at (k, col), (k, col + 8)... of the right operand.
+// K_MAJOR: the tile is [cols][k], else [k][cols].
+template <class T, class TileT, bool K_MAJOR, int NT>
+JM_DEVICE void load_b(uint32_t (&b)[NT][2], unsigned char* tile, int col, int k) {
+  const int lane = lane_id();
+  if constexpr (sizeof(T) == 2) {
+    const int mat = lane >> 3;
+#pragma unroll
+    for (int j = 0; j + 1 < NT; j += 2) {
+      uint32_t r[4];
+      if constexpr (K_MAJOR) {
+        ldmatrix_x4(r, TileT::at(tile, col + j * 8 + (mat >> 1) * 8 + (lane & 7), k + (mat & 1) * 8));
+      } else {
+        ldmatrix_x4_trans(
+            r, TileT::at(tile, k + (mat & 1) * 8 + (lane & 7), col + j * 8 + (mat >> 1) * 8));
+      }
+      b[j][0] = r[0], b[j][1] = r[1], b[j + 1][0] = r[2], b[j + 1][1] = r[3];
+    }
+    if constexpr (NT % 2 == 1) {
+      constexpr int j = NT - 1;
+      const int m = mat & 1;  // lanes 16..31 repeat the addresses of lanes 0..15
+      if constexpr (K_MAJOR) {
+        ldmatrix_x2(b[j], TileT::at(tile, col + j * 8 + (lane & 7), k + m * 8));
+      } else {
+        ldmatrix_x2_trans(b[j], TileT::at(tile, k + m * 8 + (lane & 7), col + j * 8));
+      }
+    }
+  } else {
+    const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int c = col + j * 8 + g, kk = k + t + i * 4;
+        b[j][i] = to_tf32(K_MAJOR ? *TileT::at(tile, c, kk) : *TileT::at(tile, kk, c));
+      }
+    }
+  }
+}
+
+// acc += A[row : row + 16*MT, k0 : k0 + steps*K] * B[..., col : col + 8*NT], k advancing by
+// K * STRIDE: the warps that share an output tile take every STRIDE-th step each.
+template <class T, class TileA, bool A_K_MAJOR, class TileB, bool B_K_MAJOR, int MT, int NT>
+JM_DEVICE void warp_mma(float (&acc)[MT][NT][4], unsigned char* tile_a, unsigned char* tile_b,
+                        int row, int col, int k_a, int k_b) {
+  uint32_t b[NT][2];
+  load_b<T, TileB, B_K_MAJOR, NT>(b, tile_b, col, k_b);
+#pragma unroll
+  for (int i = 0; i < MT; ++i) {
+    uint32_t a[4];
+    load_a<T, TileA, A_K_MAJOR>(a, tile_a, row + i * 16, k_a);
+#pragma unroll
+    for (int j = 0; j < NT; ++j) MmaTraits<T>::mma(acc[i][j], a, b[j]);
+  }
+}
+
+// Writes a warp's accumulators to rows of float, PITCH floats apart.
+template <int PITCH, int MT, int NT>
+JM_DEVICE void store_accumulators(float* out, const float (&acc)[MT][NT][4], int row, int col) {
+  const int g = lane_id() >> 2, t = lane_id() & 3;
+#pragma unroll
+  for (int i = 0; i < MT; ++i)
+#pragma unroll
+    for (int j = 0; j < NT; ++j)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float* p = out + (row + i * 16 + g + h * 8) * PITCH + col + j * 8 + 2 * t;
+        p[0] = acc[i][j][2 * h];
+        p[1] = acc[i][j][2 * h + 1];
+      }
+}
+
+}  // namespace jaxmono

@@ -1,0 +1,163 @@
+"""Walks a StableHLO function and builds its Graph; calls and composites are inlined here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jax.extend.mlir import ir
+
+from jaxmono.hlo import ops
+from jaxmono.hlo.importer.attributes import Attributes
+from jaxmono.hlo.importer.generic import operation_text
+from jaxmono.hlo.importer.locations import Locations
+from jaxmono.hlo.importer.origin import Imported, Origin, captured
+from jaxmono.hlo.importer.rules import Parts, rule_for
+from jaxmono.hlo.importer.types import Types
+from jaxmono.hlo.ir import UNKNOWN_LOC, Graph, Loc, Op, Value
+
+_IDENTITIES = frozenset({"sdy.sharding_constraint", "sdy.reshard", "sdy.propagation_barrier"})
+"""Ops that say where a value lives and not what it is; so does a custom call "Sharding"."""
+_RETURNS = frozenset({"func.return", "stablehlo.return"})
+_COMPOSITES = frozenset({"chlo.top_k"})
+"""Composites that are kept as the op that they name; the others are inlined."""
+
+
+def import_module(module: ir.Module, name: str = "main") -> Imported:
+    """The Graph of a module's function ``name``, everything it calls inlined.
+
+    Raises:
+      KeyError: if the module has no such function.
+    """
+    functions = module_functions(module)
+    if name not in functions:
+        raise KeyError(f"the module has no function {name!r}; it has {sorted(functions)}")
+    return import_function(functions[name], functions)
+
+
+def import_function(function: ir.Operation | ir.OpView,
+                    functions: Mapping[str, ir.Operation] | ir.Module) -> Imported:
+    """The Graph of one ``func.func``, everything it calls inlined.
+
+    Args:
+      function: the func op, with a body of one block.
+      functions: what its calls name: the module, or its functions by name.
+
+    Returns:
+      The Graph as the module has it (no pass has run), with one origin per op. An op that has
+      no class here is imported as `ops.Unknown`; nothing that MLIR accepts is refused.
+    """
+    if isinstance(functions, ir.Module):
+        functions = module_functions(functions)
+    return _Importer(functions).function(function.operation)
+
+
+def module_functions(module: ir.Module) -> dict[str, ir.Operation]:
+    """The ``func.func`` ops of a module by symbol name."""
+    return {ir.StringAttr(o.operation.attributes["sym_name"]).value: o.operation
+            for o in module.body.operations if o.operation.name == "func.func"}
+
+
+class _Importer:
+    def __init__(self, functions: Mapping[str, ir.Operation]) -> None:
+        self.functions = functions
+        self.locations = Locations()
+        self.types = Types()
+        self.out: list[Op] = []
+        self.origins: list[Origin] = []
+
+    def function(self, function: ir.Operation) -> Imported:
+        block = function.regions[0].blocks[0]
+        scope: dict[ir.Value, Value] = {}
+        inputs = self.define(block.arguments, scope, hints=True)
+        outputs = self.block(block, scope, UNKNOWN_LOC)
+        name = ir.StringAttr(function.attributes["sym_name"]).value
+        return Imported(Graph(inputs, tuple(self.out), outputs, name), tuple(self.origins))
+
+    def define(self, values: ir.BlockArgumentList | ir.OpResultList,
+               scope: dict[ir.Value, Value], *, hints: bool = False) -> tuple[Value, ...]:
+        made: list[Value] = []
+        for v in values:
+            hint = self.locations.loc(v.location).name if hints else ""
+            scope[v] = new = Value(self.types.tensor(v.type), hint)
+            made.append(new)
+        return tuple(made)
+
+    def block(self, block: ir.Block, scope: dict[ir.Value, Value],
+              outer: Loc) -> tuple[Value, ...]:
+        """Appends the block's ops to ``out``; returns what it returns."""
+        for view in block.operations:
+            op = view.operation
+            if op.name in _RETURNS:
+                return tuple(scope[v] for v in op.operands)
+            self.operation(op, scope, outer)
+        return ()
+
+    def operation(self, op: ir.Operation, scope: dict[ir.Value, Value], outer: Loc) -> None:
+        if op.name in ("func.call", "stablehlo.composite") and self.call(op, scope, outer):
+            return
+        args = tuple(scope[v] for v in op.operands)
+        if _is_identity(op):
+            scope.update(zip(op.results, args, strict=True))
+            return
+        attributes = Attributes(op.attributes)
+        types = tuple(self.types.tensor(v.type) for v in op.results)
+        loc = self.locations.loc(op.location, outer)
+        rule = rule_for(op.name, types, args)
+        if op.name == "stablehlo.composite":
+            rule = rule_for(attributes.string("name"), types, args)
+            attributes = Attributes(attributes.raw("composite_attributes"))
+        captures = self.captures(op, scope)
+        results = tuple(Value(t) for t in types)
+        if rule is None:
+            uses = (*args, *(v for _, v in captures))
+            text = operation_text(op, self.functions)
+            made: Op = ops.Unknown(results=results, loc=loc, args=uses, name=op.name, text=text)
+        else:
+            cls, fields = rule
+            parts = Parts(op, args, types, attributes,
+                          lambda i, name: self.region(op.regions[i], name, scope, outer),
+                          self.functions)
+            made = cls(results=results, loc=loc, **fields(parts))
+        scope.update(zip(op.results, results, strict=True))
+        self.out.append(made)
+        self.origins.append(Origin(op, args, captures))
+
+    def captures(self, op: ir.Operation,
+                 scope: Mapping[ir.Value, Value]) -> tuple[tuple[ir.Value, Value], ...]:
+        if not len(op.regions):
+            return ()
+        return tuple((v, scope[v]) for v in captured(op, lambda v: v in scope))
+
+    def region(self, region: ir.Region, name: str, scope: dict[ir.Value, Value],
+               outer: Loc) -> Graph:
+        """A region as a Graph that captures from ``scope``; its ops have no origins."""
+        kept = self.out, self.origins
+        self.out, self.origins = [], []
+        block = region.blocks[0]
+        inputs = self.define(block.arguments, scope)
+        outputs = self.block(block, scope, outer)
+        graph = Graph(inputs, tuple(self.out), outputs, name)
+        self.out, self.origins = kept
+        return graph
+
+    def call(self, op: ir.Operation, scope: dict[ir.Value, Value], outer: Loc) -> bool:
+        """Inlines a call or a composite's decomposition; False where there is nothing to."""
+        attributes = Attributes(op.attributes)
+        composite = op.name == "stablehlo.composite"
+        if composite and attributes.string("name") in _COMPOSITES:
+            return False
+        callee = self.functions.get(attributes.symbol("decomposition" if composite else "callee"))
+        if callee is None or not len(callee.regions[0].blocks):
+            return False
+        block = callee.regions[0].blocks[0]
+        loc = self.locations.loc(op.location, outer)
+        inner = {a: scope[v] for a, v in zip(block.arguments, op.operands, strict=True)}
+        outputs = self.block(block, inner, loc)
+        scope.update(zip(op.results, outputs, strict=True))
+        return True
+
+
+def _is_identity(op: ir.Operation) -> bool:
+    if op.name == "stablehlo.custom_call":
+        return Attributes(op.attributes).string("call_target_name") == "Sharding"
+    return op.name in _IDENTITIES

@@ -1,0 +1,85 @@
+"""Where a Graph op came from in MLIR, and how to emit the MLIR op again elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from jax.extend.mlir import ir
+
+from jaxmono.hlo.ir import Graph, Value
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """The MLIR op behind one Graph op.
+
+    An op of a function that is called twice is the origin of two Graph ops, each with its own
+    operands.
+
+    Attributes:
+      operation: the MLIR op; alive as long as its module and function are.
+      operands: the Graph values of ``operation.operands``, in that order.
+      captures: MLIR values that its regions use from outside, with their Graph values.
+    """
+
+    operation: ir.Operation
+    operands: tuple[Value, ...]
+    captures: tuple[tuple[ir.Value, Value], ...] = ()
+
+    def clone(self, values: Mapping[Value, ir.Value],
+              insertion_point: ir.InsertionPoint | None = None) -> ir.Operation:
+        """Emits the op again, on other operands.
+
+        Args:
+          values: the MLIR value to use for each of ``operands`` and captured values.
+          insertion_point: where; by default the current one.
+
+        Returns:
+          The new op, whose results are in the order of the Graph op's results. Functions that
+          its regions or attributes name must exist in the module it is put into.
+        """
+        new = self.operation.clone(ip=insertion_point)
+        for i, v in enumerate(self.operands):
+            new.operands[i] = values[v]
+        if self.captures:
+            inner = {old: values[v] for old, v in self.captures}
+            for region in new.regions:
+                _replace_uses(region, inner)
+        return new
+
+
+@dataclass(frozen=True, eq=False)
+class Imported:
+    """A Graph and, parallel to ``graph.ops``, the origin of each op."""
+
+    graph: Graph
+    origins: tuple[Origin, ...]
+
+
+def _replace_uses(region: ir.Region, values: Mapping[ir.Value, ir.Value]) -> None:
+    for block in region.blocks:
+        for view in block.operations:
+            op = view.operation
+            for i, v in enumerate(op.operands):
+                if v in values:
+                    op.operands[i] = values[v]
+            for nested in op.regions:
+                _replace_uses(nested, values)
+
+
+def captured(op: ir.Operation, known: Callable[[ir.Value], bool]) -> tuple[ir.Value, ...]:
+    """The values that the regions of ``op`` use and that are ``known`` outside, each once."""
+    out: dict[ir.Value, None] = {}
+
+    def visit(region: ir.Region) -> None:
+        for block in region.blocks:
+            for view in block.operations:
+                inner = view.operation
+                out.update((v, None) for v in inner.operands if known(v))
+                for nested in inner.regions:
+                    visit(nested)
+
+    for region in op.regions:
+        visit(region)
+    return tuple(out)
