@@ -1,0 +1,46 @@
+"""jaxmono: a JAX function as one generated GPU kernel, run by XLA.
+
+    import jaxmono
+
+    fast = jaxmono.jit(fn)
+    fast(x)
+    print(fast.explain(x))
+"""
+
+from __future__ import annotations
+
+from jaxmono import _driver, _logging
+from jaxmono._api import Jitted, explain, jit
+from jaxmono._errors import (
+    CompileError,
+    ConfigError,
+    JaxmonoError,
+    JaxmonoWarning,
+    UnsupportedError,
+)
+from jaxmono._explain import Coverage, KernelReport, Refusal, Report, Work
+from jaxmono._stages import Compiled, Lowered
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CompileError",
+    "Compiled",
+    "ConfigError",
+    "Coverage",
+    "Jitted",
+    "JaxmonoError",
+    "JaxmonoWarning",
+    "KernelReport",
+    "Lowered",
+    "Refusal",
+    "Report",
+    "UnsupportedError",
+    "Work",
+    "__version__",
+    "explain",
+    "jit",
+]
+
+_logging.configure()
+_driver.install()

@@ -10,10 +10,10 @@ A Graph lists its ops in topological order. A rewrite builds a new Graph; `rewri
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from jaxmono.hlo.types import TensorType
 
@@ -144,12 +144,15 @@ class Op:
         return dataclasses.replace(self, **changes)
 
 
+OpT = TypeVar("OpT", bound=Op)
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True, eq_default=False,
                      field_specifiers=(operand, operands, attribute, region, regions))
-def op(opcode: str) -> Any:
+def op(opcode: str) -> Callable[[type[OpT]], type[OpT]]:
     """Class decorator that makes an Op subclass a frozen dataclass and registers its opcode."""
 
-    def wrap(cls: type[Op]) -> type[Op]:
+    def wrap(cls: type[OpT]) -> type[OpT]:
         cls.opcode = opcode
         made = dataclass(frozen=True, eq=False, kw_only=True)(cls)
         if opcode in REGISTRY:

@@ -323,3 +323,10 @@ class Unknown(Op):
     args: tuple[Value, ...] = ir.operands()
     name: str = ir.attribute()
     text: str = ir.attribute()
+
+
+def has_side_effect(op: Op) -> bool:
+    """Whether ``op`` has to stay although nothing uses its results; an Unknown op may have to."""
+    if isinstance(op, CustomCall):
+        return op.has_side_effect
+    return isinstance(op, Unknown) or any(has_side_effect(o) for g in op.subgraphs for o in g.ops)

@@ -39,7 +39,7 @@ _TOKEN = re.compile(r"""
   | (?P<word>[A-Za-z_][\w.]*)
   | (?P<punct>[(){}\[\]=,;:])
 """, re.VERBOSE)
-_LOC = re.compile(r"(?:<unknown>|(.*?):(\d+))(?: \((.*)\))?\Z")
+_LOC = re.compile(r"(?:<unknown>|(.*?):(\d+))(?: \((.*)\))?\Z", re.DOTALL)
 _KEYWORDS: dict[str, Any] = {"none": None, "true": True, "false": False}
 
 
@@ -274,7 +274,8 @@ def _type(text: str) -> TensorType:
 
 def _loc(text: str) -> Loc:
     if "\\" in text:
-        text = json.loads(f'"{text}"')
+        quoted = text.replace('"', '\\"')
+        text = json.loads(f'"{quoted}"')
     m = _LOC.match(text)
     if m is None:
         return Loc(name=text)

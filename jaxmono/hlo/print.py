@@ -47,8 +47,9 @@ def to_text(graph: Graph, *, locs: bool = True, elide: bool = False) -> str:
 
 
 def op_text(op: Op, *, locs: bool = True) -> str:
-    """One op as text for messages: values are numbered from this op's operands on."""
-    printer = _Printer(locs, elide=True)
+    """One op as text for messages: values are numbered from this op's operands on, and each
+    operand shows its type; regions follow on lines of their own."""
+    printer = _Printer(locs, elide=True, types=True)
     for v in op.uses:
         printer.name(v)
     printer.op(op, 0)
@@ -56,9 +57,10 @@ def op_text(op: Op, *, locs: bool = True) -> str:
 
 
 class _Printer:
-    def __init__(self, locs: bool, elide: bool) -> None:
+    def __init__(self, locs: bool, elide: bool, types: bool = False) -> None:
         self.locs = locs
         self.elide = elide
+        self.types = types
         self.lines: list[str] = []
         self.numbers: dict[Value, int] = {}
 
@@ -67,7 +69,8 @@ class _Printer:
 
     def use(self, value: Value) -> str:
         # A graph that uses a value before its definition is malformed, but has to print.
-        return f"%{self.numbers[value]}" if value in self.numbers else "%undefined"
+        name = f"%{self.numbers[value]}" if value in self.numbers else "%undefined"
+        return f"{name}: {value.type}" if self.types else name
 
     def parameters(self, values: tuple[Value, ...]) -> str:
         return f"({', '.join(f'{self.name(v)}: {v.type}' for v in values)})"
@@ -125,4 +128,5 @@ def _is_default(value: Any, field: dataclasses.Field[Any]) -> bool:
 
 
 def _one_line(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1] if not text.isprintable() else text
+    plain = text.isprintable() and "\\" not in text
+    return text if plain else json.dumps(text)[1:-1].replace('\\"', '"')

@@ -67,11 +67,11 @@ struct Gemm {
     else TileB::template fill<THREADS>(slot, k, col0, load_b_piece);
   }
 
-  // Requests the first STAGES - 1 k tiles. Every tile is its own cp.async group.
+  // Requests the first STAGES k tiles. Every tile is its own cp.async group.
   template <class LoadA, class LoadB>
   JM_DEVICE static void prologue(unsigned char* smem, int row0, int col0, int k0, int tiles,
                                  const LoadA& load_a_piece, const LoadB& load_b_piece) {
-    for (int t = 0; t < STAGES - 1; ++t) {
+    for (int t = 0; t < STAGES; ++t) {
       if (t < tiles) fetch(smem, t, row0, col0, k0, load_a_piece, load_b_piece);
       cp_async_commit();
     }
@@ -95,19 +95,41 @@ struct Gemm {
     const int col = warp / WARPS_M % WARPS_N * (NT * 8);
     const int wk = warp / (WARPS_M * WARPS_N);
 
-#pragma unroll 1
-    for (int t = 0; t < tiles; ++t) {
-      cp_async_wait<STAGES - 2>();
-      syncthreads();  // tile t has landed for all; slot of tile t - 1 is free
-      if (t + STAGES - 1 < tiles)
-        fetch(smem, t + STAGES - 1, row0, col0, k0, load_a_piece, load_b_piece);
-      cp_async_commit();
+    // Two sets of fragments: the loads of a step are issued before the products of the one before,
+    // across k tiles too, so that the tensor cores do not wait for shared memory.
+    constexpr int STEPS = BK / KSTEP / WARPS_K;
+    Fragments<MT, NT> f[2];
+    const auto load = [&](Fragments<MT, NT>& into, int t, int s) {
       unsigned char* slot = ring(smem) + t % STAGES * STAGE_BYTES;
+      const int k = (s * WARPS_K + wk) * KSTEP;
+      load_fragments<T, TileA, A_K_MAJOR, TileB, B_K_MAJOR>(
+          into, PANEL ? smem : slot, slot + A_BYTES, row, col, PANEL ? t * BK + k : k, k);
+    };
+    cp_async_wait<STAGES - 1>();
+    syncthreads();
+    load(f[0], 0, 0);
+    constexpr int TWICE = STEPS % 2 ? 2 : 1;  // an even number of steps keeps f's index constant
+#pragma unroll 1
+    for (int t0 = 0; t0 < tiles; t0 += TWICE) {
 #pragma unroll
-      for (int s = 0; s < BK / KSTEP / WARPS_K; ++s) {
-        const int k = (s * WARPS_K + wk) * KSTEP;
-        warp_mma<T, TileA, A_K_MAJOR, TileB, B_K_MAJOR>(acc, PANEL ? smem : slot, slot + A_BYTES,
-                                                        row, col, PANEL ? t * BK + k : k, k);
+      for (int u = 0; u < TWICE; ++u) {
+        const int t = t0 + u;
+        if (TWICE == 2 && t >= tiles) break;
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s) {
+          const int now = (u * STEPS + s) % 2;
+          if (s == STEPS - 1) {
+            cp_async_wait<STAGES - 2>();  // tile t + 1 has landed; all have read tile t
+            syncthreads();
+            if (t + 1 < tiles) load(f[1 - now], t + 1, 0);
+            if (t + STAGES < tiles)
+              fetch(smem, t + STAGES, row0, col0, k0, load_a_piece, load_b_piece);
+            cp_async_commit();
+          } else {
+            load(f[1 - now], t, s + 1);
+          }
+          multiply<T>(acc, f[now]);
+        }
       }
     }
     cp_async_wait<0>();

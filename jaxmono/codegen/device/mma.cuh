@@ -95,20 +95,30 @@ JM_DEVICE void load_b(uint32_t (&b)[NT][2], unsigned char* tile, int col, int k)
   }
 }
 
-// acc += A[row : row + 16*MT, k0 : k0 + steps*K] * B[..., col : col + 8*NT], k advancing by
-// K * STRIDE: the warps that share an output tile take every STRIDE-th step each.
+// The operands of one k step of a warp's MT x NT accumulator tiles.
+template <int MT, int NT>
+struct Fragments {
+  uint32_t a[MT][4], b[NT][2];
+};
+
 template <class T, class TileA, bool A_K_MAJOR, class TileB, bool B_K_MAJOR, int MT, int NT>
-JM_DEVICE void warp_mma(float (&acc)[MT][NT][4], unsigned char* tile_a, unsigned char* tile_b,
-                        int row, int col, int k_a, int k_b) {
-  uint32_t b[NT][2];
-  load_b<T, TileB, B_K_MAJOR, NT>(b, tile_b, col, k_b);
+JM_DEVICE void load_fragments(Fragments<MT, NT>& f, unsigned char* tile_a, unsigned char* tile_b,
+                              int row, int col, int k_a, int k_b) {
 #pragma unroll
-  for (int i = 0; i < MT; ++i) {
-    uint32_t a[4];
-    load_a<T, TileA, A_K_MAJOR>(a, tile_a, row + i * 16, k_a);
+  for (int i = 0; i < MT; ++i) load_a<T, TileA, A_K_MAJOR>(f.a[i], tile_a, row + i * 16, k_a);
+  load_b<T, TileB, B_K_MAJOR, NT>(f.b, tile_b, col, k_b);
+}
+
+template <class T, int MT, int NT>
+JM_DEVICE void multiply(float (&acc)[MT][NT][4], const Fragments<MT, NT>& f) {
 #pragma unroll
-    for (int j = 0; j < NT; ++j) MmaTraits<T>::mma(acc[i][j], a, b[j]);
-  }
+  for (int i = 0; i < MT; ++i)
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      // Odd rows run backwards: neighbouring products share an operand register.
+      const int jj = i % 2 ? NT - 1 - j : j;
+      MmaTraits<T>::mma(acc[i][jj], f.a[i], f.b[jj]);
+    }
 }
 
 // Writes a warp's accumulators to rows of float, PITCH floats apart.

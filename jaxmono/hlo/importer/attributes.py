@@ -36,6 +36,10 @@ class Attributes:
     def symbol(self, name: str) -> str:
         return str(ir.FlatSymbolRefAttr(self.raw(name)).value)
 
+    def dictionary(self, name: str) -> Attributes:
+        """The entries of a dictionary attribute."""
+        return Attributes(ir.DictAttr(self.raw(name)))
+
     def printed(self, name: str) -> str:
         return str(self.raw(name)) if name in self else ""
 
@@ -53,10 +57,12 @@ class Attributes:
         attribute = self.raw(name)
         if isinstance(attribute, ir.DenseIntElementsAttr):
             return tuple(int(v) for v in np.asarray(attribute).reshape(-1))
-        return tuple(int(v) for v in attribute)
+        return tuple(int(v) for v in ir.DenseI64ArrayAttr(attribute))
 
     def flags(self, name: str, default: tuple[bool, ...]) -> tuple[bool, ...]:
-        return tuple(bool(v) for v in self.raw(name)) if name in self else default
+        if name not in self:
+            return default
+        return tuple(bool(v) for v in ir.DenseBoolArrayAttr(self.raw(name)))
 
     def pairs(self, name: str, count: int) -> tuple[tuple[int, int], ...]:
         """An ``[n, 2]`` padding attribute; zeros where it is absent."""

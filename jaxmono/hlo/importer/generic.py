@@ -38,7 +38,8 @@ def with_functions(text: str, functions: Mapping[str, ir.Operation]) -> str:
 
 
 def _numbered(op: ir.Operation) -> str:
-    text = op.get_asm(print_generic_op_form=True, use_local_scope=True, enable_debug_info=False)
+    text = str(op.get_asm(print_generic_op_form=True, use_local_scope=True,
+                          enable_debug_info=False))
     names: dict[str, str] = {}
 
     def rename(m: re.Match[str]) -> str:

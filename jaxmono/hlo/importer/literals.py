@@ -28,12 +28,15 @@ def constant_value(op: ir.Operation, type: TensorType) -> np.ndarray[Any, Any]:
       ValueError: for a literal in a form that MLIR does not print (an importer bug).
     """
     if type.dtype in _BY_TEXT:
-        # The bindings cannot even hand out a complex attribute, so the whole op is printed.
-        m = _DENSE.search(op.get_asm(print_generic_op_form=True, enable_debug_info=False))
+        # The bindings cannot even hand out a complex attribute, so there the op is printed, which
+        # costs more because MLIR numbers the whole function first.
+        m = _DENSE.search(str(
+            op.get_asm(print_generic_op_form=True, enable_debug_info=False)
+            if type.dtype.is_complex else op.attributes["value"]))
         if m is None:
             raise ValueError(f"a constant of type {type} has no dense<...> literal to read")
         return _from_text(m, type)
-    attribute = op.attributes["value"]
+    attribute = ir.DenseElementsAttr(op.attributes["value"])
     array = np.array(attribute, dtype=type.dtype.numpy, copy=True)
     if attribute.is_splat and array.size > 1:
         return np.broadcast_to(array.reshape(-1)[0], type.dims)

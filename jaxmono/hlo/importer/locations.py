@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from jax.extend.mlir import ir
 
@@ -11,7 +12,12 @@ from jaxmono.hlo.ir import UNKNOWN_LOC, Loc
 
 # Frames of these packages say where a library built the op, not where the user asked for it.
 _LIBRARY = re.compile(r"[\\/](?:site|dist)-packages[\\/](?:jax|jaxlib|flax|jaxmono)[\\/]"
-                      r"|[\\/]jaxmono[\\/](?:_\w+|custom_call[\\/]\w+)\.py\Z|\A<")
+                      r"|[\\/]jaxmono[\\/](?:_\w+|custom_call[\\/]\w+)\.py\Z|\A<frozen")
+
+
+def _location(untyped: Any) -> ir.Location:
+    """The bindings' stubs say ``object`` for some parts of a location."""
+    return untyped
 
 
 def _frames(location: ir.Location) -> Iterator[tuple[str, int]]:
@@ -19,22 +25,22 @@ def _frames(location: ir.Location) -> Iterator[tuple[str, int]]:
     if isinstance(location, ir.FileLineColLoc):
         yield location.filename, location.start_line
     elif isinstance(location, ir.NameLoc):
-        yield from _frames(location.child_loc)
+        yield from _frames(_location(location.child_loc))
     elif isinstance(location, ir.CallSiteLoc):
         yield from _frames(location.callee)
         yield from _frames(location.caller)
     elif isinstance(location, ir.FusedLoc):
         for child in location.locations:
-            yield from _frames(child)
+            yield from _frames(_location(child))
 
 
 def _name(location: ir.Location) -> str:
     """The outermost name, which is JAX's name stack (``jit(f)/add``)."""
     while not isinstance(location, ir.NameLoc):
         if isinstance(location, ir.CallSiteLoc):
-            location = location.callee
+            location = _location(location.callee)
         elif isinstance(location, ir.FusedLoc) and location.locations:
-            location = location.locations[0]
+            location = _location(location.locations[0])
         else:
             return ""
     return location.name_str
@@ -50,15 +56,21 @@ class Locations:
         """The Loc of ``location``.
 
         The first frame outside JAX, Flax and jaxmono is taken, else the innermost one. ``outer``
-        is the place of the call through which the op was reached; its file and line are used
-        where the op itself has no user frame.
+        is the place of the call through which the op was reached: its name goes in front (JAX
+        names the ops of a private function relative to it), and its file and line are used where
+        the op itself has no user frame.
         """
         found = self._known.get(location)
         if found is None:
             found = self._known[location] = _convert(location)
+        if outer is UNKNOWN_LOC:
+            return found
+        name = found.name
+        if outer.name and not name.startswith(outer.name.partition("/")[0]):
+            name = f"{outer.name}/{name}" if name else outer.name
         if outer.file and (not found.file or _LIBRARY.search(found.file)):
-            return Loc(outer.file, outer.line, found.name or outer.name)
-        return found
+            return Loc(outer.file, outer.line, name)
+        return Loc(found.file, found.line, name)
 
 
 def _convert(location: ir.Location) -> Loc:

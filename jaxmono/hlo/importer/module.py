@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from jax.extend.mlir import ir
 
@@ -67,14 +68,14 @@ class _Importer:
 
     def function(self, function: ir.Operation) -> Imported:
         block = function.regions[0].blocks[0]
-        scope: dict[ir.Value, Value] = {}
+        scope: dict[ir.Value[Any], Value] = {}
         inputs = self.define(block.arguments, scope, hints=True)
         outputs = self.block(block, scope, UNKNOWN_LOC)
         name = ir.StringAttr(function.attributes["sym_name"]).value
         return Imported(Graph(inputs, tuple(self.out), outputs, name), tuple(self.origins))
 
-    def define(self, values: ir.BlockArgumentList | ir.OpResultList,
-               scope: dict[ir.Value, Value], *, hints: bool = False) -> tuple[Value, ...]:
+    def define(self, values: ir.BlockArgumentList | ir.OpResultList[Any],
+               scope: dict[ir.Value[Any], Value], *, hints: bool = False) -> tuple[Value, ...]:
         made: list[Value] = []
         for v in values:
             hint = self.locations.loc(v.location).name if hints else ""
@@ -82,7 +83,7 @@ class _Importer:
             made.append(new)
         return tuple(made)
 
-    def block(self, block: ir.Block, scope: dict[ir.Value, Value],
+    def block(self, block: ir.Block, scope: dict[ir.Value[Any], Value],
               outer: Loc) -> tuple[Value, ...]:
         """Appends the block's ops to ``out``; returns what it returns."""
         for view in block.operations:
@@ -92,7 +93,7 @@ class _Importer:
             self.operation(op, scope, outer)
         return ()
 
-    def operation(self, op: ir.Operation, scope: dict[ir.Value, Value], outer: Loc) -> None:
+    def operation(self, op: ir.Operation, scope: dict[ir.Value[Any], Value], outer: Loc) -> None:
         if op.name in ("func.call", "stablehlo.composite") and self.call(op, scope, outer):
             return
         args = tuple(scope[v] for v in op.operands)
@@ -105,7 +106,7 @@ class _Importer:
         rule = rule_for(op.name, types, args)
         if op.name == "stablehlo.composite":
             rule = rule_for(attributes.string("name"), types, args)
-            attributes = Attributes(attributes.raw("composite_attributes"))
+            attributes = attributes.dictionary("composite_attributes")
         captures = self.captures(op, scope)
         results = tuple(Value(t) for t in types)
         if rule is None:
@@ -123,12 +124,12 @@ class _Importer:
         self.origins.append(Origin(op, args, captures))
 
     def captures(self, op: ir.Operation,
-                 scope: Mapping[ir.Value, Value]) -> tuple[tuple[ir.Value, Value], ...]:
+                 scope: Mapping[ir.Value[Any], Value]) -> tuple[tuple[ir.Value[Any], Value], ...]:
         if not len(op.regions):
             return ()
         return tuple((v, scope[v]) for v in captured(op, lambda v: v in scope))
 
-    def region(self, region: ir.Region, name: str, scope: dict[ir.Value, Value],
+    def region(self, region: ir.Region, name: str, scope: dict[ir.Value[Any], Value],
                outer: Loc) -> Graph:
         """A region as a Graph that captures from ``scope``; its ops have no origins."""
         kept = self.out, self.origins
@@ -140,7 +141,7 @@ class _Importer:
         self.out, self.origins = kept
         return graph
 
-    def call(self, op: ir.Operation, scope: dict[ir.Value, Value], outer: Loc) -> bool:
+    def call(self, op: ir.Operation, scope: dict[ir.Value[Any], Value], outer: Loc) -> bool:
         """Inlines a call or a composite's decomposition; False where there is nothing to."""
         attributes = Attributes(op.attributes)
         composite = op.name == "stablehlo.composite"

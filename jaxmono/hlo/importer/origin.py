@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from jax.extend.mlir import ir
 
@@ -25,9 +26,9 @@ class Origin:
 
     operation: ir.Operation
     operands: tuple[Value, ...]
-    captures: tuple[tuple[ir.Value, Value], ...] = ()
+    captures: tuple[tuple[ir.Value[Any], Value], ...] = ()
 
-    def clone(self, values: Mapping[Value, ir.Value],
+    def clone(self, values: Mapping[Value, ir.Value[Any]],
               insertion_point: ir.InsertionPoint | None = None) -> ir.Operation:
         """Emits the op again, on other operands.
 
@@ -57,7 +58,7 @@ class Imported:
     origins: tuple[Origin, ...]
 
 
-def _replace_uses(region: ir.Region, values: Mapping[ir.Value, ir.Value]) -> None:
+def _replace_uses(region: ir.Region, values: Mapping[ir.Value[Any], ir.Value[Any]]) -> None:
     for block in region.blocks:
         for view in block.operations:
             op = view.operation
@@ -68,9 +69,9 @@ def _replace_uses(region: ir.Region, values: Mapping[ir.Value, ir.Value]) -> Non
                 _replace_uses(nested, values)
 
 
-def captured(op: ir.Operation, known: Callable[[ir.Value], bool]) -> tuple[ir.Value, ...]:
+def captured(op: ir.Operation, known: Callable[[ir.Value[Any]], bool]) -> tuple[ir.Value[Any], ...]:
     """The values that the regions of ``op`` use and that are ``known`` outside, each once."""
-    out: dict[ir.Value, None] = {}
+    out: dict[ir.Value[Any], None] = {}
 
     def visit(region: ir.Region) -> None:
         for block in region.blocks:

@@ -13,8 +13,13 @@ from typing import Any, TypeAlias
 from jax.extend.mlir import ir
 
 from jaxmono.hlo import ops
-from jaxmono.hlo.importer import attributes as read
-from jaxmono.hlo.importer.attributes import Attributes
+from jaxmono.hlo.importer.attributes import (
+    Attributes,
+    convolution_dimensions,
+    dot_dimensions,
+    gather_dimensions,
+    scatter_dimensions,
+)
 from jaxmono.hlo.importer.generic import with_functions
 from jaxmono.hlo.importer.literals import constant_value
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -72,7 +77,7 @@ def _slice(p: Parts) -> Fields:
 
 def _gather(p: Parts) -> Fields:
     return {"operand": p.args[0], "start_indices": p.args[1],
-            **read.gather_dimensions(p.attributes),
+            **gather_dimensions(p.attributes),
             "slice_sizes": p.attributes.integers("slice_sizes"),
             "indices_are_sorted": p.attributes.flag("indices_are_sorted")}
 
@@ -80,7 +85,7 @@ def _gather(p: Parts) -> Fields:
 def _scatter(p: Parts) -> Fields:
     n = len(p.args) // 2
     return {"args": p.args[:n], "scatter_indices": p.args[n], "updates": p.args[n + 1:],
-            "body": p.region(0, "body"), **read.scatter_dimensions(p.attributes),
+            "body": p.region(0, "body"), **scatter_dimensions(p.attributes),
             "indices_are_sorted": p.attributes.flag("indices_are_sorted"),
             "unique_indices": p.attributes.flag("unique_indices")}
 
@@ -132,7 +137,7 @@ def _top_k(p: Parts) -> Fields:
 
 
 def _dot_general(p: Parts) -> Fields:
-    return {"lhs": p.args[0], "rhs": p.args[1], **read.dot_dimensions(p.attributes),
+    return {"lhs": p.args[0], "rhs": p.args[1], **dot_dimensions(p.attributes),
             "precision": p.attributes.precision(),
             "algorithm": p.attributes.printed("algorithm")}
 
@@ -146,7 +151,7 @@ def _convolution(p: Parts) -> Fields:
             "lhs_dilation": a.integers("lhs_dilation", ones),
             "rhs_dilation": a.integers("rhs_dilation", ones),
             "window_reversal": a.flags("window_reversal", (False,) * rank),
-            **read.convolution_dimensions(a),
+            **convolution_dimensions(a),
             "feature_group_count": a.integer("feature_group_count"),
             "batch_group_count": a.integer("batch_group_count"), "precision": a.precision()}
 

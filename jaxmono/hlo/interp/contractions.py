@@ -53,7 +53,7 @@ def convolution(op: ops.Convolution, ctx: Context) -> Sequence[Any]:
     k = k.transpose(op.kernel_output_feature, op.kernel_input_feature, *op.kernel_spatial)
     spatial = k.shape[2:]
     rank = len(spatial)
-    k = np.flip(k, [i + 2 for i, r in enumerate(op.window_reversal) if r])
+    k = np.flip(k, tuple(i + 2 for i, r in enumerate(op.window_reversal) if r))
     x = padded(x, np.zeros((), dtype), [0, 0, *(p[0] for p in op.padding)],
                [0, 0, *(p[1] for p in op.padding)], [0, 0, *(d - 1 for d in op.lhs_dilation)])
     counts = [op.result.type.dims[d] for d in op.output_spatial]

@@ -1,0 +1,220 @@
+"""`jit` and `explain`: the public face.
+
+`jit(fun)` is a real `jax.jit` function around a wrapper that traces ``fun`` to a jaxpr, hoists its
+closure constants to operands and binds one ``mono_call``. Static arguments, pytrees, donation and
+shardings are therefore jax.jit's own, and every transformation meets an ordinary JAX primitive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
+
+import jax
+
+from jaxmono import _stages, _trace
+from jaxmono._errors import close_matches, one_of
+from jaxmono._explain import Report
+from jaxmono._trace import name_of
+from jaxmono.custom_call.options import Options
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+MODES = ("auto", "monolithic", "layer", "stitch", "elementwise")
+BUILT_MODES = ("auto", "monolithic")
+ON_UNSUPPORTED = ("xla", "error")
+_OWN = ("mode", "on_unsupported", "interpret")
+
+
+class Jitted(Protocol[P, R_co]):
+    """What `jit` returns: a jax.jit function with `explain`, and `lower` that knows kernels."""
+
+    __wrapped__: Callable[..., Any]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> _stages.Lowered: ...
+
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> Report: ...
+
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> jax.stages.Traced: ...
+
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+
+    def clear_cache(self) -> None: ...
+
+
+@overload
+def jit(
+    fun: Callable[P, R], /, *, mode: str = ..., on_unsupported: str = ...,
+    interpret: bool = ..., **jax_jit_keywords: Any,
+) -> Jitted[P, R]: ...
+
+
+@overload
+def jit(
+    fun: None = None, /, *, mode: str = ..., on_unsupported: str = ...,
+    interpret: bool = ..., **jax_jit_keywords: Any,
+) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
+
+
+def jit(fun: Any = None, /, **kw: Any) -> Any:
+    """`jax.jit` whose program runs as one generated kernel, where all of it can.
+
+    What cannot be taken runs through XLA between the kernels; `explain` names each such op with
+    its source line and the reason.
+
+    Args:
+      fun: a function of arrays and pytrees of them. Without it, a decorator is returned.
+      mode: how much goes into one kernel: "auto" (the best known) or "monolithic" (all that can
+        be taken). "layer", "stitch" and "elementwise" are planned.
+      on_unsupported: "xla" leaves unsupported ops to XLA; "error" raises `UnsupportedError`.
+      interpret: run the generated kernels in the SIMT interpreter on the CPU (needs g++). It is
+        for tests and for trying jaxmono without a GPU, not for speed.
+      **kw: every keyword of `jax.jit` of the installed JAX, with its meaning there.
+
+    Returns:
+      A `jax.jit` function that also has `explain`, and whose `lower` gives `Lowered`.
+
+    Raises:
+      TypeError: ``fun`` is not callable; a keyword is unknown or has the wrong type.
+      ValueError: ``mode`` or ``on_unsupported`` is none of the accepted strings.
+      NotImplementedError: ``mode`` is one that is not built yet.
+    """
+    options, jax_kw = _split(kw)
+    if fun is None:
+        return functools.partial(_jit, options=options, jax_kw=jax_kw)
+    return _jit(fun, options=options, jax_kw=jax_kw)
+
+
+def explain(fun: Callable[P, Any], /, **kw: Any) -> Callable[P, Report]:
+    """``explain(fun, **kw)(*args)``: the `Report` on ``jit(fun, **kw)`` for these arguments.
+
+    Plans without compiling. Arguments may be arrays or `jax.ShapeDtypeStruct`s. A function that
+    `jit` made is taken with its own keywords.
+
+    Raises:
+      TypeError: ``fun`` is not callable, or ``kw`` was given with a function made by `jit`.
+    """
+    own = getattr(fun, "_jaxmono_explain", None)
+    if own is None:
+        return jit(fun, **kw).explain
+    if kw:
+        raise TypeError(f"jaxmono.explain: {name_of(fun)} already is a jaxmono.jit function, so the "
+                        f"keywords {sorted(kw)} have no effect; give them to jaxmono.jit")
+    return own
+
+
+def _split(kw: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
+    """Checks all keywords; separates jaxmono's from those of jax.jit."""
+    known = [p.name for p in inspect.signature(jax.jit).parameters.values()
+             if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    for key in kw:
+        if key not in _OWN and key not in known:
+            raise TypeError(f"jaxmono.jit: unknown keyword argument {key!r}."
+                            f"{close_matches(key, [*_OWN, *known])} Accepted are "
+                            f"{', '.join(_OWN)} and those of jax.jit: {', '.join(known)}")
+    mode = _choice("mode", kw.get("mode", "auto"), MODES)
+    if mode not in BUILT_MODES:
+        raise NotImplementedError(f"jaxmono.jit: mode={mode!r} is not built yet; available are "
+                                  f"{one_of(BUILT_MODES)}")
+    on_unsupported = _choice("on_unsupported", kw.get("on_unsupported", "xla"), ON_UNSUPPORTED)
+    interpret = kw.get("interpret", False)
+    if not isinstance(interpret, bool):
+        raise TypeError(f"jaxmono.jit: interpret must be True or False, not {interpret!r}")
+    options = Options(mode=mode, on_unsupported=on_unsupported, interpret=interpret)
+    return options, {k: v for k, v in kw.items() if k not in _OWN}
+
+
+def _choice(argument: str, value: Any, accepted: tuple[str, ...]) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"jaxmono.jit: {argument} must be a string, {one_of(accepted)}, "
+                        f"not {value!r}")
+    if value not in accepted:
+        raise ValueError(f"jaxmono.jit: {argument}={value!r} is not one of {one_of(accepted)}."
+                         f"{close_matches(value, accepted)}")
+    return value
+
+
+def _jit(fun: Any, *, options: Options, jax_kw: dict[str, Any]) -> Any:
+    if isinstance(fun, str):
+        raise TypeError(f"jaxmono.jit: the first argument must be the function to compile, not the "
+                        f"string {fun!r}; options are keywords, e.g. jaxmono.jit(fun, mode='auto')")
+    if not callable(fun):
+        raise TypeError(f"jaxmono.jit: the first argument must be callable, not {fun!r} of type "
+                        f"{type(fun).__name__}")
+    kind = next((k for k in (inspect.isgeneratorfunction, inspect.iscoroutinefunction,
+                             inspect.isasyncgenfunction) if k(fun)), None)
+    if kind is not None:
+        raise TypeError(f"jaxmono.jit: {name_of(fun)} is a generator or coroutine function; JAX "
+                        f"traces a function by calling it once, so it has to return its results")
+    fun, wrapper = _shared_wrapper(fun, options)
+    jitted = jax.jit(wrapper, **jax_kw)
+
+    def fresh() -> Any:
+        """A new jax.jit function: JAX caches lowerings, and stages must see theirs happen."""
+        return jax.jit(_wrapper(lambda: fun, fun, options), **jax_kw)
+
+    def held(method: Callable[..., Any]) -> Callable[..., Any]:
+        """``method``, keeping ``fun`` alive: the wrapper only knows it weakly."""
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return method(*args, **kwargs) if fun is not None else None
+
+        return call
+
+    jitted.__wrapped__ = fun
+    jitted.trace = held(jitted.trace)
+    jitted.eval_shape = held(jitted.eval_shape)
+    jitted.lower = functools.wraps(jitted.lower)(functools.partial(_stages.lower, fresh, options))
+    jitted.explain = functools.partial(_stages.explain, fresh, options)
+    jitted._jaxmono_explain = jitted.explain
+    return jitted
+
+
+_Wrapper = Callable[..., Any]
+_wrappers: weakref.WeakKeyDictionary[Any, tuple[weakref.ref[Any], dict[Options, _Wrapper]]]
+_wrappers = weakref.WeakKeyDictionary()
+
+
+def _shared_wrapper(fun: Any, options: Options) -> tuple[Any, _Wrapper]:
+    """One wrapper per function and options, so that ``jit(f)`` twice compiles once, as in JAX.
+
+    The table knows functions weakly, and so do its wrappers, or no function would ever die.
+    Returns the function that the wrapper calls (equal to ``fun``), which the caller keeps alive.
+    """
+    try:
+        ref, wrappers = _wrappers.setdefault(fun, (weakref.ref(fun), {}))
+    except TypeError:  # not hashable or not weakly referenceable: nothing to share
+        return fun, _wrapper(lambda: fun, fun, options)
+    known = ref()
+    if known is None:  # it died between the two lines above
+        return fun, _wrapper(lambda: fun, fun, options)
+    if options not in wrappers:
+        wrappers[options] = _wrapper(ref, known, options)
+    return known, wrappers[options]
+
+
+def _wrapper(get: Callable[[], Any], fun: Any, options: Options) -> _Wrapper:
+    """What jax.jit traces in place of ``fun`` (which it reads through ``get``)."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if jax.config.jax_disable_jit:
+            return get()(*args, **kwargs)
+        return _trace.bind(get(), args, kwargs, options)
+
+    # Not `functools.wraps`: its ``__wrapped__`` would be a strong reference to ``fun``.
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        if hasattr(fun, name):
+            setattr(wrapper, name, getattr(fun, name))
+    wrapper.__name__ = name_of(fun)
+    with contextlib.suppress(ValueError, TypeError):  # builtins have none; jax.jit copes
+        wrapper.__signature__ = inspect.signature(fun)  # type: ignore[attr-defined]
+    return wrapper

@@ -1,0 +1,99 @@
+"""One region to one Program: simplify, verify, key, cache, plan, verify, generate."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from jaxmono import _dump, _logging
+from jaxmono._config import Config
+from jaxmono._device import Facts
+from jaxmono._key import cache_key
+from jaxmono.codegen import generate
+from jaxmono.codegen.program import Program
+from jaxmono.custom_call import cache
+from jaxmono.fusion import make_plan
+from jaxmono.fusion.plan import Plan
+from jaxmono.hlo.ir import Graph
+from jaxmono.hlo.passes import simplify
+from jaxmono.hlo.verify import verify
+
+_log = _logging.get("driver")
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What to build: a region as a Graph of its own, for one device."""
+
+    name: str
+    graph: Graph
+    facts: Facts
+    mode: str
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A region built, or only simplified and keyed.
+
+    Attributes:
+      graph: simplified and verified.
+      program: None when only planned.
+      phases: seconds by phase.
+      cached: the program came from the cache.
+    """
+
+    job: Job
+    key: str
+    graph: Graph
+    program: Program | None
+    phases: dict[str, float]
+    cached: bool
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Made when first asked for: a cached program needs none unless somebody reports on it."""
+        with _logging.timed(_log, f"{self.job.name}: plan", self.phases):
+            return make_plan(self.graph, self.job.facts.device, mode=self.job.mode)
+
+    @property
+    def seconds(self) -> float:
+        """All phases so far."""
+        return sum(self.phases.values())
+
+
+def build(job: Job, config: Config, *, plan_only: bool) -> Built:
+    """Builds a job; every phase is timed and logged under the topic ``driver``.
+
+    Raises:
+      JaxmonoError, HloError, PlanError: a phase failed; the caller decides what that means.
+    """
+    phases: dict[str, float] = {}
+
+    def phase(what: str) -> AbstractContextManager[None]:
+        return _logging.timed(_log, f"{job.name}: {what}", phases)
+
+    with phase("simplify"):
+        graph = simplify(job.graph)
+        verify(graph)
+        key = cache_key(graph, job.facts, name=job.name, mode=job.mode)
+    if plan_only:
+        planned = Built(job, key, graph, None, phases, cached=False)
+        _ = planned.plan  # a plan that cannot be made is a refusal, so it has to be tried now
+        return planned
+    with phase("cache"):
+        program = cache.get(key)
+    built = Built(job, key, graph, program, phases, cached=program is not None)
+    if program is None:
+        plan = built.plan
+        with phase("generate"):
+            program = generate(plan, job.facts.target, job.facts.device, job.name)
+        with phase("cache"):
+            cache.put(key, program)
+        built = replace(built, program=program)
+        built.__dict__["plan"] = plan  # `replace` does not know it
+    if config.dump_to is not None:
+        with phase("dump"):
+            _dump.write(config.dump_to, job.name, key, _dump.texts(built.plan, program))
+    return built

@@ -1,0 +1,179 @@
+"""The driver: from the imported Graph of one call site to its compiled kernels.
+
+    raw Graph -> regions -> per region: simplify -> verify -> key -> cache, or plan -> verify ->
+    generate -> cache
+
+The primitive's lowering calls `Driver.compile_regions` and emits what it returns. A region that
+fails is one warning line, and XLA runs it, unless ``on_unsupported="error"``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from jaxmono import _collect, _config, _dump, _logging, _measure
+from jaxmono._build import Built, Job, build
+from jaxmono._device import Facts, facts_for
+from jaxmono._errors import UnsupportedError, warn
+from jaxmono._explain import KernelReport, Refusal, Report
+from jaxmono.custom_call.compiler import CompileResult, Region, set_compiler
+from jaxmono.custom_call.options import Options
+from jaxmono.fusion.regions import find_regions
+from jaxmono.hlo.importer import Imported
+from jaxmono.hlo.ir import Op
+
+_log = _logging.get("driver")
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What the lowering of one call site made: for `Lowered`, `Compiled` and `explain`.
+
+    Attributes:
+      name: of the function.
+      built: one per kernel, in program order.
+      taken: the live ops of each kernel.
+      refused: the ops that XLA runs.
+      live: all ops that matter.
+      note: why XLA runs the whole function, or "".
+    """
+
+    name: str
+    platform: str
+    options: Options
+    facts: Facts
+    built: tuple[Built, ...]
+    taken: tuple[tuple[Op, ...], ...]
+    refused: tuple[Refusal, ...]
+    live: tuple[Op, ...]
+    note: str
+
+    @cached_property
+    def report(self) -> Report:
+        """Made when asked for: it may have to plan what came from the cache."""
+        kernels = tuple(_kernel_report(b, self.facts, ops)
+                        for b, ops in zip(self.built, self.taken, strict=True))
+        return Report(self.platform, self.options.interpret, self.options.mode, kernels,
+                      self.refused, _measure.work(self.live), self.note)
+
+    def texts(self, dialect: str) -> list[str]:
+        """The "plan", "cuda" or "ptxas" text of each kernel under a banner with its name."""
+        out = []
+        for b in self.built:
+            text = _dump.texts(b.plan, b.program).get(dialect, "(only planned)\n")
+            out.append(f"// ==== {b.job.name} ({b.key[:12]}) ====\n{text}")
+        return out
+
+
+class Driver:
+    """The compiler that `custom_call` finds in its slot (see `custom_call.compiler.Compiler`)."""
+
+    def compile_regions(self, imported: Imported, options: Options,
+                        platform: str) -> CompileResult:
+        """Plans and compiles what can be taken of one function.
+
+        Raises:
+          UnsupportedError: an op was refused and ``on_unsupported`` is "error".
+          ConfigError: an environment variable is malformed.
+        """
+        collector = _collect.active()
+        plan_only = collector is not None and collector.plan_only
+        outcome, regions = self._run(imported, options, platform, plan_only=plan_only, note="")
+        if collector is not None:
+            collector.outcomes.append(outcome)
+        if plan_only:
+            return CompileResult(report=outcome)
+        programs = tuple(b.program for b in outcome.built if b.program is not None)
+        return CompileResult(regions, programs, outcome)
+
+    def observe(self, imported: Callable[[], Imported], options: Options, platform: str,
+                note: str) -> None:
+        """Records why a function stays with XLA as a whole, with the plan it would have had."""
+        _log.info("XLA runs the whole function on %s: %s", platform, note)
+        collector = _collect.active()
+        if collector is not None:
+            lenient = replace(options, on_unsupported="xla")
+            outcome, _ = self._run(imported(), lenient, platform, plan_only=True, note=note)
+            collector.outcomes.append(outcome)
+
+    def _run(self, imported: Imported, options: Options, platform: str, *, plan_only: bool,
+             note: str) -> tuple[Outcome, tuple[Region, ...]]:
+        start = time.perf_counter()
+        config = _config.read()
+        facts = facts_for(platform, interpret=options.interpret)
+        graph = imported.graph
+        live = _measure.live_ops(graph)
+        found, reasons = find_regions(graph)
+        refused = [_refusal(op, reason) for op, reason in reasons if op in live]
+        if refused and options.on_unsupported == "error":
+            raise UnsupportedError(_unsupported(graph.name, refused))
+        built: list[Built] = []
+        taken: list[tuple[Op, ...]] = []
+        regions: list[Region] = []
+        for i, region in enumerate(found):
+            name = _measure.kernel_name(graph.name, i, len(found))
+            mine = tuple(op for j in region.op_indices if (op := graph.ops[j]) in live)
+            try:
+                job = Job(name, region.subgraph(graph), facts, options.mode)
+                built.append(build(job, config, plan_only=plan_only))
+            except Exception as error:
+                if options.on_unsupported == "error":
+                    raise
+                warn(f"jaxmono could not compile {name} ({type(error).__name__}: {error}); XLA "
+                     f"runs it. JAXMONO_LOGS=debug shows where it failed; "
+                     f"on_unsupported='error' raises", stacklevel=3)
+                _log.debug("compiling %s failed", name, exc_info=error)
+                reason = f"compiling its kernel failed: {error}"
+                refused += [_refusal(op, reason) for op in mine if not _measure.is_free(op)]
+                continue
+            taken.append(mine)
+            regions.append(Region(region.op_indices, region.inputs, region.outputs))
+        outcome = Outcome(graph.name, platform, options, facts, tuple(built), tuple(taken),
+                          tuple(refused), tuple(live), note)
+        _log.info("%s: %d kernels%s, %d ops left to XLA, %.3f s", graph.name, len(built),
+                  f" ({sum(b.cached for b in built)} cached)" if built else "", len(refused),
+                  time.perf_counter() - start)
+        return outcome, tuple(regions)
+
+
+def _refusal(op: Op, reason: str) -> Refusal:
+    return Refusal(_measure.op_name(op), str(op.loc), reason)
+
+
+def _kernel_report(built: Built, facts: Facts, ops: tuple[Op, ...]) -> KernelReport:
+    plan, program = built.plan, built.program
+    known = program.resources if program is not None else {}
+    spills = [known[k] for k in ("spill_stores", "spill_loads") if k in known]
+    return KernelReport(
+        name=built.job.name,
+        stages=len(plan.stages),
+        barriers=plan.barriers,
+        barriers_before_merging=plan.barriers_before_merging,
+        shared_bytes=program.shared_bytes if program is not None else None,
+        scratch_bytes=program.scratch_bytes if program is not None else plan.scratch_bytes,
+        predicted_us=_measure.predicted_us(plan, facts.device),
+        floor_us=_measure.floor_us(plan, facts.device),
+        work=_measure.work(ops),
+        compile_seconds=built.seconds if program is not None else None,
+        cached=built.cached if program is not None else None,
+        registers=known.get("registers"),
+        spill_bytes=sum(spills) if spills else None,
+        notes=plan.notes,
+    )
+
+
+def _unsupported(name: str, refusals: list[Refusal]) -> str:
+    shown = [f"  {r.op} at {r.source}: {r.reason}" for r in refusals[:10]]
+    if len(refusals) > len(shown):
+        shown.append(f"  ... and {len(refusals) - len(shown)} more")
+    return (f"{name}: {len(refusals)} ops cannot enter a kernel and on_unsupported='error' "
+            f"forbids leaving them to XLA:\n" + "\n".join(shown)
+            + "\nUse on_unsupported='xla', or move these ops out of the function")
+
+
+def install() -> None:
+    """Puts the driver into the slot of `custom_call`."""
+    set_compiler(Driver())

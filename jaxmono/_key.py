@@ -1,0 +1,56 @@
+"""The cache key of a kernel: content only, so that any process on any machine may share it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict
+from functools import lru_cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+from jaxmono._device import Facts
+from jaxmono.hlo.fingerprint import fingerprint
+from jaxmono.hlo.ir import Graph
+
+_ROOMS = ("hlo", "fusion", "codegen")
+"""The rooms whose sources decide what is generated for a Graph."""
+
+
+@lru_cache(maxsize=1)
+def generator_version() -> str:
+    """Hash of the sources of `_ROOMS`, Python and device headers: any edit makes new keys."""
+    sha = hashlib.sha256()
+    for room in _ROOMS:
+        for name, data in sorted(_sources(resources.files("jaxmono") / room, room)):
+            sha.update(f"{name}:{len(data)}\n".encode())
+            sha.update(data)
+    return sha.hexdigest()
+
+
+def _sources(folder: Traversable, path: str) -> Iterable[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        name = f"{path}/{entry.name}"
+        if entry.is_dir():
+            yield from _sources(entry, name)
+        elif entry.name.endswith((".py", ".cuh", ".h", ".hpp", ".cpp")):
+            yield name, entry.read_bytes()
+
+
+def cache_key(graph: Graph, facts: Facts, *, name: str, mode: str) -> str:
+    """The key of the kernel for a simplified Graph: 64 hex digits.
+
+    Args:
+      graph: counts by `fingerprint`.
+      facts: the target's architecture, what makes its binaries, and every device fact that
+        planning uses, SM count among them.
+      name: of the kernel, which profilers show.
+      mode: of `jaxmono.jit`.
+    """
+    fields = {
+        "graph": fingerprint(graph), "name": name, "mode": mode, "arch": facts.arch,
+        "compiler": facts.compiler, "device": asdict(facts.device),
+        "generator": generator_version(),
+    }
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

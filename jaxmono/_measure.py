@@ -1,0 +1,62 @@
+"""Counts for reports: live ops, their work, names that a reader and a C compiler accept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from jaxmono._explain import Work
+from jaxmono.fusion import cost
+from jaxmono.fusion.plan import Device, Plan
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.ops import has_side_effect
+
+
+def live_ops(graph: Graph) -> dict[Op, None]:
+    """The ops that an output or a side effect needs, in order (an ordered set)."""
+    wanted: set[Value] = set(graph.outputs)
+    live: set[Op] = set()
+    for op in reversed(graph.ops):
+        if has_side_effect(op) or any(v in wanted for v in op.results):
+            live.add(op)
+            wanted.update(op.uses)
+    return {op: None for op in graph.ops if op in live}
+
+
+def is_free(op: Op) -> bool:
+    """Constants cost nothing and may be in a kernel and outside at once: they are not counted."""
+    return isinstance(op, ops.Constant)
+
+
+def work(counted: Iterable[Op]) -> Work:
+    """What these ops compute if each ran alone (symbolic shapes count as no bytes, no flops)."""
+    total = Work()
+    for op in counted:
+        if not is_free(op):
+            static = all(v.type.is_static for v in (*op.inputs, *op.results))
+            total += Work(1, cost.op_bytes(op), cost.op_flops(op) if static else 0)
+    return total
+
+
+def op_name(op: Op) -> str:
+    """The op as a user knows it: ``tanh``, ``sort``, ``stablehlo.fft``."""
+    if isinstance(op, ops.Elementwise):
+        return op.kind
+    return op.name if isinstance(op, ops.Unknown) else op.opcode
+
+
+def kernel_name(name: str, index: int, count: int) -> str:
+    """A C identifier from a function's name; numbered when there are several kernels."""
+    word = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "kernel"
+    return f"mono_{word}" + (f"_{index}" if count > 1 else "")
+
+
+def predicted_us(plan: Plan, device: Device) -> float:
+    """The cost model's time of one launch, in microseconds."""
+    return cost.plan_us(plan, device)
+
+
+def floor_us(plan: Plan, device: Device) -> float:
+    """The least time of one launch that memory and arithmetic allow, in microseconds."""
+    return cost.floor_us(plan, device)

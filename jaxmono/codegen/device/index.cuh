@@ -1,0 +1,57 @@
+// Integer arithmetic of generated addresses.
+#pragma once
+#include "jaxmono/platform.cuh"
+
+namespace jaxmono {
+
+template <class T>
+struct UnsignedOf;
+template <>
+struct UnsignedOf<int> {
+  using type = unsigned;
+};
+template <>
+struct UnsignedOf<long long> {
+  using type = unsigned long long;
+};
+
+// x / D and x % D for x >= 0. Unsigned division by a constant is a multiply and a shift.
+template <long long D, class I>
+JM_DEVICE I udiv(I x) {
+  using U = typename UnsignedOf<I>::type;
+  return static_cast<I>(static_cast<U>(x) / static_cast<U>(D));
+}
+
+template <long long D, class I>
+JM_DEVICE I umod(I x) {
+  using U = typename UnsignedOf<I>::type;
+  return static_cast<I>(static_cast<U>(x) % static_cast<U>(D));
+}
+
+// Rounding down, for any x.
+template <long long D, class I>
+JM_DEVICE I floordiv(I x) {
+  const I q = x / static_cast<I>(D);
+  return x % static_cast<I>(D) < 0 ? q - 1 : q;
+}
+
+template <long long D, class I>
+JM_DEVICE I floormod(I x) {
+  const I r = x % static_cast<I>(D);
+  return r < 0 ? r + static_cast<I>(D) : r;
+}
+
+// An index read from memory, of any integer type, clamped as StableHLO clamps starts. low >= 0.
+template <class I, class X>
+JM_DEVICE I clamp_index(X x, I low, I high) {
+  if constexpr (static_cast<X>(-1) < static_cast<X>(1)) {
+    const long long y = static_cast<long long>(x);
+    return y < low ? low : y > high ? high : static_cast<I>(y);
+  } else {
+    const unsigned long long y = static_cast<unsigned long long>(x);
+    if (y > static_cast<unsigned long long>(high)) return high;
+    return static_cast<I>(y) < low ? low : static_cast<I>(y);
+  }
+}
+
+}  // namespace jaxmono

@@ -1,0 +1,206 @@
+// Vec<T, N>: N neighbouring values of one thread. Every op_ function has a v_ form that works on Vecs
+// and scalars mixed; loads and stores of Vecs are as wide as the hardware allows.
+#pragma once
+#include "jaxmono/index.cuh"
+#include "jaxmono/numeric.cuh"
+#include "jaxmono/platform.cuh"
+#include "jaxmono/types.cuh"
+
+namespace jaxmono {
+
+constexpr int vec_align(int bytes) {
+  return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : bytes % 2 == 0 ? 2 : 1;
+}
+
+template <class T, int N>
+struct alignas(vec_align(sizeof(T) * N) > alignof(T) ? vec_align(sizeof(T) * N) : alignof(T)) Vec {
+  T x[N];
+};
+
+template <class T>
+JM_DEVICE const T& at(const T& x, int) {
+  return x;
+}
+template <class T, int N>
+JM_DEVICE const T& at(const Vec<T, N>& v, int lane) {
+  return v.x[lane];
+}
+
+// The number of lanes of the first Vec among some types; 0 if all are scalars.
+template <class... A>
+struct Lanes {
+  static constexpr int value = 0;
+};
+template <class T, int N, class... A>
+struct Lanes<Vec<T, N>, A...> {
+  static constexpr int value = N;
+};
+template <class S, class... A>
+struct Lanes<S, A...> {
+  static constexpr int value = Lanes<A...>::value;
+};
+
+template <class T>
+struct NoReference {
+  using type = T;
+};
+template <class T>
+struct NoReference<const T> {
+  using type = T;
+};
+template <class T>
+struct NoReference<T&> : NoReference<T> {};
+
+template <int N, class T>
+JM_DEVICE Vec<T, N> splat(const T& x) {
+  Vec<T, N> v;
+#pragma unroll
+  for (int i = 0; i < N; ++i) v.x[i] = x;
+  return v;
+}
+
+// base, base + step, base + 2 * step...
+template <int N, class I>
+JM_DEVICE Vec<I, N> lane_steps(I base, I step) {
+  Vec<I, N> v;
+#pragma unroll
+  for (int i = 0; i < N; ++i) v.x[i] = base + i * step;
+  return v;
+}
+
+// ---- element-wise functions ----------------------------------------------------------------------
+
+#define JM_LIFT(name)                                                                     \
+  template <class... A>                                                                   \
+  JM_DEVICE auto v_##name(const A&... a) {                                                \
+    using R = typename NoReference<decltype(op_##name(at(a, 0)...))>::type;               \
+    Vec<R, Lanes<A...>::value> r;                                                         \
+    JM_UNROLL for (int i = 0; i < Lanes<A...>::value; ++i) r.x[i] = op_##name(at(a, i)...); \
+    return r;                                                                             \
+  }
+#define JM_UNROLL _Pragma("unroll")
+
+JM_LIFT(abs) JM_LIFT(cbrt) JM_LIFT(ceil) JM_LIFT(cosine) JM_LIFT(count_leading_zeros)
+JM_LIFT(exponential) JM_LIFT(exponential_minus_one) JM_LIFT(floor) JM_LIFT(is_finite) JM_LIFT(log)
+JM_LIFT(log_plus_one) JM_LIFT(logistic) JM_LIFT(negate) JM_LIFT(not) JM_LIFT(popcnt)
+JM_LIFT(round_nearest_afz) JM_LIFT(round_nearest_even) JM_LIFT(rsqrt) JM_LIFT(sign) JM_LIFT(sine)
+JM_LIFT(sqrt) JM_LIFT(tan) JM_LIFT(tanh) JM_LIFT(acos) JM_LIFT(acosh) JM_LIFT(asin) JM_LIFT(asinh)
+JM_LIFT(atan) JM_LIFT(atanh) JM_LIFT(bessel_i1e) JM_LIFT(cosh) JM_LIFT(digamma) JM_LIFT(erf)
+JM_LIFT(erf_inv) JM_LIFT(erfc) JM_LIFT(is_inf) JM_LIFT(is_neg_inf) JM_LIFT(is_pos_inf)
+JM_LIFT(lgamma) JM_LIFT(sinh) JM_LIFT(square)
+JM_LIFT(add) JM_LIFT(and) JM_LIFT(atan2) JM_LIFT(divide) JM_LIFT(maximum) JM_LIFT(minimum)
+JM_LIFT(multiply) JM_LIFT(or) JM_LIFT(power) JM_LIFT(remainder) JM_LIFT(shift_left)
+JM_LIFT(shift_right_arithmetic) JM_LIFT(shift_right_logical) JM_LIFT(subtract) JM_LIFT(xor)
+JM_LIFT(next_after) JM_LIFT(polygamma) JM_LIFT(zeta)
+JM_LIFT(clamp) JM_LIFT(select) JM_LIFT(reduce_precision)
+JM_LIFT(compare_eq) JM_LIFT(compare_ne) JM_LIFT(compare_lt) JM_LIFT(compare_le)
+JM_LIFT(compare_gt) JM_LIFT(compare_ge)
+
+#undef JM_LIFT
+
+// ---- conversions ---------------------------------------------------------------------------------
+
+template <class To, class T, int N>
+JM_DEVICE Vec<To, N> convert(const Vec<T, N>& v) {
+  Vec<To, N> r;
+#pragma unroll
+  for (int i = 0; i < N; ++i) r.x[i] = convert<To>(v.x[i]);
+  return r;
+}
+
+template <class To, class T, int N>
+JM_DEVICE Vec<To, N> bitcast(const Vec<T, N>& v) {
+  Vec<To, N> r;
+#pragma unroll
+  for (int i = 0; i < N; ++i) r.x[i] = bitcast<To>(v.x[i]);
+  return r;
+}
+
+// To is f16 or bf16: the nearest value of that type, still held as float.
+template <class To, class T>
+JM_DEVICE float rounded(const T& x) {
+  return convert<float>(convert<To>(x));
+}
+template <class To, class T, int N>
+JM_DEVICE Vec<float, N> rounded(const Vec<T, N>& v) {
+  Vec<float, N> r;
+#pragma unroll
+  for (int i = 0; i < N; ++i) r.x[i] = convert<float>(convert<To>(v.x[i]));
+  return r;
+}
+
+// ---- memory --------------------------------------------------------------------------------------
+
+struct alignas(16) Bytes16 {
+  uint32_t w[4];
+};
+struct alignas(8) Bytes8 {
+  uint32_t w[2];
+};
+template <int N>
+struct BytesOf;
+template <>
+struct BytesOf<1> {
+  using type = uint8_t;
+};
+template <>
+struct BytesOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct BytesOf<4> {
+  using type = uint32_t;
+};
+template <>
+struct BytesOf<8> {
+  using type = Bytes8;
+};
+template <>
+struct BytesOf<16> {
+  using type = Bytes16;
+};
+
+// N elements as they lie in memory, in pieces of at most 16 bytes. p is aligned to a piece.
+template <class T, int N>
+struct Raw {
+  static constexpr int BYTES = sizeof(T) * N;
+  static constexpr int PIECE = BYTES > 16 ? 16 : BYTES;
+  using Piece = typename BytesOf<PIECE>::type;
+  union {
+    Piece piece[BYTES / PIECE];
+    Vec<T, N> v;
+  };
+  JM_DEVICE Raw() {}
+};
+
+template <class To, int N, class T>
+JM_DEVICE Vec<To, N> load(const T* p) {
+  Raw<T, N> raw;
+#pragma unroll
+  for (int i = 0; i < Raw<T, N>::BYTES / Raw<T, N>::PIECE; ++i)
+    raw.piece[i] = reinterpret_cast<const typename Raw<T, N>::Piece*>(p)[i];
+  return convert<To>(raw.v);
+}
+template <class To, class T>
+JM_DEVICE To load(const T* p) {
+  return convert<To>(*p);
+}
+
+template <class T, int N, class X>
+JM_DEVICE void store(T* p, const Vec<X, N>& x) {
+  Raw<T, N> raw;
+  raw.v = convert<T>(x);
+#pragma unroll
+  for (int i = 0; i < Raw<T, N>::BYTES / Raw<T, N>::PIECE; ++i)
+    reinterpret_cast<typename Raw<T, N>::Piece*>(p)[i] = raw.piece[i];
+}
+template <class T, int N, class X>
+JM_DEVICE void store(T* p, const X& x) {
+  store<T, N>(p, splat<N>(x));
+}
+template <class T, class X>
+JM_DEVICE void store(T* p, const X& x) {
+  *p = convert<T>(x);
+}
+
+}  // namespace jaxmono

@@ -1,0 +1,224 @@
+"""DotForm -> a device function: one tile of a contraction per task.
+
+    loaders (generated) -> Gemm / SimtGemm (device/gemm*.cuh) -> epilogue (generated)
+
+The loaders move 16-byte pieces of an operand to shared memory (`operand.py` decides how); the
+epilogue reads rows of the finished tile from shared memory, so that its own loads and stores are
+16 bytes wide whatever the fragment layout of the tensor cores is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxmono.codegen.dot_schedule import DotSchedule, choose_mma, choose_simt, mma_type
+from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
+from jaxmono.codegen.names import compute, vector
+from jaxmono.codegen.operand import Operand, analyse
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
+from jaxmono.fusion.plan import Device, DotForm, Sig, Store
+from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.types import DType
+
+
+@dataclass(frozen=True)
+class DotCode:
+    """A dot Sig together with its schedule: everything that the text of its function needs."""
+
+    sig: Sig
+    form: DotForm
+    s: DotSchedule
+    element: DType | None
+    """Operand type on the tensor cores; None: ordinary arithmetic."""
+    lhs: Operand
+    rhs: Operand
+
+    @staticmethod
+    def of(sig: Sig, s: DotSchedule) -> DotCode:
+        form = sig.form
+        assert isinstance(form, DotForm)
+        t = operand_type(form) if s.family == "mma" else None
+        size = t.itemsize if t is not None else form.dot.lhs.type.dtype.itemsize
+        lhs = analyse(sig.body, form.dot.lhs, form.lhs_index, form.m, form.k, size)
+        rhs = analyse(sig.body, form.dot.rhs, form.rhs_index, form.n, form.k, size)
+        return DotCode(sig, form, s, t, lhs, rhs)
+
+    @property
+    def tiles_m(self) -> int:
+        return math.ceil(self.form.m.size / self.s.bm)
+
+    @property
+    def tiles_n(self) -> int:
+        return math.ceil(self.form.n.size / self.s.bn)
+
+    @property
+    def k_tiles(self) -> int:
+        return math.ceil(self.form.k.size / self.s.bk)
+
+    @property
+    def split_tiles(self) -> int:
+        """k tiles of one task; the last split may have fewer."""
+        return math.ceil(self.k_tiles / self.s.split_k)
+
+    @property
+    def tasks(self) -> int:
+        return self.form.batch.size * self.tiles_m * self.tiles_n * self.s.split_k
+
+    @property
+    def identity(self) -> IndexMap:
+        """Where the dot's result is demanded, over (batch, m, n)."""
+        return result_index(self.form)
+
+    @property
+    def accumulator(self) -> str:
+        """C type of the accumulator. Integers wrap, so they are summed unsigned."""
+        if self.element is not None:
+            return "float"
+        t = self.form.dot.result.type.dtype
+        wide = DType.F32 if t.is_float and t is not DType.F64 else t
+        name = c_type(wide)
+        return "u" + name if wide.is_signed else "uint8_t" if t is DType.PRED else name
+
+
+def operand_type(form: DotForm) -> DType | None:
+    """Element type on the tensor cores; None for ordinary arithmetic."""
+    d = form.dot
+    if d.result.type.dtype is DType.F64:
+        return None
+    return mma_type(d.lhs.type.dtype, d.rhs.type.dtype, d.precision, d.algorithm)
+
+
+def result_index(form: DotForm) -> IndexMap:
+    d = form.dot
+    b = [d.lhs.type.dims[i] for i in d.lhs_batch]
+    m = [x for i, x in enumerate(d.lhs.type.dims) if i not in (*d.lhs_batch, *d.lhs_contract)]
+    n = [x for i, x in enumerate(d.rhs.type.dims) if i not in (*d.rhs_batch, *d.rhs_contract)]
+    return (*delinearize(Index.of(form.batch), b), *delinearize(Index.of(form.m), m),
+            *delinearize(Index.of(form.n), n))
+
+
+def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
+             siblings: int = 1) -> DotSchedule:
+    """The analytic choice for a dot Sig of which ``siblings`` run side by side in a stage."""
+    form = sig.form
+    assert isinstance(form, DotForm)
+    t = operand_type(form)
+    if t is None:
+        return choose_simt(form.m.size, form.n.size, warps * 32)
+    return choose_mma(form.batch.size * siblings, form.m.size, form.n.size, form.k.size,
+                      t.itemsize, device=device, warps=warps, shared_bytes=shared_bytes,
+                      row_prologue=form.row_prologue)
+
+
+# ---- loaders -----------------------------------------------------------------------------------
+
+
+def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
+                pointers: Mapping[Value, str], names: Mapping[Var, str],
+                read_only: Sequence[Value]) -> None:
+    """``const auto NAME = [&](void* to, int <outer or k>, int <k or outer>)``: fills one piece.
+
+    The two indices come in the order of the tile's rows and columns: columns are ``x.major``.
+    Elements outside the operand are written as zeros.
+    """
+    row = x.outer if x.k_major else x.k
+    r, c = ("o", "k") if x.k_major else ("k", "o")
+    own = {**names, row: r, x.major: c}
+    piece = 16 // element.itemsize
+    t = c_type(element)
+    inside = f"{r} < {row.size} && {c} < {x.major.size}"
+    with w.block(f"const auto {name} = [&](void* to, int {r}, int {c})", "};"):
+        if x.param is not None:
+            assert x.offset is not None
+            if x.offset.is_static:
+                em = BodyEmitter(w, body, pointers, lane=x.major, lanes=piece, var_names=own)
+                w.line(f"cp_async_16(to, {pointers[x.param]} + {em.code(x.offset)}, {inside});")
+                return
+            with w.block(f"if ({inside})"):  # the index itself is read from memory
+                em = BodyEmitter(w, body, pointers, lane=x.major, lanes=piece, var_names=own,
+                                 read_only=read_only)
+                w.line(f"cp_async_16(to, {pointers[x.param]} + {em.code(x.offset)}, true);")
+                w.line("return;")
+            w.line(f"cp_async_16(to, {pointers[x.param]}, false);")
+            return
+        w.line(f"Piece<{t}> piece{{}};")
+        wide = vector_width(body, [(x.value, x.index)], [], x.major, limit=piece) == piece
+        if wide and x.major.size % piece == 0:
+            with w.block(f"if ({inside})"):
+                em = BodyEmitter(w, body, pointers, lane=x.major, lanes=piece, var_names=own,
+                                 read_only=read_only)
+                v = em.emit(x.value, x.index)
+                with w.block(f"for (int e = 0; e < {piece}; ++e)"):
+                    w.line(f"piece.x[e] = convert<{t}>({lane_of(v, 'e')});")
+        else:
+            with w.block(f"for (int e = 0; e < {piece} && {r} < {row.size}; ++e)"):
+                w.line(f"const int {c}e = {c} + e;")
+                w.line(f"if ({c}e >= {x.major.size}) break;")
+                em = BodyEmitter(w, body, pointers, var_names={**own, x.major: f"{c}e"},
+                                 read_only=read_only)
+                w.line(f"piece.x[e] = convert<{t}>({em.emit(x.value, x.index)});")
+        w.line(f"*static_cast<Piece<{t}>*>(to) = piece;")
+
+
+def lane_of(v: Emitted, lane: str) -> str:
+    return f"{v}.x[{lane}]" if v.vector else v.name
+
+
+def emit_element_loader(w: Writer, name: str, body: Graph, x: Operand, order: tuple[Var, Var],
+                        accumulator: str, pointers: Mapping[Value, str],
+                        names: Mapping[Var, str], read_only: Sequence[Value]) -> None:
+    """``const auto NAME = [&](int, int)``: one element as the accumulator's type, zero outside."""
+    a, b = order
+    with w.block(f"const auto {name} = [&](int i, int j) -> {accumulator}", "};"):
+        w.line(f"if (i >= {a.size} || j >= {b.size}) return {accumulator}(0);")
+        em = BodyEmitter(w, body, pointers, var_names={**names, a: "i", b: "j"},
+                         read_only=read_only)
+        w.line(f"return convert<{accumulator}>({em.emit(x.value, x.index)});")
+
+
+# ---- epilogue ----------------------------------------------------------------------------------
+
+
+def epilogue_lanes(body: Graph, stores: Sequence[Store], lane: Var, limit: int) -> int:
+    roots = [(body.outputs[s.result], s.index) for s in stores]
+    sinks = [(store_offset(body, s), body.outputs[s.result].type.dtype.itemsize) for s in stores]
+    return vector_width(body, roots, sinks, lane, limit=limit)
+
+
+def store_offset(body: Graph, s: Store) -> Index:
+    return linearize(s.index, body.outputs[s.result].type.dims)
+
+
+def emit_epilogue(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value,
+                  identity: IndexMap, m: Var, n: Var, bm: str, bn: int, lanes: int, read: str,
+                  accumulator: str, row0: str, pointers: Mapping[Value, str],
+                  outputs: Sequence[str], names: Mapping[Var, str],
+                  read_only: Sequence[Value], threads: int) -> None:
+    """The loop that turns a finished tile into the group's outputs.
+
+    ``read``: C call text with ``{acc}``, ``{r}``, ``{c}``. ``bm``: rows that this block finishes,
+    from ``row0`` of the tile. C variables m0 and n0 hold the tile's origin.
+    """
+    per_row = bn // lanes
+    with w.block(f"for (int i = thread_id(); i < ({bm}) * {per_row}; i += {threads})"):
+        w.line(f"const int r = {row0}i / {per_row}, c = i % {per_row} * {lanes};")
+        w.line("const int m = m0 + r, n = n0 + c;")
+        w.line(f"if (m >= {m.size} || n >= {n.size}) continue;")
+        w.line(f"{accumulator} acc[{lanes}];")
+        w.line(read.format(acc="acc", r="r", c="c") + ";")
+        t = compute(result.type.dtype)
+        w.line(f"{vector(t, lanes)} dot;")
+        if lanes == 1:
+            w.line(f"dot = static_cast<{t}>(acc[0]);")
+        else:
+            w.line(f"for (int e = 0; e < {lanes}; ++e) dot.x[e] = static_cast<{t}>(acc[e]);")
+        em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
+                         var_names={**names, m: "m", n: "n"}, read_only=read_only)
+        em.bind(result, identity, "dot", vector=lanes > 1)
+        values = [em.emit(body.outputs[s.result], s.index) for s in stores]
+        for s, v in zip(stores, values, strict=True):
+            out = body.outputs[s.result]
+            em.store(outputs[s.result], store_offset(body, s), v, out.type.dtype)

@@ -1,0 +1,153 @@
+"""The text of a dot Sig's device function (see `dot.py` for its parts)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jaxmono.codegen.dot import (
+    DotCode,
+    emit_element_loader,
+    emit_epilogue,
+    emit_loader,
+    epilogue_lanes,
+)
+from jaxmono.codegen.emit import c_type
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.indexing import Var
+from jaxmono.fusion.plan import Store
+from jaxmono.hlo.ir import Value
+
+
+def shared_bytes(code: DotCode) -> int:
+    """Dynamic shared memory of one task; the generated code asserts that it is enough."""
+    s = code.s
+    if code.element is None:
+        size = code.form.dot.result.type.dtype.itemsize
+        return max(s.bk * (s.bm + 1 + s.bn + 1), s.bm * (s.bn + 1)) * max(size, 4)
+    size = code.element.itemsize
+    a = _tile(s.bm, s.bk, size) if code.lhs.k_major else _tile(s.bk, s.bm, size)
+    b = _tile(s.bn, s.bk, size) if code.rhs.k_major else _tile(s.bk, s.bn, size)
+    panel = 0
+    if code.form.row_prologue:
+        panel, a = _tile(s.bm, code.k_tiles * s.bk, size), 0
+    return panel + max(s.stages * (a + b), s.warps[2] * s.bm * (s.bn + 4) * 4)
+
+
+def _tile(rows: int, cols: int, size: int) -> int:
+    return rows * ((cols * size // 16) | 1) * 16
+
+
+def workspace_floats(code: DotCode) -> int:
+    """f32 elements of global scratch that split-K needs, 0 without it."""
+    if code.s.split_k == 1:
+        return 0
+    tiles = code.form.batch.size * code.tiles_m * code.tiles_n
+    return tiles * code.s.split_k * code.s.bm * code.s.bn
+
+
+def counters(code: DotCode) -> int:
+    """Arrival counters that split-K needs: one per output tile."""
+    return 0 if code.s.split_k == 1 else code.form.batch.size * code.tiles_m * code.tiles_n
+
+
+def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], outputs: Sequence[str],
+              read_only: Sequence[Value], threads: int, workspace: str = "",
+              arrivals: str = "") -> None:
+    """The statements of one task; C variables in scope: ``int task``, ``unsigned char* smem``.
+
+    Args:
+      pointers: C pointer of every body input. outputs: of every body output.
+      workspace, arrivals: ``float*`` and ``unsigned*`` of this group, where split-K is used.
+    """
+    form, s, body = code.form, code.s, code.sig.body
+    names: dict[Var, str] = {form.batch: "b"}
+    _decode_task(w, code)
+    if code.element is None:
+        _simt(w, code, pointers, outputs, read_only, names, threads)
+        return
+    t = c_type(code.element)
+    warps = ", ".join(map(str, s.warps))
+    flags = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
+    panel = code.k_tiles * s.bk if form.row_prologue else 0
+    w.line(f"using G = Gemm<{t}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, {warps}, {flags}, {panel}>;")
+    w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code)}, \"shared memory\");")
+    tiles = str(code.k_tiles)
+    if s.split_k > 1:
+        w.line(f"const int k0 = split * {code.split_tiles * s.bk};")
+        tiles = f"min({code.split_tiles}, {code.k_tiles} - split * {code.split_tiles})"
+    else:
+        w.line("const int k0 = 0;")
+    w.line(f"const int k_tiles = {tiles};")
+    emit_loader(w, "load_b", body, code.rhs, code.element, pointers, names, read_only)
+    if form.row_prologue:
+        w.line("const auto load_a = [](void*, int, int) {};  // the panel is computed below")
+    else:
+        emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only)
+    w.line("syncthreads();  // the previous task is done with shared memory")
+    w.line("G::prologue(smem, m0, n0, k0, k_tiles, load_a, load_b);")
+    if form.row_prologue:
+        _panel(w, code, pointers, outputs, read_only, names, threads)
+    w.line("G::mainloop(smem, m0, n0, k0, k_tiles, load_a, load_b);")
+    stores = _tile_stores(code)
+    bm, row0 = str(s.bm), ""
+    read = "G::read({acc}, smem, {r}, {c})"
+    if s.split_k > 1:
+        w.line(f"using S = SplitK<G, {s.split_k}>;")
+        w.line(f"float* const parts = {workspace} + tile * S::FLOATS;")
+        w.line(f"S::exchange(smem, parts, split, {arrivals} + tile);")
+        read = "S::read({acc}, parts, {r}, {c})"
+        bm, row0 = f"min(S::ROWS, {s.bm} - split * S::ROWS)", "split * S::ROWS + "
+    lanes = epilogue_lanes(body, stores, form.n, 8)
+    emit_epilogue(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
+                  n=form.n, bm=bm, bn=s.bn, lanes=lanes, read=read, accumulator="float",
+                  row0=row0, pointers=pointers, outputs=outputs, names=names,
+                  read_only=read_only, threads=threads)
+
+
+def _decode_task(w: Writer, code: DotCode) -> None:
+    """task -> (batch, tile of n, tile of m, split), the split fastest.
+
+    Neighbouring tasks share the right operand (weights): its pieces are in L2 when the second
+    block asks.
+    """
+    s = code.s
+    tile = "task"
+    if s.split_k > 1:
+        w.line(f"const int split = task % {s.split_k}, tile = task / {s.split_k};")
+        tile = "tile"
+    w.line(f"const int m0 = {tile} % {code.tiles_m} * {s.bm};")
+    w.line(f"const int n0 = {tile} / {code.tiles_m} % {code.tiles_n} * {s.bn};")
+    w.line(f"const int b = {tile} / {code.tiles_m * code.tiles_n};")
+    w.line("(void)b;")
+
+
+def _tile_stores(code: DotCode) -> list[Store]:
+    return [x for x in code.form.stores if code.form.k not in x.over]
+
+
+def _simt(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
+          read_only: Sequence[Value], names: Mapping[Var, str], threads: int) -> None:
+    form, s, body, acc = code.form, code.s, code.sig.body, code.accumulator
+    w.line(f"using G = SimtGemm<{acc}, {s.bm}, {s.bn}, {s.bk}, {threads}>;")
+    w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code)}, \"shared memory\");")
+    emit_element_loader(w, "load_a", body, code.lhs, (form.m, form.k), acc, pointers, names,
+                        read_only)
+    emit_element_loader(w, "load_b", body, code.rhs, (form.k, form.n), acc, pointers, names,
+                        read_only)
+    fast = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
+    w.line(f"G::template run<{fast}>(smem, m0, n0, 0, {code.k_tiles}, load_a, load_b);")
+    lanes = epilogue_lanes(body, _tile_stores(code), form.n, 8)
+    emit_epilogue(w, body, _tile_stores(code), result=form.dot.result, identity=code.identity,
+                  m=form.m, n=form.n, bm=str(s.bm), bn=s.bn, lanes=lanes,
+                  read="G::read({acc}, smem, {r}, {c})", accumulator=acc, row0="",
+                  pointers=pointers, outputs=outputs, names=names, read_only=read_only,
+                  threads=threads)
+
+
+def _panel(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
+           read_only: Sequence[Value], names: Mapping[Var, str], threads: int) -> None:
+    raise NotImplementedError
+
+
+def _cpp(x: bool) -> str:
+    return "true" if x else "false"

@@ -1,0 +1,150 @@
+"""Tile shapes for contractions, chosen by an analytic model of one stage of a persistent kernel.
+
+The time of a stage is ``waves * (latency + max(bytes / bandwidth, flops / rate))`` for the block
+that does most. At small M the bytes that a block must load decide, (BM + BN) * K per tile: larger
+tiles load less in total but leave SMs idle; split-K trades a reduction for both. Constants are per
+SM, measured on an H200 (DESIGN.md section 6) and scaled by the device's SM count elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from jaxmono.fusion.plan import Device
+from jaxmono.hlo.types import DType
+
+# One SM streams about 42 kB/us from L2; mma.sync reaches about 60 % of wgmma's rate.
+_BYTES_PER_US = 42_000.0
+_FLOPS_PER_US = {2: 3.2e6, 4: 1.2e6}
+_LATENCY_US = 1.2
+_SPLIT_US = 2.2
+
+
+@dataclass(frozen=True)
+class DotSchedule:
+    """How one contraction is tiled.
+
+    Attributes:
+      family: "mma" (tensor cores) or "simt" (ordinary arithmetic).
+      bm, bn, bk: tile of the output and of k, in elements.
+      stages: k tiles in the shared-memory ring.
+      warps: (m, n, k) warps; their product is the block's warps.
+      split_k: blocks that share one output tile, each with its share of k.
+    """
+
+    family: str
+    bm: int
+    bn: int
+    bk: int
+    stages: int
+    warps: tuple[int, int, int]
+    split_k: int = 1
+
+
+def mma_type(lhs: DType, rhs: DType, precision: tuple[str, str], algorithm: str) -> DType | None:
+    """Operand type of the tensor-core path, or None where only ordinary arithmetic is exact enough.
+
+    f32 at DEFAULT precision runs as tf32, as XLA does on these GPUs; HIGH and HIGHEST run in f32.
+    """
+    if lhs != rhs or algorithm:
+        return None
+    if lhs in (DType.BF16, DType.F16):
+        return lhs
+    if lhs is DType.F32 and precision == ("DEFAULT", "DEFAULT"):
+        return lhs
+    return None
+
+
+def choose_simt(m: int, n: int, threads: int) -> DotSchedule:
+    bn = 64 if n > 16 else 16
+    bm = 64 if m > 16 else 16
+    return DotSchedule("simt", bm, min(bn, threads), 16, 1, (1, 1, 1))
+
+
+def choose_mma(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Device, warps: int,
+               shared_bytes: int, row_prologue: bool = False,
+               allow_split: bool = True) -> DotSchedule:
+    """The cheapest tile by the model above; deterministic. ``shared_bytes``: per block."""
+    best: tuple[float, DotSchedule] | None = None
+    for s in _candidates(m, n, k, itemsize, warps, row_prologue, allow_split):
+        fitted = _fit(s, k, itemsize, shared_bytes, row_prologue)
+        if fitted is None:
+            continue
+        cost = _cost(fitted, batch, m, n, k, itemsize, device, row_prologue)
+        if best is None or cost < best[0] - 1e-9:
+            best = (cost, fitted)
+    if best is None:
+        raise ValueError(f"no tile of a {m}x{n}x{k} dot fits {shared_bytes} bytes of shared memory")
+    return best[1]
+
+
+def panel_fits(k: int, itemsize: int, shared_bytes: int) -> bool:
+    """Whether a 16-row normalised left operand of ``k`` columns leaves room for a ring."""
+    return 16 * (k + 8) * itemsize + 3 * 16 * 144 * 2 <= shared_bytes // 2
+
+
+_MN = [(16, 1), (32, 1), (32, 2), (64, 2), (64, 4), (128, 2), (128, 4)]
+
+
+def _candidates(m: int, n: int, k: int, itemsize: int, warps: int, row_prologue: bool,
+                allow_split: bool) -> list[DotSchedule]:
+    kstep = 16 if itemsize == 2 else 8
+    out: list[DotSchedule] = []
+    splits = (1, 2, 4, 8) if allow_split and not row_prologue else (1,)
+    for (bm, wm), bn, wn, split in itertools.product(
+            _MN, (8, 16, 24, 32, 48, 64, 96, 128), (1, 2, 4, 8), splits):
+        wk, left = divmod(warps, wm * wn)
+        if left or wk < 1 or bm % (16 * wm) or bn % (8 * wn):
+            continue
+        mt, nt = bm // (16 * wm), bn // (8 * wn)
+        if mt * nt > 16 or (bm > 16 and bm >= 2 * m) or (bn > 8 and bn >= 2 * n):
+            continue
+        bk = max(128 // itemsize, kstep * wk)
+        if split > 1 and (k // split < 2 * bk):
+            continue
+        out.append(DotSchedule("mma", bm, bn, bk, 0, (wm, wn, wk), split))
+    return out
+
+
+def _row(elements: int, itemsize: int) -> int:
+    return ((elements * itemsize // 16) | 1) * 16
+
+
+def _fit(s: DotSchedule, k: int, itemsize: int, shared_bytes: int,
+         row_prologue: bool) -> DotSchedule | None:
+    """``s`` with the deepest ring that fits, or None."""
+    tiles = math.ceil(math.ceil(k / s.bk) / s.split_k)
+    panel = s.bm * _row(math.ceil(k / s.bk) * s.bk, itemsize) if row_prologue else 0
+    a = 0 if row_prologue else max(s.bm * _row(s.bk, itemsize), s.bk * _row(s.bm, itemsize))
+    b = max(s.bk * _row(s.bn, itemsize), s.bn * _row(s.bk, itemsize))
+    sums = s.warps[2] * s.bm * (s.bn + 4) * 4
+    room = shared_bytes - panel
+    stages = min(tiles, room // (a + b), 24)
+    if stages < min(3, tiles) or sums > room:
+        return None
+    return DotSchedule(s.family, s.bm, s.bn, s.bk, max(stages, 2), s.warps, s.split_k)
+
+
+def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
+          row_prologue: bool) -> float:
+    tiles = batch * math.ceil(m / s.bm) * math.ceil(n / s.bn) * s.split_k
+    if s.split_k > 1 and tiles > device.sm_count:
+        return math.inf  # the blocks of a tile wait for each other: only in a single wave
+    waves = math.ceil(tiles / device.sm_count)
+    depth = k / s.split_k
+    size = (s.bm + s.bn) * depth * itemsize
+    load = size / _BYTES_PER_US
+    # All blocks together are bound by the memory behind the SMs too.
+    total = min(tiles, device.sm_count) * size
+    load = max(load, total / (1.25 * device.read_bytes_per_us))
+    mt, nt = s.bm // (16 * s.warps[0]), s.bn // (8 * s.warps[1])
+    # ldmatrix per mma: small warp tiles are bound by shared memory, not by the tensor core
+    reuse = min(1.0, 2.0 * mt * nt / (2 * mt + nt) / 2.7)
+    math_us = 2.0 * s.bm * s.bn * depth / (_FLOPS_PER_US[itemsize] * max(reuse, 0.15))
+    epilogue = 0.3 + s.bm * s.bn * (s.warps[2] + 1) * 4 / 400_000.0
+    prologue = 0.02 * s.bm * k * itemsize / 1024 if row_prologue else 0.0
+    split = _SPLIT_US if s.split_k > 1 else 0.0
+    return waves * (_LATENCY_US + max(load, math_us) + 0.3 * min(load, math_us) + epilogue
+                    + prologue) + split

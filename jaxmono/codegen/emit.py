@@ -1,0 +1,485 @@
+"""Demand-driven code for a body: the C++ statements that compute a value at a symbolic index.
+
+    em = BodyEmitter(w, body, {x: "p0"}, lane=c, lanes=4, var_names={r: "row", c: "col"})
+    y = em.emit(body.outputs[0], (Index.of(r), Index.of(c)))
+
+writes
+
+    const Vec<float, 4> v0 = load<float, 4>(p0 + 768 * row + col);
+    const Vec<float, 4> v1 = v_tanh(v0);  // tanh  bert.py:41
+
+Movement ops cost nothing: they rewrite the index. Every (value, index) is computed once per scope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxmono.codegen.errors import CodegenError, refuse
+from jaxmono.codegen.index_code import VarCode, fits_int, index_code
+from jaxmono.codegen.names import compute, is_narrow, literal, storage, stored_literal, vector
+from jaxmono.codegen.op_code import Emitted, expression
+from jaxmono.codegen.traverse import (
+    GUARDED,
+    Access,
+    Lane,
+    access,
+    alternatives,
+    dynamics,
+    operands,
+    uniform_guard,
+    vector_width,
+)
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.demand import Guard, reduction_index
+from jaxmono.fusion.indexing import Dyn, Index, IndexMap, Var, linearize
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import UNKNOWN_LOC, Graph, Op, Value
+from jaxmono.hlo.rewrite import is_splat, splat_value
+from jaxmono.hlo.types import DType
+
+__all__ = ["BodyEmitter", "Emitted", "c_type", "vector_width"]
+
+c_type = storage
+
+Load = Callable[[IndexMap, int], str]
+"""``load(index, lanes)``: a C expression of type ``compute(dtype)``, or a Vec of that, for the
+element at ``index`` (of the first lane: write it with `BodyEmitter.code`) and its right neighbours
+along the lane Var."""
+
+_TABLE_BYTES = 1 << 16
+
+
+@dataclass
+class _Scope:
+    values: dict[tuple[Value, IndexMap], Emitted] = field(default_factory=dict)
+    numbers: dict[Dyn, str] = field(default_factory=dict)
+    lane: str = ""
+    """Inside a loop over the lanes: its variable. Values in such a scope are scalars."""
+
+
+class BodyEmitter:
+    """Emits C++ statements that compute a body's values at symbolic indices.
+
+    Args:
+      w: where the statements go (assign `w` to continue elsewhere).
+      body: the graph; regions of its reduces included.
+      params: C pointers of the body's inputs, of type ``const storage(dtype)*``.
+      lane: the Var that is vectorised, or None; its size must be a multiple of ``lanes``.
+      lanes: values per vector. A value that differs between lanes is emitted as
+        ``Vec<compute(dtype), lanes>``, the others as scalars.
+      var_names: C integer variables. That of ``lane`` holds the first lane: a multiple of ``lanes``.
+      read_only: inputs that nothing in this launch writes (non-coherent loads).
+      inline_reduces: compute a reduce by a serial loop where it is demanded and not bound.
+    """
+
+    def __init__(self, w: Writer, body: Graph, params: Mapping[Value, str], *,
+                 lane: Var | None = None, lanes: int = 1, var_names: Mapping[Var, str],
+                 read_only: Iterable[Value] = (), inline_reduces: bool = False) -> None:
+        self.w = w
+        self.body = body
+        self.params = dict(params)
+        self.lanes = lanes if lane is not None else 1
+        self.lane = Lane(lane or Var("none", 1), self.lanes)
+        if self.lane.var.size % self.lanes:
+            raise CodegenError(f"{self.lane.var.size} values of {self.lane.var.name} are no "
+                               f"multiple of {self.lanes} lanes")
+        self.read_only = frozenset(read_only)
+        self.inline_reduces = inline_reduces
+        self._producer = dict(body.producer)
+        self._names: dict[Var, VarCode] = {}
+        self._scopes = [_Scope()]
+        self._bound: set[Value] = set()
+        self._loads: dict[Value, Load] = {}
+        self._said = ""
+        self.name_vars(var_names)
+
+    # ---- what is known from outside ------------------------------------------------------------
+
+    def name_vars(self, var_names: Mapping[Var, str]) -> None:
+        """Gives (or changes) the C variables that hold Vars."""
+        for var, name in var_names.items():
+            self._names[var] = VarCode(name)
+            if self.lanes > 1 and var == self.lane.var:
+                self._names[self.lane.high] = VarCode(name, self.lanes)
+
+    def bind(self, value: Value, index: IndexMap, name: str, *, vector: bool | None = None,
+             exact: bool | None = None) -> None:
+        """``value`` at exactly ``index`` is the C variable ``name``, of type ``compute(dtype)``.
+
+        Args:
+          vector: the variable is a Vec over the lanes; by default if ``index`` uses the lane.
+          exact: see `Emitted`; by default False for f16 and bf16, True otherwise.
+
+        A later demand of ``value`` at an index that is not bound raises CodegenError.
+        """
+        at = self._split(index)
+        wide = self.lane.varies(at) if vector is None else vector
+        whole = not is_narrow(value.type.dtype) if exact is None else exact
+        self._bound.add(value)
+        self._scopes[-1].values[value, at] = Emitted(name, wide, whole)
+
+    def bind_load(self, value: Value, load: Load) -> None:
+        """The elements of ``value`` come from ``load`` (shared memory, say), at any index."""
+        self._loads[value] = load
+
+    @contextmanager
+    def scope(self, head: str = "", *, pragma: str = "") -> Iterator[None]:
+        """A C block ``head { ... }``; what is emitted inside is not known after it."""
+        if pragma:
+            self.w.directive(f"#pragma {pragma}")
+        self._scopes.append(_Scope(lane=self._scopes[-1].lane))
+        try:
+            with self.w.block(head):
+                yield
+        finally:
+            self._scopes.pop()
+
+    # ---- what the caller asks for --------------------------------------------------------------
+
+    def emit(self, value: Value, index: IndexMap) -> Emitted:
+        """Emits what is missing and gives the C name of ``value`` at ``index``.
+
+        Raises:
+          CodegenError: a bound value is demanded elsewhere, or an op has no code.
+        """
+        return self._emit(value, self._split(index))
+
+    def known(self, value: Value, index: IndexMap) -> Emitted | None:
+        """The C name if ``value`` at ``index`` has been emitted or bound here, else None."""
+        return self._find(value, self._split(index))
+
+    def code(self, index: Index) -> str:
+        """``index`` as a C expression (of the first lane); emits the indices it reads."""
+        at = self._split((index,))
+        self._emit_dynamics(at)
+        return self._code(at[0])
+
+    def rounded(self, x: Emitted, dtype: DType) -> Emitted:
+        """``x`` rounded to ``dtype``, still in registers as float."""
+        if x.exact or not is_narrow(dtype):
+            return x
+        return self._name(Emitted(f"rounded<{storage(dtype)}>({x})", x.vector), dtype)
+
+    def store(self, pointer: str, offset: Index, value: Emitted | str, dtype: DType) -> None:
+        """Writes ``value`` (all lanes of it) to elements ``offset`` of ``pointer``."""
+        x = value if isinstance(value, Emitted) else Emitted(value, self.lanes > 1)
+        (at,) = self._split((offset,))
+        self._emit_dynamics((at,))
+        pattern = access(at, self.lane)
+        t = storage(dtype)
+        if pattern is Access.UNIFORM and not x.vector:
+            self.w.line(f"store<{t}>({pointer} + {self._code(at)}, {x});")
+        elif pattern is Access.CONTIGUOUS:
+            self.w.line(f"store<{t}, {self.lanes}>({pointer} + {self._code(at)}, {x});")
+        else:
+            with self._lane_loop():
+                self._emit_dynamics((at,))
+                self.w.line(f"store<{t}>({pointer} + {self._code(at)}, {self._in_lane(x)});")
+
+    def region(self, graph: Graph, inputs: Sequence[Emitted]) -> list[Emitted]:
+        """Applies a scalar region (a reducer) to values; emits into the current C block."""
+        self._producer.update(graph.producer)
+        self._scopes.append(_Scope(lane=self._scopes[-1].lane))
+        for v, x in zip(graph.inputs, inputs, strict=True):
+            self._scopes[-1].values[v, ()] = x
+        out = [self._emit(v, ()) for v in graph.outputs]
+        self._scopes.pop()
+        return out
+
+    # ---- names ---------------------------------------------------------------------------------
+
+    def _split(self, index: IndexMap) -> IndexMap:
+        return tuple(self.lane.split(i) for i in index) if self.lanes > 1 else index
+
+    def _code(self, index: Index) -> str:
+        names = self._names
+        if self.lanes > 1:
+            lane = self._scopes[-1].lane
+            if lane:
+                names = {**names, self.lane.low: VarCode(lane)}
+            else:  # the address of a vector is that of its first lane
+                index = index.substitute({self.lane.low: Index()})
+        return index_code(index, names, self._number)
+
+    def _number(self, dyn: Dyn) -> str:
+        for s in reversed(self._scopes):
+            if dyn in s.numbers:
+                return s.numbers[dyn]
+        raise CodegenError(f"index {dyn} was not emitted before its use")
+
+    def _in_lane(self, x: Emitted) -> str:
+        return f"{x}.x[{self._scopes[-1].lane}]" if x.vector else x.name
+
+    def _find(self, value: Value, index: IndexMap) -> Emitted | None:
+        for s in reversed(self._scopes):
+            x = s.values.get((value, index))
+            if x is not None:
+                if x.vector and self._scopes[-1].lane and not s.lane:
+                    return Emitted(self._in_lane(x), False, x.exact)
+                return x
+        return None
+
+    def _name(self, x: Emitted, dtype: DType, op: Op | None = None) -> Emitted:
+        """Gives an expression a name."""
+        name = self.w.fresh()
+        self.w.line(f"const {self._type(dtype, x.vector)} {name} = {x};", self._remark(op))
+        return Emitted(name, x.vector, x.exact)
+
+    def _remark(self, op: Op | None) -> str:
+        if op is None:
+            return ""
+        kind = getattr(op, "kind", op.opcode)
+        place = "" if op.loc == UNKNOWN_LOC else str(op.loc)
+        if place == self._said:
+            return kind
+        self._said = place
+        return f"{kind}  {place}".rstrip()
+
+    # ---- emission ------------------------------------------------------------------------------
+
+    def _emit(self, value: Value, index: IndexMap) -> Emitted:
+        # An explicit stack: bodies may be longer than Python's recursion limit.
+        work = [(value, index)]
+        while work:
+            v, at = work[-1]
+            if self._find(v, at) is not None:
+                work.pop()
+                continue
+            missing = [k for k in self._needs(v, at) if self._find(*k) is None]
+            if missing:
+                work.extend(reversed(missing))
+                continue
+            work.pop()
+            self._scopes[-1].values[v, at] = self._define(v, at)
+        found = self._find(value, index)
+        assert found is not None
+        return found
+
+    def _needs(self, value: Value, index: IndexMap) -> list[tuple[Value, IndexMap]]:
+        """What has to exist before `_define`; alternatives are emitted inside their branches."""
+        if value in self._bound:
+            raise CodegenError(f"{value!r} is at hand at another index than {_text(index)}; its "
+                               "group should not have been formed")
+        if value in self._loads or value in self.params:
+            return [(d.value, d.index) for d in dynamics(index)]
+        op = self._producer.get(value)
+        if op is None:
+            raise CodegenError(f"{value!r} is neither computed by the body nor one of its inputs")
+        if isinstance(op, ops.Reduce):
+            return []
+        needs = operands(op, value, index)
+        if needs is None:
+            raise refuse(op, "it cannot be computed element by element")
+        if len(needs) > 1 and isinstance(op, GUARDED):
+            bounds = [x for d in needs for x, _, _ in d.guard.bounds]
+            return [(d.value, d.index) for d in dynamics(bounds)]
+        own = dynamics(index) if isinstance(op, (ops.Iota, ops.Constant)) else ()
+        return [(d.value, d.index) for d in (*needs, *own)]
+
+    def _emit_dynamics(self, index: Iterable[Index]) -> None:
+        """Makes the int variables of all indices read from memory, inner ones first."""
+        for dyn in dynamics(index):
+            if any(dyn in s.numbers for s in self._scopes):
+                continue
+            self._emit_dynamics(dyn.index)
+            x = self._emit(dyn.value, dyn.index)
+            if x.vector and not self._scopes[-1].lane:
+                continue  # differs between lanes: only a loop over the lanes needs it
+            t = "int" if fits_int(Index((), dyn.high)) else "long long"
+            name = self.w.fresh("i")
+            self.w.line(f"const {t} {name} = clamp_index<{t}>({x}, {dyn.low}, {dyn.high});")
+            self._scopes[-1].numbers[dyn] = name
+
+    def _define(self, value: Value, index: IndexMap) -> Emitted:
+        if value in self._loads:
+            return self._custom_load(value, index)
+        if value in self.params:
+            offset = linearize(index, value.type.dims)
+            return self._load(self.params[value], offset, value, value in self.read_only)
+        op = self._producer[value]
+        if isinstance(op, ops.Constant):
+            return self._constant(op, index)
+        if isinstance(op, ops.Iota):
+            return self._iota(op, index)
+        if isinstance(op, ops.Reduce):
+            if not self.inline_reduces:
+                raise refuse(op, "its reduce is not at hand where it is demanded")
+            return self._serial_reduce(op, value, index)
+        needs = operands(op, value, index)
+        assert needs is not None
+        if isinstance(op, GUARDED) and len(needs) > 1:
+            return self._choose(op, value, index)
+        args = [self._find(d.value, d.index) for d in needs]
+        present = [a for a in args if a is not None]
+        assert len(present) == len(args)
+        if isinstance(op, GUARDED) or _only_moves(op):
+            return present[0]
+        x = expression(op, present, self.rounded)
+        return x if x in present else self._name(x, value.type.dtype, op)
+
+    def _load(self, pointer: str, offset: Index, value: Value, read_only: bool) -> Emitted:
+        dtype = value.type.dtype
+        fn = "load_ro" if read_only else "load"
+        pattern = access(offset, self.lane)
+        if pattern is Access.CONTIGUOUS and not self._scopes[-1].lane:
+            self._emit_dynamics((offset,))
+            text = f"{fn}<{compute(dtype)}, {self.lanes}>({pointer} + {self._code(offset)})"
+            return self._name(Emitted(text, True), dtype)
+        if pattern is Access.UNIFORM or self._scopes[-1].lane:
+            self._emit_dynamics((offset,))
+            text = f"{fn}<{compute(dtype)}>({pointer} + {self._code(offset)})"
+            return self._name(Emitted(text), dtype)
+        return self._per_lane(dtype, lambda: self._load(pointer, offset, value, read_only))
+
+    def _custom_load(self, value: Value, index: IndexMap) -> Emitted:
+        dtype, load = value.type.dtype, self._loads[value]
+        in_lane = bool(self._scopes[-1].lane)
+        varying = [i for i in index if self.lane.varies((i,))]
+        if not varying or in_lane:
+            self._emit_dynamics(index)
+            return self._name(Emitted(load(index, 1)), dtype)
+        if len(varying) == 1 and access(varying[0], self.lane) is Access.CONTIGUOUS:
+            self._emit_dynamics(index)
+            return self._name(Emitted(load(index, self.lanes), True), dtype)
+        return self._per_lane(dtype, lambda: self._custom_load(value, index))
+
+    def _constant(self, op: ops.Constant, index: IndexMap) -> Emitted:
+        dtype = op.result.type.dtype
+        if is_splat(op.value):
+            return Emitted(literal(splat_value(op.value), dtype))
+        if op.value.nbytes > _TABLE_BYTES:
+            raise refuse(op, f"{op.value.nbytes} bytes of literal; pass it as an argument")
+        flat = np.ascontiguousarray(op.value).reshape(-1)
+        items = ", ".join(stored_literal(x, dtype) for x in flat)
+        wrap = "uint16_t" if is_narrow(dtype) else storage(dtype)
+        table = self.w.declare(f"{dtype}{flat.tobytes()!r}", "table",
+                               f"JM_TABLE {wrap} {{name}}[{flat.size}] = {{{items}}};")
+        pointer = f"reinterpret_cast<const {storage(dtype)}*>({table})" if is_narrow(dtype) \
+            else table
+        return self._load(pointer, linearize(index, op.result.type.dims), op.result, False)
+
+    def _iota(self, op: ops.Iota, index: IndexMap) -> Emitted:
+        x, dtype = index[op.dimension], op.result.type.dtype
+        t = compute(dtype)
+        self._emit_dynamics((x,))
+        make = f"rounded<{storage(dtype)}>" if is_narrow(dtype) else f"convert<{t}>"
+        if not self.lane.varies((x,)) or self._scopes[-1].lane:
+            return self._name(Emitted(f"{make}({self._code(x)})"), dtype, op)
+        step = x.coefficient(self.lane.low)
+        if (x - Index.of(self.lane.low) * step).depends_on(self.lane.low):
+            return self._per_lane(dtype, lambda: self._iota(op, index))
+        text = f"{make}(lane_steps<{self.lanes}>({self._code(x)}, {step}))"
+        return self._name(Emitted(text, True), dtype, op)
+
+    # ---- branches and loops --------------------------------------------------------------------
+
+    @contextmanager
+    def _lane_loop(self) -> Iterator[str]:
+        l = self.w.fresh("l")
+        with self.scope(f"for (int {l} = 0; {l} < {self.lanes}; ++{l})", pragma="unroll"):
+            self._scopes[-1].lane = l
+            yield l
+
+    def _per_lane(self, dtype: DType, make: Callable[[], Emitted]) -> Emitted:
+        """A Vec whose lanes are computed one by one, as scalars."""
+        name = self.w.fresh()
+        self.w.line(f"{self._type(dtype, True)} {name};")
+        with self._lane_loop() as l:
+            x = make()
+            self.w.line(f"{name}.x[{l}] = {x};")
+        return Emitted(name, True, x.exact)
+
+    def _choose(self, op: Op, value: Value, index: IndexMap) -> Emitted:
+        """if / else over the alternatives of pad, concatenate, dynamic_update_slice."""
+        dtype = value.type.dtype
+        choices = alternatives(op, index)
+        guards = [uniform_guard(c.guard, self.lane) for c in choices]
+        in_lane = self._scopes[-1].lane
+        if self.lanes > 1 and not in_lane and any(g is None for g in guards):
+            return self._per_lane(dtype, lambda: self._choose(op, value, index))
+        # The type of the result (one scalar, or a Vec) shows once all branches are written.
+        outer, parts = self.w, list[tuple[str, Writer, Emitted]]()
+        for choice, guard in zip(choices, guards, strict=True):
+            test = self._guard(choice.guard if guard is None else guard)
+            self.w = outer.child()
+            self._scopes.append(_Scope(lane=in_lane))
+            x = self._emit(choice.value, choice.index)
+            self._scopes.pop()
+            parts.append((test, self.w, x))
+            self.w = outer
+        wide = any(x.vector for _, _, x in parts)
+        name = self.w.fresh()
+        self.w.line(f"{self._type(dtype, wide)} {name};", self._remark(op))
+        for i, (test, inner, x) in enumerate(parts):
+            self.w.line(f"{'} else ' if i else ''}{f'if ({test}) ' if test else ''}{{")
+            inner.line(f"{name} = {self._widen(x, wide)};")
+            self.w.extend(inner)
+        self.w.line("}")
+        return Emitted(name, wide, all(x.exact for _, _, x in parts))
+
+    def _type(self, dtype: DType, wide: bool) -> str:
+        return vector(compute(dtype), self.lanes if wide else 1)
+
+    def _widen(self, x: Emitted, wide: bool) -> str:
+        return f"splat<{self.lanes}>({x})" if wide and not x.vector else x.name
+
+    def _guard(self, guard: Guard) -> str:
+        tests: list[str] = []
+        for x, low, high in guard.bounds:
+            self._emit_dynamics((x,))
+            least, most = x.bounds
+            text = self._code(x)
+            if least < low:
+                tests.append(f"{low} <= {text}")
+            if most >= high:
+                tests.append(f"{text} < {high}")
+        return " && ".join(tests)
+
+    def _serial_reduce(self, op: ops.Reduce, value: Value, index: IndexMap) -> Emitted:
+        """A loop per reduced dimension, in one thread; for reduces over a few elements."""
+        wide = self.lane.varies(index) and not self._scopes[-1].lane
+        dims = op.args[0].type.dims
+        over = [Var(self.w.fresh("r"), dims[d]) for d in op.dimensions]
+        names: list[str] = []
+        for init, result in zip(op.inits, op.results, strict=True):
+            x = self._emit(init, ())
+            names.append(self.w.fresh())
+            self.w.line(f"{self._type(result.type.dtype, wide)} {names[-1]} = "
+                        f"{self._widen(x, wide)};", self._remark(op))
+        self._serial_loops(op, reduction_index(op, index, tuple(over)), over, names, wide)
+        out = [Emitted(n, wide, not is_narrow(r.type.dtype))
+               for n, r in zip(names, op.results, strict=True)]
+        for r, x in zip(op.results, out, strict=True):
+            self._scopes[-1].values[r, index] = x
+        return out[op.results.index(value)]
+
+    def _serial_loops(self, op: ops.Reduce, at: IndexMap, over: list[Var], names: list[str],
+                      wide: bool) -> None:
+        if over:
+            var, rest = over[0], over[1:]
+            self.name_vars({var: var.name})
+            with self.scope(f"for (int {var.name} = 0; {var.name} < {var.size}; ++{var.name})"):
+                self._serial_loops(op, at, rest, names, wide)
+            return
+        elements = [self._emit(v, at) for v in op.args]
+        before = [Emitted(n, wide, False) for n in names]
+        after = self.region(op.body, before + elements)
+        # An accumulator that becomes another one has to be read before that is overwritten.
+        after = [self._name(x, r.type.dtype) if x in before else x
+                 for x, r in zip(after, op.results, strict=True)]
+        for n, x in zip(names, after, strict=True):
+            self.w.line(f"{n} = {self._widen(x, wide)};")
+
+
+def _only_moves(op: Op) -> bool:
+    return not isinstance(op, (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert,
+                               ops.ReducePrecision))
+
+
+def _text(index: IndexMap) -> str:
+    return f"[{', '.join(map(str, index))}]"

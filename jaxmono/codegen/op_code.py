@@ -1,0 +1,128 @@
+"""The C++ expression of one op on values in registers.
+
+f16 and bf16 values are held as float and not rounded between the ops of one body: that is closer to
+the true result than rounding every step, and no slower. They are rounded where they are stored,
+where a convert in the program asks for it, and before ops at which a rounding error would jump
+(comparisons, rounding to integers, bit casts). `Emitted.exact` says that a float already is a value
+of its f16 or bf16 type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from jaxmono.codegen.errors import CodegenError, refuse
+from jaxmono.codegen.names import compute, is_generated, is_narrow, storage
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Op
+from jaxmono.hlo.types import DType
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A value in C: a name or an expression without side effects.
+
+    Attributes:
+      vector: it is a Vec over the lanes; otherwise all lanes share this scalar.
+      exact: no rounding to its dtype is pending (always so for types wider than 16 bits).
+    """
+
+    name: str
+    vector: bool = False
+    exact: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+# Results of these are f16/bf16 values whenever their operands are.
+_KEEP = frozenset({"select", "maximum", "minimum", "clamp", "negate", "abs", "sign", "floor",
+                   "ceil", "round_nearest_afz", "round_nearest_even", "next_after"})
+# Small differences of the operands make large ones of the result.
+_JUMP = frozenset({"ceil", "floor", "is_finite", "is_inf", "is_neg_inf", "is_pos_inf",
+                   "remainder", "round_nearest_afz", "round_nearest_even", "sign"})
+_NOT_GENERATED = frozenset({"complex", "real", "imag", "conj"})
+
+
+def unsupported(op: Op) -> str:
+    """Why there is no code for an elementwise-like op; empty if there is."""
+    for v in (*op.inputs, *op.results):
+        if not is_generated(v.type.dtype):
+            return f"element type {v.type.dtype.value}"
+    if isinstance(op, ops.Elementwise) and op.kind in _NOT_GENERATED:
+        return "complex numbers"
+    return ""
+
+
+def expression(op: Op, args: Sequence[Emitted], rounded: Callable[[Emitted, DType], Emitted],
+               ) -> Emitted:
+    """The op applied to ``args``, as an unnamed expression.
+
+    Args:
+      rounded: names the value of an f16 or bf16 operand rounded to its type (itself if exact).
+
+    Raises:
+      CodegenError: for an op that is not computed element by element, or a type without code.
+    """
+    if reason := unsupported(op):
+        raise refuse(op, reason)
+    vector = any(a.vector for a in args)
+    p = "v_" if vector else "op_"
+    if isinstance(op, ops.Elementwise):
+        return _elementwise(op, args, rounded, p, vector)
+    if isinstance(op, ops.Compare):
+        dtype = op.lhs.type.dtype
+        a, b = (rounded(x, dtype) for x in args)
+        direction = op.direction.lower()
+        if op.compare_type == "TOTALORDER" and dtype.is_float:
+            t = f"<{storage(dtype)}>" if is_narrow(dtype) else ""
+            return Emitted(f"{p}compare_{direction}({p}total_order{t}({a}), "
+                           f"{p}total_order{t}({b}))", vector)
+        return Emitted(f"{p}compare_{direction}({a}, {b})", vector)
+    if isinstance(op, ops.Convert):
+        return _convert(args[0], op.operand.type.dtype, op.result.type.dtype, rounded, vector)
+    if isinstance(op, ops.BitcastConvert):
+        return _bitcast(op, rounded(args[0], op.operand.type.dtype), vector)
+    if isinstance(op, ops.ReducePrecision):
+        x = f"{p}reduce_precision({args[0]}, {op.exponent_bits}, {op.mantissa_bits})"
+        narrow = is_narrow(op.result.type.dtype)
+        return Emitted(x, vector, exact=not narrow)
+    raise refuse(op, "the op is not computed element by element")
+
+
+def _elementwise(op: ops.Elementwise, args: Sequence[Emitted],
+                 rounded: Callable[[Emitted, DType], Emitted], p: str, vector: bool) -> Emitted:
+    dtype = op.args[-1].type.dtype
+    if op.kind in _JUMP or op.kind == "next_after":
+        args = [rounded(a, dtype) for a in args]
+    if op.kind == "next_after" and is_narrow(dtype):
+        narrow = ", ".join(f"convert<{storage(dtype)}>({a})" for a in args)
+        return Emitted(f"convert<float>({p}next_after({narrow}))", vector)
+    exact = not is_narrow(op.result.type.dtype) or (
+        op.kind in _KEEP and all(a.exact for a in args))
+    return Emitted(f"{p}{op.kind}({', '.join(a.name for a in args)})", vector, exact)
+
+
+def _convert(x: Emitted, source: DType, target: DType,
+             rounded: Callable[[Emitted, DType], Emitted], vector: bool) -> Emitted:
+    if source is target:
+        return x
+    if is_narrow(target):
+        if target is DType.F16 and source is DType.BF16:
+            x = rounded(x, source)
+        return Emitted(f"rounded<{storage(target)}>({x})", vector)
+    if is_narrow(source):
+        if target.is_float:
+            return x if target is DType.F32 else Emitted(f"convert<double>({x})", vector)
+        x = rounded(x, source)
+    return Emitted(f"convert<{compute(target)}>({x})", vector)
+
+
+def _bitcast(op: ops.BitcastConvert, x: Emitted, vector: bool) -> Emitted:
+    source, target = op.operand.type.dtype, op.result.type.dtype
+    if source.itemsize != target.itemsize:
+        raise CodegenError(f"bitcast_convert ({op.loc}) changes the number of elements")
+    text = f"convert<{storage(source)}>({x})" if is_narrow(source) else x.name
+    text = f"bitcast<{storage(target)}>({text})"
+    return Emitted(f"convert<float>({text})" if is_narrow(target) else text, vector)

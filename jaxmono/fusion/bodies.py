@@ -1,0 +1,173 @@
+"""From drafts to Sigs: cutting out the body, writing down the form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxmono.fusion.attention import attention_vars, prove
+from jaxmono.fusion.demand import reduction_index
+from jaxmono.fusion.dots import dot_vars, operand_index
+from jaxmono.fusion.draft import Draft, State, remap_index
+from jaxmono.fusion.errors import PlanError
+from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize
+from jaxmono.fusion.key import sig_key, sig_name
+from jaxmono.fusion.plan import AttentionForm, DotForm, Form, LoopForm, RowForm, Sig, Store
+from jaxmono.fusion.rows import reduced_shape
+from jaxmono.fusion.walk import Walk
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Op, Value
+
+
+def order(state: State, draft: Draft, stored: set[Value]) -> tuple[list[Op], list[Value]]:
+    """A draft's ops in the order of a walk from its outputs, and the values it reads.
+
+    The walk depends only on the structure, so isomorphic drafts come out alike wherever their
+    ops stand in the program.
+    """
+    producer = state.graph.producer
+    placed: dict[Op, None] = {}
+    reads: dict[Value, None] = {}
+    todo: list[tuple[Value | Op, bool]] = [(v, False) for v in reversed(draft.outputs)]
+    while todo:
+        item, done = todo.pop()
+        if isinstance(item, Op):
+            placed[item] = None
+            continue
+        made_by = producer.get(item)
+        if made_by is None or (item in stored and not draft.has(made_by)):
+            reads[item] = None
+        elif made_by not in placed:
+            todo.append((made_by, True))
+            todo.extend((v, False) for v in reversed(made_by.uses))
+        del done
+    return list(placed), list(reads)
+
+
+def make_sig(state: State, draft: Draft, stored: set[Value],
+             results: Sequence[Value]) -> tuple[Sig, list[Value]]:
+    """The Sig of a draft and the values that its params stand for.
+
+    Args:
+      stored: every value that lives in a buffer.
+      results: what the body returns, in order (a program output may repeat).
+    """
+    placed, reads = order(state, draft, stored)
+    mapping: dict[Value, Value] = {v: Value(v.type, v.hint) for v in reads}
+    inputs = tuple(mapping.values())
+    made: dict[Op, Op] = {}
+    for o in placed:
+        c = o.clone(mapping, fresh_results=True)
+        mapping.update(zip(o.results, c.results, strict=True))
+        made[o] = c
+    folded = bool(draft.folded)
+    body = Graph(inputs, tuple(made.values()), tuple(mapping[v] for v in results), "body")
+    stores = _stores(draft, results, mapping)
+    form = _form(draft, body, made, mapping, stores, results)
+    name = sig_name(draft.kind, body, folded=folded)
+    return Sig(body, form, sig_key(body, form), name), reads
+
+
+def _stores(draft: Draft, results: Sequence[Value],
+            mapping: dict[Value, Value]) -> list[Store]:
+    out: list[Store] = []
+    for i, v in enumerate(results):
+        at = draft.stored.get(v, draft.at.get(v))
+        if at is None:
+            if v in draft.extra:
+                continue
+            raise PlanError(f"{v!r} is stored by a {draft.kind} group but has no index in it")
+        over = draft.domain
+        if any(x.depends_on(c) for x in at for c in draft.cols):
+            over = (*draft.domain, *draft.cols)
+        out.append(Store(i, remap_index(at, mapping), over))
+    return out
+
+
+def _form(draft: Draft, body: Graph, made: dict[Op, Op], mapping: dict[Value, Value],
+          stores: list[Store], results: Sequence[Value]) -> Form:
+    if draft.kind == "loop":
+        return LoopForm(draft.domain, tuple(stores))
+    if draft.kind == "row":
+        return RowForm(draft.domain, draft.cols, tuple(stores))
+    if draft.kind == "dot":
+        assert draft.anchor is not None
+        return _dot_form(draft, body, made[draft.anchor], mapping, stores, results)
+    assert draft.anchor is not None and draft.first is not None
+    return _attention_form(body, made[draft.first], made[draft.anchor], stores)
+
+
+def _dot_form(draft: Draft, body: Graph, dot: Op, mapping: dict[Value, Value],
+              stores: list[Store], results: Sequence[Value]) -> DotForm:
+    assert isinstance(dot, ops.DotGeneral)
+    b, m, n, k = dot_vars(dot)
+    lhs = operand_index(dot, "lhs", Index.of(b), Index.of(m), Index.of(k))
+    rhs = operand_index(dot, "rhs", Index.of(b), Index.of(n), Index.of(k))
+    if draft.extra:
+        walk = prologue_walk(body, dot, set(body.ops), (b, m, k))
+        for i, v in enumerate(results):
+            if v in draft.extra:
+                at = walk.only(mapping[v])
+                if at is None:
+                    raise PlanError(f"{v!r} has no single place in the row prologue")
+                stores.append(Store(i, at, (b, m, k)))
+    stores.sort(key=lambda s: s.result)
+    return DotForm(dot, b, m, n, k, lhs, rhs, tuple(stores), bool(draft.folded))
+
+
+def prologue_walk(graph: Graph, dot: ops.DotGeneral, inside: set[Op],
+                  vars: tuple[Var, Var, Var]) -> Walk:
+    """What the left operand of ``dot`` demands over (batch, m, k), through ``inside``."""
+    b, m, k = vars
+
+    def cols(op: ops.Reduce) -> IndexMap:
+        return delinearize(Index.of(k), reduced_shape(op))
+
+    walk = Walk(graph, lambda o: o in inside and o is not dot, cols)
+    walk.demand(dot.lhs, operand_index(dot, "lhs", Index.of(b), Index.of(m), Index.of(k)))
+    return walk
+
+
+def _attention_form(body: Graph, first: Op, second: Op, stores: list[Store]) -> AttentionForm:
+    assert isinstance(first, ops.DotGeneral) and isinstance(second, ops.DotGeneral)
+    side = _probs_side(body, first, second)
+    inside = set(body.ops) - {first, second}
+    proof = prove(body, first, second, side, _between(body, first, second, side) & inside)
+    if proof is None:
+        raise PlanError("an attention group lost its proof when it was cut out")
+    b, m, n, k, v = attention_vars(first, second, side)
+    other = "rhs" if side == "lhs" else "lhs"
+    query, keys = ("rhs", "lhs") if proof.first_swapped else ("lhs", "rhs")
+    return AttentionForm(
+        first, second, b, m, n, k, v, proof.first_swapped,
+        lhs_index=operand_index(first, query, proof.batch, proof.m, Index.of(k)),
+        rhs_index=operand_index(first, keys, proof.batch, Index.of(n), Index.of(k)),
+        probs=second.lhs if side == "lhs" else second.rhs,
+        p_index=operand_index(second, side, Index.of(b), Index.of(m), Index.of(n)),
+        value=second.rhs if side == "lhs" else second.lhs,
+        value_index=operand_index(second, other, Index.of(b), Index.of(v), Index.of(n)),
+        stores=tuple(stores))
+
+
+def _between(body: Graph, first: ops.DotGeneral, second: ops.DotGeneral, side: str) -> set[Op]:
+    """Ops on a path from the first contraction to the probabilities."""
+    after: set[Value] = {first.result}
+    out: set[Op] = set()
+    for o in body.ops:
+        if o is not first and o is not second and any(v in after for v in o.uses):
+            after.update(o.results)
+            out.add(o)
+    del side
+    return out
+
+
+def _probs_side(body: Graph, first: ops.DotGeneral, second: ops.DotGeneral) -> str:
+    after = {r for o in _between(body, first, second, "") for r in o.results}
+    return "lhs" if second.lhs in after else "rhs"
+
+
+def reduce_operand_index(op: ops.Reduce, index: IndexMap, cols: tuple[Var, ...]) -> IndexMap:
+    """Index of a reduce's operands at row ``index``, its own dims spread over ``cols``."""
+    offset = Index()
+    for c in cols:
+        offset = offset * c.size + Index.of(c)
+    return reduction_index(op, index, delinearize(offset, reduced_shape(op)))

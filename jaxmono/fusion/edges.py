@@ -1,0 +1,78 @@
+"""Sync edges: every reason why one group has to wait for another.
+
+    raw  the consumer reads a buffer that the producer writes
+    war  the consumer overwrites bytes that the producer reads
+    waw  the consumer overwrites bytes that the producer wrote
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxmono.fusion.plan import Buffer, Group, Mechanism, Place, Scope, Stage, SyncEdge
+
+
+def sync_edges(buffers: Sequence[Buffer], stages: Sequence[Stage]) -> tuple[SyncEdge, ...]:
+    """All edges, replaying the stages in order over the places in memory.
+
+    Each edge crosses a stage border, so its mechanism is the grid barrier; an earlier group of
+    the same stage never appears as a producer.
+    """
+    spans = {b.id: _span(b) for b in buffers}
+    overlaps = _overlaps(spans)
+    writers: dict[int, Group] = {}
+    readers: dict[int, list[Group]] = {}
+    out: dict[tuple[int, int, int, str], None] = {}
+    for stage in stages:
+        for g in stage.groups:
+            for b in g.params:
+                for o in overlaps[b]:
+                    if o in writers and (o == b or _aliased(spans, o, b)):
+                        out[(writers[o].id, g.id, b, "raw")] = None
+        for g in stage.groups:
+            for b in g.results:
+                for o in overlaps[b]:
+                    if o in writers and writers[o] is not g:
+                        out[(writers[o].id, g.id, b, "waw")] = None
+                    for r in readers.get(o, ()):
+                        if r is not g:
+                            out[(r.id, g.id, b, "war")] = None
+        for g in stage.groups:
+            for b in g.results:
+                for o in overlaps[b]:
+                    writers.pop(o, None)
+                    readers.pop(o, None)
+        for g in stage.groups:
+            for b in g.results:
+                writers[b] = g
+        for g in stage.groups:
+            for b in g.params:
+                readers.setdefault(b, []).append(g)
+    return tuple(SyncEdge(p, c, b, Scope.GRID, Mechanism.BARRIER, h)
+                 for p, c, b, h in out if p != c)
+
+
+Span = tuple[str, int, int]
+
+
+def _span(b: Buffer) -> Span:
+    """The memory space of a buffer and its bytes there; an aliased output is its input."""
+    if b.place is Place.SCRATCH:
+        return ("scratch", b.offset, b.offset + max(b.type.nbytes, 1))
+    if b.place is Place.OUTPUT and b.alias is not None:
+        return (f"input{b.alias}", 0, max(b.type.nbytes, 1))
+    return (f"{b.place.value}{b.index}", 0, max(b.type.nbytes, 1))
+
+
+def _aliased(spans: dict[int, Span], a: int, b: int) -> bool:
+    return spans[a][0] == spans[b][0] and spans[a][0] != "scratch"
+
+
+def _overlaps(spans: dict[int, Span]) -> dict[int, list[int]]:
+    out: dict[int, list[int]] = {}
+    spaces: dict[str, list[tuple[int, int, int]]] = {}
+    for i, (space, begin, end) in spans.items():
+        spaces.setdefault(space, []).append((begin, end, i))
+    for i, (space, begin, end) in spans.items():
+        out[i] = [j for b, e, j in spaces[space] if b < end and begin < e]
+    return out

@@ -1,0 +1,142 @@
+"""Graph to drafts: the steps of the formulation, in order.
+
+    in_place      which dynamic_update_slices write into the program input's own buffer
+    grow          contractions, reduces and attention claim the ops around them
+    trim          give back rim ops that would make a group write more
+    fold          norms recomputed by the contractions that read them
+    materialise   floating chains: inlined, or loops of their own
+    copies        program outputs that are program inputs
+    finish        outputs and reads of every group
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxmono.fusion import order
+from jaxmono.fusion.bodies import order as body_order
+from jaxmono.fusion.draft import Draft, State
+from jaxmono.fusion.errors import PlanError
+from jaxmono.fusion.fold import fold
+from jaxmono.fusion.grow import grow
+from jaxmono.fusion.inplace import find_in_place
+from jaxmono.fusion.loops import copies, materialise, merge
+from jaxmono.fusion.plan import Device
+from jaxmono.fusion.trim import trim
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Op, Value
+
+MAX_ATTEMPTS = 32
+
+
+@dataclass(eq=False)
+class Formulation:
+    """Drafts with everything that stages and buffers need.
+
+    Attributes:
+      groups: in a deterministic order in which every group follows those it waits for.
+      before: direct predecessors of each group.
+      level: longest path.
+      updates: old value to the group that overwrites its buffer.
+    """
+
+    state: State
+    groups: list[Draft]
+    stored: set[Value]
+    reads: dict[Draft, tuple[Value, ...]]
+    before: dict[Draft, dict[Draft, None]]
+    level: dict[Draft, int]
+    updates: dict[Value, Draft]
+
+
+def formulate(graph: Graph, device: Device) -> Formulation:
+    """Drafts for the whole graph.
+
+    Groups that would wait on each other (two results of one group, one needing the other through
+    a third) are taken apart and the formulation runs again; single ops always order.
+    """
+    banned: set[Op] = set()
+    for _ in range(MAX_ATTEMPTS):
+        state = State(graph, banned=set(banned))
+        find_in_place(state)
+        grow(state)
+        trim(state)
+        fold(state, device)
+        materialise(state, device)
+        state.drafts.extend(copies(state))
+        made = _finish(state)
+        if isinstance(made, Formulation):
+            return made
+        for d in made:
+            banned.update(d.ops)
+            banned.update(d.folded)
+    raise PlanError("the groups of this program wait on each other in a circle; "
+                    "report the program, it should not happen")
+
+
+def _finish(state: State) -> Formulation | list[Draft]:
+    stored = _outputs(state)
+    groups = [d for d in state.drafts if d.outputs]
+    reads = {d: tuple(body_order(state, d, stored)[1]) for d in groups}
+    groups, stored, reads = _needed(state, groups, stored, reads)
+    updates = {o.inputs[0]: d for d in groups for o in d.ops
+               if isinstance(o, ops.DynamicUpdateSlice) and o in state.in_place}
+    before = order.dependences(groups, reads, updates)
+    level = order.levels(groups, before)
+    if level is None:
+        return order.cycle(groups, before)
+    position = _positions(state)
+    groups = merge(sorted(groups, key=lambda d: (level[d], position(d))), level, reads)
+    before = order.dependences(groups, reads, updates)
+    return Formulation(state, groups, stored, reads, before,
+                       {d: level[d] for d in groups}, updates)
+
+
+def _positions(state: State):  # noqa: ANN202
+    place = {o: i for i, o in enumerate(state.graph.ops)}
+
+    def position(d: Draft) -> int:
+        anchor = d.anchor if d.anchor is not None else next(iter(d.ops), None)
+        return place[anchor] if anchor is not None else -1
+
+    return position
+
+
+def _outputs(state: State) -> set[Value]:
+    """Fills in ``outputs`` of the drafts; returns all values that live in buffers."""
+    graph, outputs = state.graph, state.outputs_set()
+    stored: set[Value] = set()
+    for d in state.drafts:
+        if d.outputs:
+            continue
+        out = list(d.extra)
+        for o in d.ops:
+            for r in o.results:
+                used = r in outputs or any(not d.has(u) for u in graph.users.get(r, ()))
+                if used and (r in d.at or r in d.stored):
+                    out.append(r)
+                elif used:
+                    raise PlanError(f"{o.opcode} at {o.loc}: a value inside a {d.kind} group is "
+                                    "used outside, where it has no place")
+        d.outputs = tuple(out)
+        stored.update(out)
+    return stored
+
+
+def _needed(state: State, groups: list[Draft], stored: set[Value],
+            reads: dict[Draft, tuple[Value, ...]]) -> tuple[list[Draft], set[Value],
+                                                            dict[Draft, tuple[Value, ...]]]:
+    """Drops outputs that nobody reads after inlining, and groups without outputs."""
+    while True:
+        used = set(state.graph.outputs) | {v for r in reads.values() for v in r}
+        changed = False
+        for d in groups:
+            keep = tuple(v for v in d.outputs if v in used)
+            if keep != d.outputs:
+                d.outputs, changed = keep, True
+                d.extra = tuple(v for v in d.extra if v in used)
+        if not changed:
+            return groups, stored, reads
+        groups = [d for d in groups if d.outputs]
+        stored = {v for d in groups for v in d.outputs}
+        reads = {d: tuple(body_order(state, d, stored)[1]) for d in groups}

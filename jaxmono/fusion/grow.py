@@ -1,0 +1,64 @@
+"""One sweep in program order that grows every draft forward from its anchor.
+
+    dot ──► add bias ──► gelu ──► convert        joins the dot's draft (epilogue)
+    reduce ──► divide ──► broadcast ──► subtract joins the reduce's draft
+
+An op joins the draft of its operand with the highest potential, if everything else that it reads
+has a smaller one (so the draft does not have to wait for its own kind) and it demands the values
+inside at their canonical index. What joins nothing floats: `loops` decides about it later.
+"""
+
+from __future__ import annotations
+
+from jaxmono.fusion.attention import place_attention
+from jaxmono.fusion.dots import start_dot
+from jaxmono.fusion.draft import JOINABLE, Draft, State, consistent, forward
+from jaxmono.fusion.rows import place_reduce
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Op
+
+
+def grow(state: State) -> None:
+    """Fills ``state.drafts``, ``state.owner`` and ``state.pot``."""
+    for op in state.graph.ops:
+        if isinstance(op, ops.DotGeneral):
+            place_attention(state, op) or start_dot(state, op)
+        elif isinstance(op, ops.Reduce):
+            place_reduce(state, op)
+        elif not _join(state, op):
+            pot = max((state.pot_of(v) for v in op.uses), default=0)
+            state.pot.update(dict.fromkeys(op.results, pot))
+
+
+def _join(state: State, op: Op) -> bool:
+    in_place = op in state.in_place
+    if op in state.banned or not (isinstance(op, JOINABLE) or in_place):
+        return False
+    draft = _target(state, op)
+    if draft is None:
+        return False
+    inside = [v for v in op.inputs if v in draft.at]
+    if any(state.pot_of(v) >= draft.pot for v in op.inputs if v not in draft.at):
+        return False
+    if isinstance(op, ops.DynamicUpdateSlice) and inside != [op.update]:
+        return False
+    index = None
+    for v in inside:
+        index = forward(op, v, draft.at[v], draft.cols)
+        if index is not None:
+            break
+    if index is None or not consistent(op, index, draft.at):
+        return False
+    # an updated buffer is read by later stages only, so nothing may join through it
+    (draft.stored if in_place else draft.at)[op.results[0]] = index
+    state.claim(draft, op)
+    return True
+
+
+def _target(state: State, op: Op) -> Draft | None:
+    best: Draft | None = None
+    for v in op.inputs:
+        owner = state.owner_of(v)
+        if owner is not None and v in owner.at and (best is None or owner.pot > best.pot):
+            best = owner
+    return best

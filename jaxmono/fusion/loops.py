@@ -1,0 +1,189 @@
+"""What floats after growing: inlined into its consumers, or stored by a loop of its own.
+
+An element-wise chain outside every draft is recomputed by whoever needs it, unless that repeats
+more work than a stage costs. Each stored value becomes a loop draft (MonoNN's EWS); loops over
+equal spaces in one stage that read the same buffers are merged.
+"""
+
+from __future__ import annotations
+
+import math
+
+from jaxmono.fusion import cost
+from jaxmono.fusion.dots import dot_dims
+from jaxmono.fusion.draft import Draft, State
+from jaxmono.fusion.indexing import Index, as_map, variables
+from jaxmono.fusion.draft import forward
+from jaxmono.fusion.plan import Device
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Op, Value
+
+TILE = 64
+"""Typical tile edge of a contraction: how often an operand's elements are read again."""
+
+MAX_INLINE_OPS = 192
+"""A longer chain is not copied into several groups."""
+
+_CAP = 1 << 40
+
+
+def materialise(state: State, device: Device) -> None:
+    """Makes a loop draft for every floating value that is to live in a buffer."""
+    holders = _holders(state)
+    outputs = state.outputs_set()
+    weights, counts = _chains(state, holders)
+    evals: dict[Value, int] = {}
+    sinks: dict[Value, frozenset[int]] = {}
+    made: list[Draft] = []
+    for op in reversed(state.graph.ops):
+        if op in holders:
+            for d in holders[op]:
+                _spread_grouped(op, d, evals, sinks)
+            continue
+        stored = any(r in outputs for r in op.results) or op in state.in_place or _repeats(
+            op, evals, sinks, weights, counts, device)
+        if stored:
+            made.append(_loop(state, op))
+            for v in op.uses:
+                _need(evals, sinks, v, _size(op), frozenset({id(op)}))
+        else:
+            times = max((evals.get(r, 0) for r in op.results), default=0)
+            into = frozenset[int]().union(*(sinks.get(r, frozenset()) for r in op.results))
+            if times:
+                for v in op.uses:
+                    _need(evals, sinks, v, times, into)
+    state.drafts.extend(reversed(made))
+
+
+def _holders(state: State) -> dict[Op, list[Draft]]:
+    out: dict[Op, list[Draft]] = {}
+    for d in state.drafts:
+        for o in (*d.ops, *d.folded):
+            out.setdefault(o, []).append(d)
+    return out
+
+
+def _size(op: Op) -> int:
+    if isinstance(op, ops.DynamicUpdateSlice):
+        return op.update.type.size
+    return max((r.type.size for r in op.results), default=0)
+
+
+def _need(evals: dict[Value, int], sinks: dict[Value, frozenset[int]], v: Value, times: int,
+          into: frozenset[int]) -> None:
+    old = sinks.get(v, frozenset())
+    if into <= old:  # the same group reads it once more: it is kept at hand there
+        evals[v] = max(evals.get(v, 0), times)
+    else:
+        evals[v] = evals.get(v, 0) + times
+    sinks[v] = old | into
+
+
+def _spread_grouped(op: Op, draft: Draft, evals: dict[Value, int],
+                    sinks: dict[Value, frozenset[int]]) -> None:
+    into = frozenset({id(draft)})
+    if isinstance(op, ops.DotGeneral):
+        dims = dot_dims(op)
+        _need(evals, sinks, op.lhs, op.lhs.type.size * -(-max(dims.n, 1) // TILE), into)
+        _need(evals, sinks, op.rhs, op.rhs.type.size * -(-max(dims.m, 1) // TILE), into)
+        return
+    times = op.inputs[0].type.size if isinstance(op, ops.Reduce) else _size(op)
+    for v in op.uses:
+        _need(evals, sinks, v, times, into)
+
+
+def _chains(state: State, holders: dict[Op, list[Draft]]) -> tuple[dict[Value, int],
+                                                                   dict[Value, int]]:
+    """Per floating value: lane operations and ops of the whole chain behind one element."""
+    weights: dict[Value, int] = {}
+    counts: dict[Value, int] = {}
+    for op in state.graph.ops:
+        if op in holders:
+            continue
+        w = cost.weight(op) + sum(weights.get(v, 0) for v in op.uses)
+        n = 1 + sum(counts.get(v, 0) for v in op.uses)
+        for r in op.results:
+            weights[r], counts[r] = min(w, _CAP), min(n, _CAP)
+    return weights, counts
+
+
+def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]],
+             weights: dict[Value, int], counts: dict[Value, int], device: Device) -> bool:
+    """Whether recomputing ``op`` wherever it is needed costs more than storing it."""
+    if cost.weight(op) == 0:  # a view: decide at what it looks at
+        return False
+    for r in op.results:
+        if r.type.rank == 0:
+            continue
+        extra = (evals.get(r, 0) - r.type.size) * weights[r]
+        if cost.lane_us(extra, device) > device.phase_us / 2:
+            return True
+        if len(sinks.get(r, ())) > 1 and counts[r] > MAX_INLINE_OPS:
+            return True
+    return False
+
+
+def _loop(state: State, op: Op) -> Draft:
+    draft = Draft("loop", max((state.pot_of(v) for v in op.uses), default=0) + 1, anchor=op)
+    if isinstance(op, ops.DynamicUpdateSlice) and op in state.in_place:
+        shape = op.update.type.dims
+        draft.domain = variables("i", [n for n in shape if n != 1])
+        at = forward(op, op.update, _identity(draft, shape))
+        assert at is not None
+        draft.stored[op.result] = at
+    else:
+        shape = op.results[0].type.dims
+        draft.domain = variables("i", [n for n in shape if n != 1])
+        for r in op.results:
+            draft.at[r] = _identity(draft, shape)
+    draft.own(op)
+    return draft
+
+
+def _identity(draft: Draft, shape: tuple[int, ...]) -> tuple[Index, ...]:
+    vars = iter(draft.domain)
+    return tuple(Index() if n == 1 else as_map((next(vars),))[0] for n in shape)
+
+
+def copies(state: State) -> list[Draft]:
+    """Loop drafts for program outputs that are program inputs, unchanged."""
+    made: list[Draft] = []
+    for v in dict.fromkeys(state.graph.outputs):
+        if v not in state.graph.inputs:
+            continue
+        shape = v.type.dims
+        draft = Draft("loop", 0, domain=variables("i", [n for n in shape if n != 1]))
+        draft.at[v] = _identity(draft, shape)
+        draft.outputs = (v,)
+        made.append(draft)
+    return made
+
+
+def merge(groups: list[Draft], level: dict[Draft, int],
+          reads: dict[Draft, tuple[Value, ...]]) -> list[Draft]:
+    """Joins loops of one level, equal space and common buffers into one with several outputs."""
+    out: list[Draft] = []
+    hosts: dict[tuple[int, tuple[int, ...]], list[Draft]] = {}
+    for d in groups:
+        if d.kind != "loop" or d.stored or not d.outputs:
+            out.append(d)
+            continue
+        shape = d.outputs[0].type.dims
+        slot = hosts.setdefault((level[d], shape), [])
+        host = next((h for h in slot if _worth(h, d, reads)), None)
+        if host is None:
+            slot.append(d)
+            out.append(d)
+        else:
+            host.ops.update(d.ops)
+            host.at.update(d.at)
+            host.outputs += d.outputs
+            reads[host] = tuple(dict.fromkeys((*reads[host], *reads[d])))
+    return out
+
+
+def _worth(host: Draft, other: Draft, reads: dict[Draft, tuple[Value, ...]]) -> bool:
+    if len(host.outputs) >= 8:
+        return False
+    small = math.prod(v.size for v in host.domain) <= 4096
+    return small or bool(set(reads[host]) & set(reads[other]))

@@ -1,0 +1,157 @@
+"""Graph to Plan.
+
+    formulate -> Sigs -> stages -> buffers -> scratch offsets -> edges -> loops -> verify
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxmono.fusion import memory
+from jaxmono.fusion.bodies import make_sig
+from jaxmono.fusion.draft import Draft
+from jaxmono.fusion.edges import sync_edges
+from jaxmono.fusion.errors import PlanError
+from jaxmono.fusion.formulate import Formulation, formulate
+from jaxmono.fusion.plan import Buffer, Device, Group, Place, Plan, Sig, Stage
+from jaxmono.fusion.roll import find_loops
+from jaxmono.fusion.stages import place
+from jaxmono.fusion.support import refusal
+from jaxmono.fusion.verify import verify
+from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.types import TensorType
+
+MODES = ("monolithic", "auto")
+
+
+def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
+              aliases: tuple[tuple[int, int], ...] = ()) -> Plan:
+    """Plans one kernel for all of ``graph``.
+
+    Args:
+      graph: a self-contained graph of supported ops (`regions.cut` makes such graphs), after the
+        passes of `jaxmono.hlo`.
+      device: the facts of the GPU.
+      mode: "monolithic" or "auto" (the same here: regions were chosen before).
+      aliases: (output, input) pairs that the caller wants in one buffer. An output that updates
+        the input in place gets it anyway; any other pair is noted and left to XLA.
+
+    Raises:
+      PlanError: if an op is refused (the message says which and why) or the plan is not legal.
+      NotImplementedError: for a mode that is not built yet.
+    """
+    if mode not in MODES:
+        raise NotImplementedError(f"mode={mode!r} is not built yet; available: "
+                                  f"{', '.join(MODES)}")
+    for o in graph.ops:
+        if (reason := refusal(o)) is not None:
+            raise PlanError(f"{o.opcode} at {o.loc}: {reason}; leave it to XLA (regions.cut)")
+    if graph.captures:
+        raise PlanError("the graph uses values from outside; make them inputs (regions.cut)")
+    form = formulate(graph, device)
+    plan = _assemble(graph, device, form)
+    notes = list(plan.notes)
+    made = {(b.index, b.alias) for b in plan.outputs if b.alias is not None}
+    notes += [f"output {o} does not update input {i} in place; XLA may still reuse its buffer"
+              for o, i in aliases if (o, i) not in made]
+    plan = dataclasses.replace(plan, notes=tuple(notes))
+    verify(plan)
+    return plan
+
+
+def _assemble(graph: Graph, device: Device, form: Formulation) -> Plan:
+    outputs: dict[Value, list[int]] = {}
+    for i, v in enumerate(graph.outputs):
+        outputs.setdefault(v, []).append(i)
+    results: dict[Draft, list[Value]] = {
+        d: [v for v in d.outputs for _ in range(max(len(outputs.get(v, ())), 1))]
+        for d in form.groups}
+    sigs: dict[Draft, Sig] = {}
+    reads: dict[Draft, list[Value]] = {}
+    shared: dict[str, Sig] = {}
+    for d in form.groups:
+        sig, reads[d] = make_sig(form.state, d, form.stored, results[d])
+        sigs[d] = shared.setdefault(sig.key, sig)
+    staged = place(form, sigs, device)
+    table = _Buffers(graph, form, staged, reads)
+    stages: list[Stage] = []
+    number = 0
+    for groups in staged:
+        made: list[Group] = []
+        for d in groups:
+            made.append(Group(number, sigs[d], tuple(table.read(v) for v in reads[d]),
+                              tuple(table.write(results[d]))))
+            number += 1
+        stages.append(Stage(tuple(made)))
+    buffers, scratch = table.finish()
+    return Plan(graph, buffers, tuple(stages), sync_edges(buffers, stages), find_loops(stages),
+                scratch, max(len(form.groups) - 1, 0), tuple(form.state.notes))
+
+
+class _Buffers:
+    """Binds values to buffers; knows which stages need them."""
+
+    def __init__(self, graph: Graph, form: Formulation, staged: list[list[Draft]],
+                 reads: dict[Draft, list[Value]]) -> None:
+        self.rows: list[Buffer] = []
+        self.of: dict[Value, int] = {}
+        self.outputs: dict[Value, list[int]] = {}
+        last_stage = len(staged)
+        stage = {d: i for i, groups in enumerate(staged) for d in groups}
+        last: dict[Value, int] = {}
+        for d, values in reads.items():
+            for v in values:
+                last[v] = max(last.get(v, -1), stage[d])
+        for i, v in enumerate(graph.inputs):
+            self.of[v] = self._add(v.type, Place.INPUT, index=i, first=-1, last=last.get(v, -1))
+        writer = {v: d for d in form.groups for v in d.outputs}
+        alias: dict[int, int] = {}
+        chained: dict[Value, int] = {}
+        for o, out in form.state.in_place.items():
+            chained[o.results[0]] = out
+            if o.inputs[0] in graph.inputs:
+                alias[out] = graph.inputs.index(o.inputs[0])
+        for i, v in enumerate(graph.outputs):
+            b = self._add(v.type, Place.OUTPUT, index=i, alias=alias.get(i),
+                          first=stage[writer[v]], last=last_stage)
+            self.outputs.setdefault(v, []).append(b)
+            self.of.setdefault(v, b) if v not in graph.inputs else None
+        self.chain = {v: self.outputs[graph.outputs[out]][0] for v, out in chained.items()}
+        for d in form.groups:
+            for v in d.outputs:
+                if v in self.chain:
+                    self.of[v] = self.chain[v]
+                    b = self.rows[self.chain[v]]
+                    self.rows[b.id] = dataclasses.replace(b, first=min(b.first, stage[d]))
+                elif v not in self.outputs:
+                    self.of[v] = self._add(v.type, Place.SCRATCH, first=stage[d],
+                                           last=max(last.get(v, -1), stage[d]))
+
+    def _add(self, type: TensorType, place: Place, *, index: int = -1, first: int,
+             last: int, alias: int | None = None) -> int:
+        self.rows.append(Buffer(len(self.rows), type, place, index=index, first=first,
+                                last=last, alias=alias))
+        return self.rows[-1].id
+
+    def read(self, v: Value) -> int:
+        return self.of[v]
+
+    def write(self, results: list[Value]) -> list[int]:
+        """Buffer of each result; a value that is several program outputs goes to each."""
+        out: list[int] = []
+        seen: dict[Value, int] = {}
+        for v in results:
+            if v in self.outputs:
+                k = seen[v] = seen.get(v, -1) + 1
+                out.append(self.outputs[v][k])
+            else:
+                out.append(self.of[v])
+        return out
+
+    def finish(self) -> tuple[tuple[Buffer, ...], int]:
+        scratch = [b for b in self.rows if b.place is Place.SCRATCH]
+        offsets, total = memory.assign(
+            [memory.Interval(b.type.nbytes, b.first, b.last) for b in scratch])
+        for b, offset in zip(scratch, offsets, strict=True):
+            self.rows[b.id] = dataclasses.replace(b, offset=offset)
+        return tuple(self.rows), total

@@ -1,0 +1,167 @@
+"""Which parts of a program become kernels: maximal convex regions of supported ops.
+
+    a = tanh(x)      region 0
+    b = sort(a)      XLA
+    c = b @ w        region 1
+    d = a + 1        region 0
+
+A region is convex: no path leaves it and comes back, so all its inputs exist before it starts.
+Constants, iotas and other ops that cost nothing are copied into every region that wants them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jaxmono.fusion.demand import is_view
+from jaxmono.fusion.support import refusal
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Op, Value
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A convex part of a graph.
+
+    Attributes:
+      op_indices: positions in ``graph.ops``, ascending; free ops that are also used elsewhere may
+        be in several regions and stay with XLA as well; they are never outputs.
+      inputs: values read from outside, in order of first use.
+      outputs: values that something outside needs, in order.
+    """
+
+    op_indices: tuple[int, ...]
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+    def subgraph(self, graph: Graph) -> Graph:
+        """The region as a Graph of its own (the same Values; inputs and outputs in order)."""
+        return Graph(self.inputs, tuple(graph.ops[i] for i in self.op_indices), self.outputs,
+                     graph.name)
+
+
+Refusals = list[tuple[Op, str]]
+
+
+def find_regions(graph: Graph) -> tuple[tuple[Region, ...], Refusals]:
+    """Splits a graph (as imported, dead ops included).
+
+    Returns:
+      The regions in an order in which each only reads what earlier ones and XLA's ops make, and
+      every op that stays with XLA with the reason (ops that a region copies are not listed).
+    """
+    live = _live(graph)
+    reasons: dict[int, str] = {}
+    for i in live:
+        if (why := refusal(graph.ops[i])) is not None:
+            reasons[i] = why
+    free = {i for i in live if i not in reasons and _is_free(graph.ops[i])}
+    _spread_free(graph, live, free, reasons)
+    color = _colors(graph, live, free, reasons)
+    members: dict[int, list[int]] = {}
+    for i in sorted(color):
+        members.setdefault(color[i], []).append(i)
+    regions: list[Region] = []
+    taken: set[int] = set()
+    for c in sorted(members):
+        indices = members[c]
+        if not _worth_launching(graph, indices):
+            reasons.update(dict.fromkeys(indices, "only moves data; nothing to launch a kernel for"))
+            continue
+        region = _cut(graph, indices, free)
+        regions.append(region)
+        taken.update(region.op_indices)
+    refused = [(graph.ops[i], reasons[i]) for i in sorted(reasons) if i not in taken]
+    return tuple(regions), refused
+
+
+def _live(graph: Graph) -> list[int]:
+    wanted = set(graph.outputs)
+    out: list[int] = []
+    for i in range(len(graph.ops) - 1, -1, -1):
+        o = graph.ops[i]
+        if ops.has_side_effect(o) or any(r in wanted for r in o.results):
+            out.append(i)
+            wanted.update(o.uses)
+    return out[::-1]
+
+
+def _is_free(op: Op) -> bool:
+    return isinstance(op, (ops.Constant, ops.Iota))
+
+
+def _spread_free(graph: Graph, live: Sequence[int], free: set[int],
+                 reasons: dict[int, str]) -> None:
+    """Views, converts and scalar arithmetic of free values are free as well."""
+    made = {r for i in free for r in graph.ops[i].results}
+    for i in live:
+        o = graph.ops[i]
+        if i in free or i in reasons or not o.uses:
+            continue
+        small = is_view(o) or (isinstance(o, (ops.Elementwise, ops.Convert, ops.Compare))
+                               and o.results[0].type.size <= 1)
+        if small and all(v in made for v in o.uses):
+            free.add(i)
+            made.update(o.results)
+
+
+def _colors(graph: Graph, live: Sequence[int], free: set[int],
+            reasons: dict[int, str]) -> dict[int, int]:
+    """Region number of each supported op: how many changes between kernel and XLA lie before it.
+
+    A kernel's op takes the largest number of its operands' kernels, or one more where an operand
+    came from XLA after that kernel; an XLA op carries the largest number on. Ops of one number
+    are convex: any path through XLA raises the number. Counted from the end instead, ops run as
+    late as they can; whichever way gives fewer regions is taken.
+    """
+    rows = [i for i in live if i not in free]
+    makers = {r: i for i in rows for r in graph.ops[i].results}
+    before = {i: [makers[v] for v in graph.ops[i].uses if v in makers] for i in rows}
+    after: dict[int, list[int]] = {i: [] for i in rows}
+    for i in rows:
+        for p in before[i]:
+            after[p].append(i)
+    early = _levels(rows, before, reasons)
+    late = _levels(rows[::-1], after, reasons)
+    last = max(late.values(), default=0)
+    late = {i: last - n for i, n in late.items()}
+    return late if len(set(late.values())) < len(set(early.values())) else early
+
+
+def _levels(rows: Sequence[int], before: dict[int, list[int]],
+            reasons: dict[int, str]) -> dict[int, int]:
+    number: dict[int, int] = {}
+    for i in rows:
+        mine = i not in reasons
+        number[i] = max((number[p] + (1 if mine and p in reasons else 0) for p in before[i]),
+                        default=0)
+    return {i: n for i, n in number.items() if i not in reasons}
+
+
+def _worth_launching(graph: Graph, indices: Sequence[int]) -> bool:
+    return any(not is_view(graph.ops[i]) and graph.ops[i].results[0].type.is_static
+               and any(r.type.size for r in graph.ops[i].results) for i in indices)
+
+
+def _cut(graph: Graph, indices: Sequence[int], free: set[int]) -> Region:
+    inside = set(indices)
+    made = {r: i for i in free for r in graph.ops[i].results}
+    todo = [v for i in indices for v in graph.ops[i].uses]
+    while todo:
+        v = todo.pop()
+        if v in made and made[v] not in inside:
+            inside.add(made[v])
+            todo.extend(graph.ops[made[v]].uses)
+    chosen = sorted(inside)
+    defined = {r for i in chosen for r in graph.ops[i].results}
+    inputs: dict[Value, None] = {}
+    for i in chosen:
+        inputs.update(dict.fromkeys(v for v in graph.ops[i].uses if v not in defined))
+    outside = set(graph.outputs)
+    for j, o in enumerate(graph.ops):
+        if j not in inside:
+            outside.update(o.uses)
+    outputs = tuple(r for i in chosen for r in graph.ops[i].results
+                    if r in outside and i not in free)
+    return Region(tuple(chosen), tuple(inputs), outputs)

@@ -1,0 +1,122 @@
+"""Reduces that share a row: finding the draft that a reduce belongs to.
+
+Two reduces share a draft when they have the same rows and columns and are connected: one is
+computed from the other (softmax: max, then the sum), or both read the same values (mean and mean
+of squares). MonoNN calls the result an OCS with its element-wise neighbours (section 4.2.1).
+"""
+
+from __future__ import annotations
+
+import math
+
+from jaxmono.fusion.draft import ANCHORS, Draft, State
+from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize, variables
+from jaxmono.fusion.walk import Walk, leaves
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Op, Value
+
+
+def kept_shape(op: ops.Reduce) -> tuple[int, ...]:
+    shape = op.args[0].type.dims
+    return tuple(n for d, n in enumerate(shape) if d not in op.dimensions)
+
+
+def reduced_shape(op: ops.Reduce) -> tuple[int, ...]:
+    shape = op.args[0].type.dims
+    return tuple(n for d, n in enumerate(shape) if d in op.dimensions)
+
+
+def spread(vars: tuple[Var, ...], shape: tuple[int, ...]) -> IndexMap:
+    """The row-major position over ``vars`` as an index into ``shape`` of equal size."""
+    offset = linearize(tuple(Index.of(v) for v in vars), [v.size for v in vars])
+    return delinearize(offset, shape)
+
+
+def place_reduce(state: State, op: ops.Reduce) -> Draft:
+    """Puts a reduce into the draft that it shares rows with, or into one of its own."""
+    if op in state.banned:
+        return _start(state, op)
+    floating = {v: None for a in op.args for v in leaves(
+        state.graph, a, lambda o: o not in state.owner and not isinstance(o, ANCHORS))}
+    for draft in _candidates(state, floating):
+        if _join(state, draft, op):
+            return draft
+    return _start(state, op)
+
+
+def _candidates(state: State, reached: dict[Value, None]) -> list[Draft]:
+    found: dict[Draft, None] = {}
+    for v in reached:
+        owner = state.owner_of(v)
+        if owner is not None and owner.kind == "row":
+            found[owner] = None
+    for d in state.drafts:
+        if d.kind == "row" and any(v in d.seen for v in reached):
+            found[d] = None
+    return sorted(found, key=lambda d: -d.pot)
+
+
+def _walk(state: State, op: ops.Reduce, index: IndexMap, reduced: IndexMap) -> Walk:
+    walk = Walk(state.graph, lambda o: o not in state.owner and not isinstance(o, ANCHORS))
+    kept, over = iter(index), iter(reduced)
+    inner = tuple(next(over) if d in op.dimensions else next(kept)
+                  for d in range(op.args[0].type.rank))
+    for a in op.args:
+        walk.demand(a, inner)
+    for a in op.inits:
+        walk.demand(a, ())
+    return walk
+
+
+def _join(state: State, draft: Draft, op: ops.Reduce) -> bool:
+    kept, reduced = kept_shape(op), reduced_shape(op)
+    if (math.prod(kept) != math.prod(v.size for v in draft.domain)
+            or math.prod(reduced) != math.prod(v.size for v in draft.cols)):
+        return False
+    index, over = spread(draft.domain, kept), spread(draft.cols, reduced)
+    walk = _walk(state, op, index, over)
+    if walk.failed is not None:
+        return False
+    linked = False
+    for v, indices in walk.reached.items():
+        if v in draft.at:
+            if tuple(indices) != (draft.at[v],):
+                return False
+            linked = True
+        elif state.pot_of(v) >= draft.pot:
+            return False
+        elif v in draft.seen and draft.seen[v] in indices:
+            linked = True
+    if not linked:
+        return False
+    _add(state, draft, op, index, walk)
+    return True
+
+
+def _start(state: State, op: ops.Reduce) -> Draft:
+    kept, reduced = kept_shape(op), reduced_shape(op)
+    rows = variables("r", [n for n in kept if n != 1])
+    cols = variables("c", [n for n in reduced if n != 1])
+    index, over = spread(rows, kept), spread(cols, reduced)
+    pot = 1 + max((state.pot_of(v) for v in op.inputs), default=0)
+    draft = Draft("row", pot, domain=rows, cols=cols, anchor=op)
+    state.drafts.append(draft)
+    _add(state, draft, op, index, _walk(state, op, index, over))
+    return draft
+
+
+def _add(state: State, draft: Draft, op: ops.Reduce, index: IndexMap, walk: Walk) -> None:
+    size = math.prod(v.size for v in (*draft.domain, *draft.cols))
+    for v, indices in walk.reached.items():
+        # small tables (a bias, a mask row) do not tie reduces together
+        if v.type.size == size and v not in draft.at and not _is_literal(state, v):
+            draft.seen.setdefault(v, next(iter(indices)))
+    for r in op.results:
+        draft.at[r] = index
+    state.claim(draft, op)
+
+
+def _is_literal(state: State, v: Value) -> bool:
+    producer: Op | None = state.graph.producer.get(v)
+    return isinstance(producer, (ops.Constant, ops.Iota)) or (
+        isinstance(producer, ops.BroadcastInDim) and _is_literal(state, producer.operand))

@@ -1,0 +1,13 @@
+"""Passes: each takes a Graph and returns one with the same meaning, itself if nothing changed."""
+
+from __future__ import annotations
+
+from jaxmono.hlo.passes.algebraic import algebraic
+from jaxmono.hlo.passes.canonicalise import canonicalise
+from jaxmono.hlo.passes.common_subexpressions import common_subexpressions
+from jaxmono.hlo.passes.constant_folding import constant_folding
+from jaxmono.hlo.passes.dead_code import dead_code
+from jaxmono.hlo.passes.pipeline import simplify
+
+__all__ = ["algebraic", "canonicalise", "common_subexpressions", "constant_folding",
+           "dead_code", "simplify"]

@@ -1,0 +1,43 @@
+"""The order of passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxmono.hlo.ir import Graph
+from jaxmono.hlo.passes.algebraic import algebraic
+from jaxmono.hlo.passes.canonicalise import canonicalise
+from jaxmono.hlo.passes.common_subexpressions import common_subexpressions
+from jaxmono.hlo.passes.constant_folding import constant_folding
+from jaxmono.hlo.passes.dead_code import dead_code
+
+Pass = Callable[[Graph], Graph]
+
+PASSES: tuple[Pass, ...] = (
+    # Imported graphs carry much that nothing uses (masks for dropout at rate 0, keys); every
+    # later pass is faster without it.
+    dead_code,
+    # Literals first: the algebraic rules ask whether an operand is a splat, and jnp writes
+    # scalars as constant, convert, broadcast.
+    constant_folding,
+    # Drops size-1 dimensions by reshapes that the algebraic rules then merge or cancel.
+    canonicalise,
+    algebraic,
+    # Last, because equal expressions are found by their form: the passes above bring them to
+    # one. What it merges may enable them again (x and x), hence the outer loop.
+    common_subexpressions,
+)
+MAX_ROUNDS = 16
+"""Each round leaves a graph that is no larger by a rule's own measure, and few programs need
+more than four; the bound is there should two rules ever undo each other."""
+
+
+def simplify(graph: Graph) -> Graph:
+    """Runs `PASSES` until none of them changes the graph; the meaning stays the same."""
+    for _ in range(MAX_ROUNDS):
+        before = graph
+        for run in PASSES:
+            graph = run(graph)
+        if graph is before:
+            break
+    return dead_code(graph)

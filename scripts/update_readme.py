@@ -1,0 +1,95 @@
+"""Writes the generated parts of README.md: supported ops (from the op registry and the planner's
+refusals) and environment variables.
+
+    python scripts/update_readme.py          rewrite README.md
+    python scripts/update_readme.py --check  exit with 1 if it is not current
+
+A generated part stands between ``<!-- generated: NAME -->`` and ``<!-- end: NAME -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxmono import _config
+from jaxmono.fusion import support
+from jaxmono.hlo import ir, ops
+from jaxmono.hlo.types import DType
+
+README = Path(__file__).resolve().parent.parent / "README.md"
+
+
+def supported_ops() -> str:
+    """Every op of the registry: in a kernel, or left to XLA and why."""
+    kinds = sorted(ops.UNARY | ops.BINARY | ops.TERNARY)
+    taken = [k for k in kinds if k not in support.REFUSED_ELEMENTWISE]
+    others = sorted(o for o in ir.REGISTRY if o not in ("elementwise", "unknown"))
+    refused = {cls.opcode: reason for cls, reason in support.REFUSED_OPS.items()}
+    taken += [o for o in others if o not in refused]
+    dtypes = [d.value for d in DType if d not in support.REFUSED_DTYPES]
+    lines = [
+        "**In kernels**: " + ", ".join(f"`{name}`" for name in sorted(taken)) + ".",
+        "",
+        "**Element types**: " + ", ".join(f"`{name}`" for name in dtypes) + ".",
+        "",
+        "**Left to XLA**:",
+        "",
+        "| op or type | why |",
+        "|---|---|",
+    ]
+    reasons: dict[str, list[str]] = {}
+    for name in others:
+        if name in refused:
+            reasons.setdefault(refused[name], []).append(name)
+    for kind, reason in sorted(support.REFUSED_ELEMENTWISE.items()):
+        reasons.setdefault(reason.replace(f"{kind} has", "has"), []).append(kind)
+    for dtype, reason in support.REFUSED_DTYPES.items():
+        reasons.setdefault(reason, []).append(dtype.value)
+    reasons.setdefault(refused["unknown"], []).append("any other op")
+    lines += [f"| {', '.join(f'`{n}`' if n != 'any other op' else n for n in names)} | {why} |"
+              for why, names in reasons.items()]
+    return "\n".join(lines)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "supported ops": supported_ops,
+    "environment": _config.table,
+}
+
+
+def updated(text: str) -> str:
+    """``text`` with every generated part written anew.
+
+    Raises:
+      ValueError: a part has no place in it.
+    """
+    for name, make in PARTS.items():
+        start, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
+        if start not in text or end not in text:
+            raise ValueError(f"README.md has no place for {name!r}: add the lines {start} and {end}")
+        pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
+        block = f"{start}\n{make()}\n{end}"
+        text = pattern.sub(lambda _, block=block: block, text)
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="do not write; fail if not current")
+    check = parser.parse_args().check
+    old = README.read_text()
+    new = updated(old)
+    if check and new != old:
+        sys.stderr.write("README.md is not current: run python scripts/update_readme.py\n")
+        return 1
+    if not check:
+        README.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,496 @@
+"""The steps that random programs are made of: each writes statements, or None if none fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from programs import FLOATS, MAX_ELEMENTS, NUMPY, SIZES, Val, Writer
+
+Step = Callable[[Writer], Val | None]
+STEPS: dict[str, Step] = {}
+WEIGHTS: dict[str, float] = {"unary": 3, "binary": 3, "dot_general": 2, "reduce": 2}
+
+
+def step(f: Step) -> Step:
+    STEPS[f.__name__.rstrip("_")] = f
+    return f
+
+
+def _any_float(v: Val) -> bool:
+    return v.is_float
+
+
+def _axes(w: Writer, rank: int, least: int = 1) -> tuple[int, ...]:
+    return tuple(sorted(w.rng.sample(range(rank), w.rng.randint(min(least, rank), rank))))
+
+
+# Element by element
+
+UNARY = {  # expression, bound of the result from that of x
+    "jnp.tanh({x})": lambda b: 1.0, "jnp.sin({x})": lambda b: 1.0, "jnp.cos({x})": lambda b: 1.0,
+    "jax.nn.sigmoid({x})": lambda b: 1.0, "lax.erf({x})": lambda b: 1.0,
+    "lax.erfc({x})": lambda b: 2.0, "lax.cbrt({x})": lambda b: max(1.0, b),
+    "jnp.sqrt(jnp.abs({x}))": lambda b: max(1.0, b),
+    "lax.rsqrt(jnp.abs({x}) + 0.5)": lambda b: 1.5,
+    "jnp.log(jnp.abs({x}) + 0.5)": lambda b: max(1.0, b),
+    "jnp.log1p(jnp.abs({x}))": lambda b: b, "jnp.square({x})": lambda b: b * b,
+    "jnp.arctan({x})": lambda b: 1.6, "jax.nn.gelu({x})": lambda b: b,
+    "jax.nn.gelu({x}, approximate=False)": lambda b: b, "jax.nn.silu({x})": lambda b: b,
+    "{x} * 0.5 + 1.0": lambda b: b + 1, "1.0 - {x}": lambda b: b + 1,
+    "{x} ** 3": lambda b: b ** 3, "jnp.exp(-jnp.abs({x}))": lambda b: 1.0,
+}
+UNARY_SMALL = {"jnp.exp({x})": math.exp, "jnp.expm1({x})": math.exp, "jnp.sinh({x})": math.exp,
+               "jnp.cosh({x})": math.exp}
+UNARY_EXACT = ("-{x}", "jnp.abs({x})", "jax.nn.relu({x})")
+UNARY_JUMP = ("jnp.floor({x})", "jnp.ceil({x})", "lax.sign({x})",
+              "lax.round({x}, lax.RoundingMethod.TO_NEAREST_EVEN)",
+              "lax.round({x}, lax.RoundingMethod.AWAY_FROM_ZERO)")
+
+
+@step
+def unary(w: Writer) -> Val | None:
+    x = w.pick(_any_float)
+    if x is None:
+        return None
+    kind = w.rng.random()
+    if kind < 0.2 and x.bound <= 3:
+        form, bound = w.rng.choice(sorted(UNARY_SMALL.items(), key=str))
+        return w.emit(form.format(x=x.name), [x], bound=bound(x.bound))
+    if kind < 0.35 or x.exact and kind < 0.5:
+        forms = UNARY_EXACT + (UNARY_JUMP if x.exact else ())
+        return w.emit(w.rng.choice(forms).format(x=x.name), [x], bound=x.bound + 1, exact=True)
+    form = w.rng.choice(sorted(UNARY))
+    return w.emit(form.format(x=x.name), [x], bound=UNARY[form](x.bound))
+
+
+BINARY = {
+    "{x} + {y}": lambda a, b: a + b, "{x} - {y}": lambda a, b: a + b,
+    "{x} * {y}": lambda a, b: a * b, "{x} / (jnp.abs({y}) + 1)": lambda a, b: a,
+    "jnp.maximum({x}, {y})": max, "jnp.minimum({x}, {y})": max,
+    "jnp.arctan2({x}, jnp.abs({y}) + 0.5)": lambda a, b: 3.2,
+    "jnp.power(jnp.abs({x}) * 0.25 + 0.5, jnp.tanh({y}))": lambda a, b: max(2.0, a),
+}
+
+
+@step
+def binary(w: Writer) -> Val | None:
+    x = w.pick(_any_float)
+    if x is None:
+        return None
+    y = w.peer(x)
+    form = w.rng.choice(sorted(BINARY))
+    return w.emit(form.format(x=x.name, y=y.name), [x, y], bound=BINARY[form](x.bound, y.bound),
+                  exact=form.startswith("jnp.m"))
+
+
+INTEGER = ("{x} + {y}", "{x} - {y}", "{x} * {y}", "{x} & {y}", "{x} | {y}", "{x} ^ {y}", "~{x}",
+           "lax.div({x}, {y})", "lax.rem({x}, {y})", "lax.shift_left({x}, {y})",
+           "lax.shift_right_logical({x}, {y})", "lax.shift_right_arithmetic({x}, {y})",
+           "jnp.maximum({x}, {y})", "jnp.minimum({x}, {y})", "lax.population_count({x})",
+           "lax.clz({x})", "{x} * 3 + 1")
+SIGNED = ("-{x}", "jnp.abs({x})", "jnp.sign({x})")
+
+
+@step
+def integer(w: Writer) -> Val | None:
+    x = w.pick(lambda v: v.is_integer)
+    if x is None:
+        return None
+    y = w.peer(x)
+    form = w.rng.choice(INTEGER + (SIGNED if x.dtype.startswith("s") else ()))
+    return w.emit(form.format(x=x.name, y=y.name), [x, y])
+
+
+@step
+def logical(w: Writer) -> Val | None:
+    x = w.pick(lambda v: v.dtype == "pred")
+    if x is None:
+        return None
+    form = w.rng.choice(("{x} & {y}", "{x} | {y}", "{x} ^ {y}", "~{x}"))
+    y = w.peer(x)
+    return w.emit(form.format(x=x.name, y=y.name), [x, y])
+
+
+@step
+def compare(w: Writer) -> Val | None:
+    x = w.pick(lambda v: v.exact)
+    if x is None:
+        return None
+    if x.is_float and w.rng.random() < 0.3:
+        form = w.rng.choice(("jnp.isfinite({x})", "jnp.isnan({x})", "jnp.isinf({x})"))
+        return w.emit(form.format(x=x.name), [x], dtype="pred")
+    y = w.peer(x, exact=True)
+    direction = w.rng.choice(("eq", "ne", "lt", "le", "gt", "ge"))
+    return w.emit(f"lax.{direction}({x.name}, {y.name})", [x, y], dtype="pred")
+
+
+@step
+def select(w: Writer) -> Val | None:
+    x = w.pick()
+    if x is None:
+        return None
+    y = w.peer(x)
+    p = w.pick(lambda v: v.dtype == "pred" and v.shape in (x.shape, ())) \
+        or w.argument(x.shape, "pred")
+    call = "lax.select" if w.rng.random() < 0.5 else "jnp.where"
+    return w.emit(f"{call}({p.name}, {x.name}, {y.name})", [x, y], exact=True)
+
+
+@step
+def clamp(w: Writer) -> Val | None:
+    x = w.pick(lambda v: v.dtype != "pred")
+    if x is None:
+        return None
+    low, high = w.argument((), x.dtype), w.peer(x)
+    if w.rng.random() < 0.5:
+        high = w.argument((), x.dtype)
+        return w.emit(f"lax.clamp({low.name}, {x.name}, {high.name})", [x, low, high],
+                      exact=True)
+    return w.emit(f"lax.clamp({x.name}, {x.name}, {high.name})", [x, high], exact=True)
+
+
+@step
+def convert(w: Writer) -> Val | None:
+    target = w.rng.choice(w.dtypes)
+    x = w.pick(lambda v: v.dtype != target and (v.exact or target in FLOATS))
+    if x is None:
+        return None
+    wide = x.is_integer and NUMPY[x.dtype].itemsize > 1 and target in FLOATS
+    source = f"({x.name} % 16)" if wide else x.name
+    bound = 128.0 if x.dtype in ("s8", "u8") else 16.0 if wide else x.bound
+    if x.dtype == "u8":
+        bound = 256.0
+    # A narrowing conversion is exact in itself, but XLA may keep the wider value.
+    exact = not (x.is_float and target in FLOATS)
+    return w.emit(f"{source}.astype(jnp.{NUMPY[target].name})", [x], dtype=target, bound=bound,
+                  exact=exact)
+
+
+@step
+def bitcast(w: Writer) -> Val | None:
+    pairs = {"f32": "s32", "s32": "u32", "u32": "s32", "f16": "u16", "bf16": "s16", "s8": "u8",
+             "u8": "s8", "s16": "u16", "u16": "s16"}
+    x = w.pick(lambda v: v.exact and v.dtype in pairs and pairs[v.dtype] in w.dtypes)
+    if x is None:
+        return None
+    target = pairs[x.dtype]
+    # The payload and sign of a NaN are nobody's promise.
+    source = f"jnp.nan_to_num({x.name})" if x.is_float else x.name
+    return w.emit(f"lax.bitcast_convert_type({source}, jnp.{NUMPY[target].name})", [x],
+                  dtype=target)
+
+
+# Movement
+
+
+@step
+def broadcast(w: Writer) -> Val | None:
+    x = w.pick(lambda v: len(v.shape) < 4)
+    if x is None:
+        return None
+    shape, places = list(x.shape), list(range(len(x.shape)))
+    for _ in range(w.rng.randint(1, 4 - len(x.shape))):
+        room = MAX_ELEMENTS // max(1, math.prod(shape))
+        at = w.rng.randint(0, len(shape))
+        shape.insert(at, w.rng.choice([s for s in SIZES if s <= room] or [1]))
+        places = [p + (p >= at) for p in places]
+    return w.emit(f"lax.broadcast_in_dim({x.name}, {tuple(shape)}, {tuple(places)})", [x],
+                  shape=shape, exact=True)
+
+
+@step
+def expand(w: Writer) -> Val | None:
+    # The keepdims pattern: a size-1 dimension broadcast against a peer.
+    x = w.pick(lambda v: 1 in v.shape)
+    if x is None:
+        return None
+    at = x.shape.index(1)
+    room = MAX_ELEMENTS // max(1, x.size)
+    shape = list(x.shape)
+    shape[at] = w.rng.choice([s for s in SIZES if s <= room] or [1])
+    return w.emit(f"jnp.broadcast_to({x.name}, {tuple(shape)})", [x], shape=shape, exact=True)
+
+
+@step
+def reshape(w: Writer) -> Val | None:
+    x = w.pick()
+    if x is None or (0 in x.shape):
+        return None
+    rest, shape = x.size, list[int]()
+    while rest > 1 and len(shape) < 3:
+        divisors = [d for d in range(2, rest + 1) if rest % d == 0]
+        shape.append(w.rng.choice(divisors))
+        rest //= shape[-1]
+    shape += [rest] if rest > 1 else []
+    for _ in range(w.rng.randint(0, 4 - len(shape)) if len(shape) < 4 else 0):
+        shape.insert(w.rng.randint(0, len(shape)), 1)
+    return w.emit(f"jnp.reshape({x.name}, {tuple(shape)})", [x], shape=shape, exact=True)
+
+
+@step
+def transpose(w: Writer) -> Val | None:
+    x = w.pick(lambda v: len(v.shape) > 1)
+    if x is None:
+        return None
+    order = w.rng.sample(range(len(x.shape)), len(x.shape))
+    return w.emit(f"jnp.transpose({x.name}, {tuple(order)})", [x],
+                  shape=[x.shape[i] for i in order], exact=True)
+
+
+@step
+def slice_(w: Writer) -> Val | None:
+    x = w.pick(lambda v: v.size > 1)
+    if x is None:
+        return None
+    parts, shape = list[str](), list[int]()
+    for n in x.shape:
+        start = w.rng.randint(0, n - 1)
+        stop, stride = w.rng.randint(start + 1, n), w.rng.choice((1, 1, 1, 2, 3))
+        parts.append(f"{start}:{stop}:{stride}" if w.rng.random() < 0.7 else ":")
+        shape.append(n if parts[-1] == ":" else -(-(stop - start) // stride))
+    return w.emit(f"{x.name}[{', '.join(parts)}]", [x], shape=shape, exact=True)
+
+
+@step
+def pad(w: Writer) -> Val | None:
+    x = w.pick(lambda v: 0 < len(v.shape) and 0 < v.size <= 512)
+    if x is None:
+        return None
+    value, config, shape = w.argument((), x.dtype), list[tuple[int, int, int]](), list[int]()
+    for n in x.shape:
+        low, high, inner = w.rng.randint(-1, 2), w.rng.randint(-1, 2), w.rng.choice((0, 0, 1))
+        size = low + high + (n - 1) * (inner + 1) + 1
+        if size < 1:
+            low, high, size = 0, 0, (n - 1) * (inner + 1) + 1
+        config.append((low, high, inner))
+        shape.append(size)
+    return w.emit(f"lax.pad({x.name}, {value.name}, {config})", [x, value], shape=shape,
+                  exact=True)
+
+
+@step
+def concatenate(w: Writer) -> Val | None:
+    x = w.pick(lambda v: 0 < len(v.shape) and v.size <= 1024)
+    if x is None:
+        return None
+    at = w.rng.randrange(len(x.shape))
+    parts, total = [x], x.shape[at]
+    for _ in range(w.rng.randint(1, 2)):
+        size = w.rng.choice((1, 2, 3, x.shape[at]))
+        parts.append(w.argument([size if i == at else n for i, n in enumerate(x.shape)],
+                                x.dtype))
+        total += size
+    w.rng.shuffle(parts)
+    return w.emit(f"jnp.concatenate([{', '.join(p.name for p in parts)}], {at})", parts,
+                  shape=[total if i == at else n for i, n in enumerate(x.shape)], exact=True)
+
+
+@step
+def reverse(w: Writer) -> Val | None:
+    x = w.pick(lambda v: len(v.shape) > 0)
+    if x is None:
+        return None
+    return w.emit(f"lax.rev({x.name}, {_axes(w, len(x.shape))})", [x], exact=True)
+
+
+@step
+def iota(w: Writer) -> Val | None:
+    x = w.pick(lambda v: len(v.shape) > 0 and v.dtype in ("f32", "s32"))
+    if x is None:
+        return None
+    at = w.rng.randrange(len(x.shape))
+    scale = "0.125" if x.is_float else "1"
+    return w.emit(f"{x.name} + {scale} * lax.broadcasted_iota(jnp.{NUMPY[x.dtype].name}, "
+                  f"{x.shape}, {at})", [x], bound=x.bound + x.shape[at] / 8)
+
+
+# Indices
+
+
+def _index(w: Writer, shape: tuple[int, ...], n: int) -> Val:
+    """Integer indices, some out of range."""
+    return w.argument(shape, w.rng.choice([d for d in ("s32", "s8", "u8") if d in w.dtypes]
+                                          or ["s32"]),
+                      low=0, high=max(1, n + 2))
+
+
+@step
+def dynamic_slice(w: Writer) -> Val | None:
+    x = w.pick(lambda v: len(v.shape) > 0 and v.size > 0)
+    if x is None:
+        return None
+    shape = [w.rng.randint(1, n) for n in x.shape]
+    starts = [w.argument((), "s32", low=-2, high=n + 2) for n in x.shape]
+    return w.emit(f"lax.dynamic_slice({x.name}, ({', '.join(s.name for s in starts)},), "
+                  f"{tuple(shape)})", [x], shape=shape, exact=True)
+
+
+@step
+def dynamic_update_slice(w: Writer) -> Val | None:
+    x = w.pick(lambda v: len(v.shape) > 0 and v.size > 0)
+    if x is None:
+        return None
+    update = w.argument([w.rng.randint(1, n) for n in x.shape], x.dtype)
+    starts = [w.argument((), "s32", low=-2, high=n + 2) for n in x.shape]
+    return w.emit(f"lax.dynamic_update_slice({x.name}, {update.name}, "
+                  f"({', '.join(s.name for s in starts)},))", [x, update], exact=True)
+
+
+@step
+def gather(w: Writer) -> Val | None:
+    x = w.pick(lambda v: len(v.shape) > 0 and v.size > 0)
+    if x is None:
+        return None
+    at = w.rng.randrange(len(x.shape))
+    room = MAX_ELEMENTS * x.shape[at] // x.size
+    count = w.rng.choice([s for s in SIZES if s <= room] or [1])
+    index = _index(w, w.rng.choice(((), (count,), (1, count))), x.shape[at])
+    mode = w.rng.choice(("clip", "fill") if x.is_float else ("clip",))
+    shape = (*x.shape[:at], *index.shape, *x.shape[at + 1:])
+    return w.emit(f"jnp.take({x.name}, {index.name}, axis={at}, mode={mode!r})", [x],
+                  shape=shape, exact=True)
+
+
+# Reductions
+
+
+@step
+def reduce(w: Writer) -> Val | None:
+    x = w.pick(lambda v: len(v.shape) > 0 and (v.is_float or v.dtype == "s32"))
+    if x is None:
+        return None
+    axes, keep = _axes(w, len(x.shape)), w.rng.random() < 0.4
+    count = math.prod(x.shape[i] for i in axes)
+    shape = [1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes]
+    kinds = ["sum"] if count == 0 else ["sum", "max", "min"]
+    if x.is_float and 0 < count <= 64:
+        kinds += ["prod", "mean"]
+    kind = w.rng.choice(kinds)
+    # Products of many stay near one.
+    source = f"(1 + 0.01 * jnp.tanh({x.name}))" if kind == "prod" and x.is_float else x.name
+    bound = {"sum": x.bound * max(count, 1), "prod": 2.0}.get(kind, x.bound)
+    dtype = "" if kind in ("max", "min") else f", dtype=jnp.{NUMPY[x.dtype].name}"
+    return w.emit(f"jnp.{kind}({source}, axis={axes}{dtype}, keepdims={keep})", [x],
+                  shape=shape, bound=bound, exact=kind in ("max", "min"))
+
+
+@step
+def reduce_pred(w: Writer) -> Val | None:
+    x = w.pick(lambda v: len(v.shape) > 0 and v.dtype == "pred")
+    if x is None:
+        return None
+    axes = _axes(w, len(x.shape))
+    return w.emit(f"jnp.{w.rng.choice(('any', 'all'))}({x.name}, axis={axes})", [x],
+                  shape=[n for i, n in enumerate(x.shape) if i not in axes])
+
+
+@step
+def argmax(w: Writer) -> Val | None:
+    x = w.pick(lambda v: len(v.shape) > 0 and v.exact and v.dtype != "pred" and v.size > 0)
+    if x is None or "s32" not in w.dtypes:
+        return None
+    at = w.rng.randrange(len(x.shape))
+    return w.emit(f"lax.{w.rng.choice(('argmax', 'argmin'))}({x.name}, {at}, jnp.int32)", [x],
+                  shape=[n for i, n in enumerate(x.shape) if i != at], dtype="s32")
+
+
+# Contractions
+
+
+@step
+def dot_general(w: Writer) -> Val | None:
+    x = w.pick(lambda v: len(v.shape) > 0 and v.is_float and v.size > 0)
+    if x is None:
+        return None
+    rank = len(x.shape)
+    kinds = [w.rng.choice("bcf") for _ in range(rank)]
+    if "c" not in kinds:
+        kinds[-1] = "c"
+    free = list(w.shape(0, 2)) if not w.zero_size else [3]
+    while free and math.prod(free) * x.size > 8 * MAX_ELEMENTS:
+        free.pop()
+    # The other operand's dimensions: those batched and contracted, and its own, in any order.
+    dims = [(i, n) for i, n in enumerate(x.shape) if kinds[i] != "f"] + [(-1, n) for n in free]
+    w.rng.shuffle(dims)
+    y = w.argument([n for _, n in dims], x.dtype)
+    where = {i: at for at, (i, _) in enumerate(dims) if i >= 0}
+    batch, contract = ([i for i in range(rank) if kinds[i] == k] for k in "bc")
+    shape = ([x.shape[i] for i in batch] + [n for i, n in enumerate(x.shape) if kinds[i] == "f"]
+             + [n for i, n in dims if i < 0])
+    count = math.prod(x.shape[i] for i in contract)
+    lists = (f"(({contract}, {[where[i] for i in contract]}), "
+             f"({batch}, {[where[i] for i in batch]}))")
+    wide = x.dtype in ("bf16", "f16") and "f32" in w.dtypes and w.rng.random() < 0.5
+    preferred = ", preferred_element_type=jnp.float32" if wide else ""
+    first, second = (x.name, y.name)
+    return w.emit(f"lax.dot_general({first}, {second}, {lists}{preferred})", [x, y], shape=shape,
+                  dtype="f32" if wide else x.dtype, bound=x.bound * y.bound * count)
+
+
+@step
+def matmul(w: Writer) -> Val | None:
+    # Plain x @ weight with bias, the layer of every network.
+    x = w.pick(lambda v: len(v.shape) > 0 and v.is_float and v.size > 0)
+    if x is None:
+        return None
+    n = w.rng.choice([s for s in SIZES if s * x.size // x.shape[-1] <= MAX_ELEMENTS] or [1])
+    weight, bias = w.argument((x.shape[-1], n), x.dtype), w.argument((n,), x.dtype)
+    return w.emit(f"{x.name} @ {weight.name} + {bias.name}", [x, weight, bias],
+                  shape=(*x.shape[:-1], n), bound=x.bound * 3 * x.shape[-1] + 3)
+
+
+# Chains of networks
+
+
+@step
+def softmax(w: Writer) -> Val | None:
+    x = w.pick(lambda v: len(v.shape) > 0 and v.is_float and v.size > 0)
+    if x is None:
+        return None
+    form = w.rng.choice(("jax.nn.softmax", "jax.nn.log_softmax"))
+    return w.emit(f"{form}({x.name}, axis={w.rng.randrange(len(x.shape))})", [x],
+                  bound=1.0 if form.endswith(".softmax") else 2 * x.bound + 8)
+
+
+@step
+def layer_norm(w: Writer) -> Val | None:
+    x = w.pick(lambda v: len(v.shape) > 0 and v.is_float and v.size > 0)
+    if x is None:
+        return None
+    scale = w.argument(x.shape[-1:], x.dtype)
+    wide = w.emit(f"{x.name}.astype(jnp.float32)" if x.dtype != "f64" else f"{x.name} * 1.0",
+                  [x], dtype=x.dtype if x.dtype == "f64" else "f32")
+    center = wide
+    if w.rng.random() < 0.6:
+        center = w.emit(f"{wide.name} - jnp.mean({wide.name}, -1, keepdims=True)", [wide],
+                        bound=2 * wide.bound)
+    # The 0.1 keeps a nearly constant row from amplifying its rounding errors.
+    power = w.emit(f"jnp.mean(jnp.square({center.name}), -1, keepdims=True) + 0.1", [center],
+                   shape=(*x.shape[:-1], 1), bound=center.bound ** 2)
+    factor = 4.0 if power.bound == 4.0 else 1.0
+    return w.emit(f"({center.name} * lax.rsqrt({power.name})).astype("
+                  f"jnp.{NUMPY[x.dtype].name}) * {scale.name}", [center, power, scale],
+                  shape=x.shape, dtype=x.dtype, bound=center.bound * 3.2 * 3 * factor)
+
+
+@step
+def attention(w: Writer) -> Val | None:
+    x = w.pick(lambda v: len(v.shape) >= 2 and v.is_float and v.size > 0)
+    if x is None:
+        return None
+    *batch, rows, width = x.shape
+    keys = w.rng.choice([s for s in SIZES if s * x.size // width <= MAX_ELEMENTS
+                         and s * x.size // rows <= MAX_ELEMENTS] or [1])
+    k, v = (w.argument((*batch, keys, width), x.dtype) for _ in range(2))
+    axes = "bcdefg"[:len(batch)]
+    scores = w.emit(f"jnp.einsum('{axes}qx,{axes}kx->{axes}qk', {x.name}, {k.name}) * "
+                    f"{1 / (width * max(1.0, x.bound))!r}", [x, k], shape=(*batch, rows, keys),
+                    bound=3.0)
+    if w.rng.random() < 0.6:
+        mask = w.argument((rows, keys), "pred")
+        scores = w.emit(f"jnp.where({mask.name}, {scores.name}, -30.0)", [scores, mask],
+                        bound=4.0)
+    weights = w.emit(f"jax.nn.softmax({scores.name}, -1)", [scores], bound=1.0)
+    return w.emit(f"jnp.einsum('{axes}qk,{axes}kx->{axes}qx', {weights.name}, {v.name})",
+                  [weights, v], shape=x.shape, bound=3.0)
