@@ -106,8 +106,8 @@ def explain(fun: Callable[P, Any], /, **kw: Any) -> Callable[P, Report]:
     if own is None:
         return jit(fun, **kw).explain
     if kw:
-        raise TypeError(f"jaxmono.explain: {name_of(fun)} already is a jaxmono.jit function, so the "
-                        f"keywords {sorted(kw)} have no effect; give them to jaxmono.jit")
+        raise TypeError(f"jaxmono.explain: {name_of(fun)} already is a jaxmono.jit function, so "
+                        f"the keywords {sorted(kw)} have no effect; give them to jaxmono.jit")
     return own
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from jaxmono import _dump, _logging
 from jaxmono._config import Config
 from jaxmono._device import Facts
 from jaxmono._key import cache_key
-from jaxmono.codegen import generate
 from jaxmono.codegen.program import Program
 from jaxmono.custom_call import cache
 from jaxmono.fusion import make_plan
@@ -21,6 +20,13 @@ from jaxmono.hlo.passes import simplify
 from jaxmono.hlo.verify import verify
 
 _log = _logging.get("driver")
+
+
+def generate(*args: Any) -> Program:
+    """Deferred: importing jaxmono shall not import the generator and its compilers."""
+    from jaxmono.codegen import generate as run
+
+    return run(*args)
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,11 +56,12 @@ def hoist_constants(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, list[Any]
     if not consts:
         return closed, []
     detached: Any = pe.convert_constvars_jaxpr(closed.jaxpr)
-    # From 0.11 on a Jaxpr holds its constants itself and there is nothing left to close.
-    return (detached if jex.ClosedJaxpr is jex.Jaxpr else jex.ClosedJaxpr(detached, ())), consts
+    # From 0.11 on a ClosedJaxpr is a Jaxpr, and there is nothing left to close.
+    return (detached if issubclass(jex.ClosedJaxpr, jex.Jaxpr)
+            else jex.ClosedJaxpr(detached, ())), consts
 
 
-# ---- the same rules for JAX 0.10.2, where they are not public --------------------------------------
+# ---- the same rules for JAX 0.10.2, where they are not public ------------------------------------
 # Parameters of a bound call are ``call_jaxpr`` and others that every derived call repeats.
 
 
@@ -73,8 +74,9 @@ def _register_rules(prim: jex.Primitive) -> None:
     ad.primitive_transposes[prim] = partial(_transpose, prim)
     batching.fancy_primitive_batchers[prim] = partial(_batch, prim)
     pe.custom_partial_eval_rules[prim] = partial(_partial_eval, prim)
-    pe.partial_eval_jaxpr_custom_rules[prim] = partial(
-        pe.closed_call_partial_eval_custom_rule, "call_jaxpr", lambda *args: args[-2:])
+    rule: Any = partial(pe.closed_call_partial_eval_custom_rule, "call_jaxpr",
+                        lambda *args: args[-2:])
+    pe.partial_eval_jaxpr_custom_rules[prim] = rule
     pe.dce_rules[prim] = pe.dce_jaxpr_closed_call_rule
 
 
@@ -207,7 +209,7 @@ def partitioned_automatically(ctx: LoweringRuleContext) -> int:
 
     Inside ``shard_map`` over all mesh axes the program is per device already.
     """
-    axes = ctx.module_context.axis_context
+    axes: Any = ctx.module_context.axis_context
     if isinstance(axes, ShardingContext):
         return axes.num_devices
     if isinstance(axes, SPMDAxisContext):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,7 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
     return Config(**values)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _warn_unknown(name: str) -> None:
     known = [setting.name for setting in SETTINGS]
     warn(f"environment variable {name} is not one of jaxmono and does nothing."

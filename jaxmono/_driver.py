@@ -81,7 +81,7 @@ class Driver:
         """
         collector = _collect.active()
         plan_only = collector is not None and collector.plan_only
-        outcome, regions = self._run(imported, options, platform, plan_only=plan_only, note="")
+        outcome, regions = _run(imported, options, platform, plan_only=plan_only)
         if collector is not None:
             collector.outcomes.append(outcome)
         if plan_only:
@@ -95,48 +95,54 @@ class Driver:
         _log.info("XLA runs the whole function on %s: %s", platform, note)
         collector = _collect.active()
         if collector is not None:
-            lenient = replace(options, on_unsupported="xla")
-            outcome, _ = self._run(imported(), lenient, platform, plan_only=True, note=note)
+            outcome, _ = _run(imported(), options, platform, plan_only=True, note=note)
             collector.outcomes.append(outcome)
 
-    def _run(self, imported: Imported, options: Options, platform: str, *, plan_only: bool,
-             note: str) -> tuple[Outcome, tuple[Region, ...]]:
-        start = time.perf_counter()
-        config = _config.read()
-        facts = facts_for(platform, interpret=options.interpret)
-        graph = imported.graph
-        live = _measure.live_ops(graph)
-        found, reasons = find_regions(graph)
-        refused = [_refusal(op, reason) for op, reason in reasons if op in live]
-        if refused and options.on_unsupported == "error":
-            raise UnsupportedError(_unsupported(graph.name, refused))
-        built: list[Built] = []
-        taken: list[tuple[Op, ...]] = []
-        regions: list[Region] = []
-        for i, region in enumerate(found):
-            name = _measure.kernel_name(graph.name, i, len(found))
-            mine = tuple(op for j in region.op_indices if (op := graph.ops[j]) in live)
-            try:
-                job = Job(name, region.subgraph(graph), facts, options.mode)
-                built.append(build(job, config, plan_only=plan_only))
-            except Exception as error:
-                if options.on_unsupported == "error":
-                    raise
-                warn(f"jaxmono could not compile {name} ({type(error).__name__}: {error}); XLA "
-                     f"runs it. JAXMONO_LOGS=debug shows where it failed; "
-                     f"on_unsupported='error' raises", stacklevel=3)
-                _log.debug("compiling %s failed", name, exc_info=error)
-                reason = f"compiling its kernel failed: {error}"
-                refused += [_refusal(op, reason) for op in mine if not _measure.is_free(op)]
-                continue
-            taken.append(mine)
-            regions.append(Region(region.op_indices, region.inputs, region.outputs))
-        outcome = Outcome(graph.name, platform, options, facts, tuple(built), tuple(taken),
-                          tuple(refused), tuple(live), note)
-        _log.info("%s: %d kernels%s, %d ops left to XLA, %.3f s", graph.name, len(built),
-                  f" ({sum(b.cached for b in built)} cached)" if built else "", len(refused),
-                  time.perf_counter() - start)
-        return outcome, tuple(regions)
+
+def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool,
+         note: str = "") -> tuple[Outcome, tuple[Region, ...]]:
+    """Builds every region; one that fails is left to XLA with a warning.
+
+    When only planning, nothing raises or warns: the report tells it.
+    """
+    start = time.perf_counter()
+    config = _config.read()
+    facts = facts_for(platform, interpret=options.interpret)
+    graph = imported.graph
+    name = _measure.function_name(graph.name, options)
+    live = _measure.live_ops(graph)
+    found, reasons = find_regions(graph)
+    refused = [_refusal(op, reason) for op, reason in reasons if op in live]
+    strict = options.on_unsupported == "error" and not plan_only
+    if refused and strict:
+        raise UnsupportedError(_unsupported(name, refused))
+    built: list[Built] = []
+    taken: list[tuple[Op, ...]] = []
+    regions: list[Region] = []
+    for i, region in enumerate(found):
+        kernel = _measure.kernel_name(name, i, len(found))
+        mine = tuple(op for j in region.op_indices if (op := graph.ops[j]) in live)
+        try:
+            job = Job(kernel, replace(region.subgraph(graph), name=kernel), facts, options.mode)
+            built.append(build(job, config, plan_only=plan_only))
+        except Exception as error:
+            if strict:
+                raise
+            _log.debug("building %s failed", kernel, exc_info=error)
+            refused += [_refusal(op, f"building its kernel failed: {error}") for op in mine
+                        if not _measure.is_free(op)]
+            if not plan_only:
+                warn(f"jaxmono: {kernel} could not be built ({type(error).__name__}: {error}); "
+                     f"XLA runs it, with the same results. JAXMONO_LOGS=debug shows where it "
+                     f"failed; on_unsupported='error' raises", stacklevel=3)
+            continue
+        taken.append(mine)
+        regions.append(Region(region.op_indices, region.inputs, region.outputs))
+    outcome = Outcome(name, platform, options, facts, tuple(built), tuple(taken),
+                      tuple(refused), tuple(live), note)
+    _log.info("%s: %d kernels (%d cached), %d ops left to XLA, %.3f s", name, len(built),
+              sum(b.cached for b in built), len(refused), time.perf_counter() - start)
+    return outcome, tuple(regions)
 
 
 def _refusal(op: Op, reason: str) -> Refusal:

@@ -52,7 +52,8 @@ def configure() -> None:
 
 
 @contextmanager
-def timed(logger: logging.Logger, what: str, into: dict[str, float] | None = None) -> Iterator[None]:
+def timed(logger: logging.Logger, what: str,
+          into: dict[str, float] | None = None) -> Iterator[None]:
     """Logs the seconds that a phase took at DEBUG and adds them to ``into[what]``."""
     start = time.perf_counter()
     try:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from jaxmono._explain import Work
+from jaxmono.custom_call.options import Options
 from jaxmono.fusion import cost
 from jaxmono.fusion.plan import Device, Plan
 from jaxmono.hlo import ops
@@ -44,6 +45,11 @@ def op_name(op: Op) -> str:
     if isinstance(op, ops.Elementwise):
         return op.kind
     return op.name if isinstance(op, ops.Unknown) else op.opcode
+
+
+def function_name(symbol: str, options: Options) -> str:
+    """The user's function name from the symbol that the lowering made of it."""
+    return re.sub(rf"({options.tag}|_xla)(_\d+)?$", "", symbol) or "fun"
 
 
 def kernel_name(name: str, index: int, count: int) -> str:

@@ -70,7 +70,8 @@ def updated(text: str) -> str:
     for name, make in PARTS.items():
         start, end = f"<!-- generated: {name} -->", f"<!-- end: {name} -->"
         if start not in text or end not in text:
-            raise ValueError(f"README.md has no place for {name!r}: add the lines {start} and {end}")
+            raise ValueError(f"README.md has no place for {name!r}: add the lines {start} and "
+                             f"{end}")
         pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
         block = f"{start}\n{make()}\n{end}"
         text = pattern.sub(lambda _, block=block: block, text)

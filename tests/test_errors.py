@@ -76,7 +76,7 @@ def test_arguments_fail_as_under_jax_jit() -> None:
         (lambda x: bool(x > 0) and x, (1.0,), {}),
     ]
     for fun, args, kw in cases:
-        with pytest.raises(Exception) as theirs:  # noqa: PT011
+        with pytest.raises(Exception) as theirs:
             jax.jit(fun, **kw)(*args)
         with pytest.raises(type(theirs.value)):
             jaxmono.jit(fun, **kw)(*args)
@@ -84,7 +84,7 @@ def test_arguments_fail_as_under_jax_jit() -> None:
 
 def test_explain_of_a_jitted_function_refuses_new_keywords() -> None:
     g = jaxmono.jit(f)
-    assert jaxmono.explain(g)(jnp.ones(3)).total.ops == 1
+    assert jaxmono.explain(g)(jnp.ones(3)).total.ops > 0
     with pytest.raises(TypeError, match=r"\['mode'\] have no effect"):
         jaxmono.explain(g, mode="auto")
 

@@ -18,8 +18,10 @@ from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.operand import Operand, analyse
 from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.demand import Demand, reduction_index
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device, DotForm, Sig, Store
+from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import DType
 
@@ -190,6 +192,13 @@ def epilogue_lanes(body: Graph, stores: Sequence[Store], lane: Var, limit: int) 
 
 def store_offset(body: Graph, s: Store) -> Index:
     return linearize(s.index, body.outputs[s.result].type.dims)
+
+
+def row_demands(op: ops.Reduce, index: IndexMap, cols: Var) -> list[Demand]:
+    """What a reduce over all of ``cols`` demands at the column ``cols`` of its row."""
+    shape = [op.args[0].type.dims[d] for d in sorted(op.dimensions)]
+    at = reduction_index(op, index, delinearize(Index.of(cols), shape))
+    return [Demand(v, at) for v in op.args]
 
 
 def emit_epilogue(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value,

@@ -117,7 +117,7 @@ class BodyEmitter:
 
         A later demand of ``value`` at an index that is not bound raises CodegenError.
         """
-        at = self._split(index)
+        at = self.split(index)
         wide = self.lane.varies(at) if vector is None else vector
         whole = not is_narrow(value.type.dtype) if exact is None else exact
         self._bound.add(value)
@@ -127,17 +127,32 @@ class BodyEmitter:
         """The elements of ``value`` come from ``load`` (shared memory, say), at any index."""
         self._loads[value] = load
 
+    def bind_again(self, value: Value, index: IndexMap, x: Emitted) -> None:
+        """Like `bind` for this scope only; at other indices the value is computed as ever."""
+        self._scopes[-1].values[value, self.split(index)] = x
+
+    def is_source(self, value: Value) -> bool:
+        """Whether elements of ``value`` are read or bound rather than computed."""
+        return value in self.params or value in self._loads or value in self._bound
+
+    def push_scope(self) -> None:
+        """Begins a C block that the caller writes; what is emitted in it is not known after it."""
+        self._scopes.append(_Scope(lane=self._scopes[-1].lane))
+
+    def pop_scope(self) -> None:
+        self._scopes.pop()
+
     @contextmanager
     def scope(self, head: str = "", *, pragma: str = "") -> Iterator[None]:
         """A C block ``head { ... }``; what is emitted inside is not known after it."""
         if pragma:
             self.w.directive(f"#pragma {pragma}")
-        self._scopes.append(_Scope(lane=self._scopes[-1].lane))
+        self.push_scope()
         try:
             with self.w.block(head):
                 yield
         finally:
-            self._scopes.pop()
+            self.pop_scope()
 
     # ---- what the caller asks for --------------------------------------------------------------
 
@@ -147,15 +162,15 @@ class BodyEmitter:
         Raises:
           CodegenError: a bound value is demanded elsewhere, or an op has no code.
         """
-        return self._emit(value, self._split(index))
+        return self._emit(value, self.split(index))
 
     def known(self, value: Value, index: IndexMap) -> Emitted | None:
         """The C name if ``value`` at ``index`` has been emitted or bound here, else None."""
-        return self._find(value, self._split(index))
+        return self._find(value, self.split(index))
 
     def code(self, index: Index) -> str:
         """``index`` as a C expression (of the first lane); emits the indices it reads."""
-        at = self._split((index,))
+        at = self.split((index,))
         self._emit_dynamics(at)
         return self._code(at[0])
 
@@ -168,7 +183,7 @@ class BodyEmitter:
     def store(self, pointer: str, offset: Index, value: Emitted | str, dtype: DType) -> None:
         """Writes ``value`` (all lanes of it) to elements ``offset`` of ``pointer``."""
         x = value if isinstance(value, Emitted) else Emitted(value, self.lanes > 1)
-        (at,) = self._split((offset,))
+        (at,) = self.split((offset,))
         self._emit_dynamics((at,))
         pattern = access(at, self.lane)
         t = storage(dtype)
@@ -193,7 +208,8 @@ class BodyEmitter:
 
     # ---- names ---------------------------------------------------------------------------------
 
-    def _split(self, index: IndexMap) -> IndexMap:
+    def split(self, index: IndexMap) -> IndexMap:
+        """``index`` over the two parts of the lane Var, as the emitter keeps it."""
         return tuple(self.lane.split(i) for i in index) if self.lanes > 1 else index
 
     def _code(self, index: Index) -> str:

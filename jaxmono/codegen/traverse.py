@@ -135,12 +135,14 @@ class Node:
     guards: tuple[Guard, ...] = ()
 
 
-def walk(body: Graph, roots: Iterable[Root], *, stop: Callable[[Value, IndexMap], bool] | None = None,
-         reduction: Reduction | None = None) -> Iterator[Node]:
+def walk(body: Graph, roots: Iterable[Root], *, reduction: Reduction | None = None,
+         stop: Callable[[Value, IndexMap], bool] | None = None,
+         leaf: Callable[[Value], bool] | None = None) -> Iterator[Node]:
     """Every (value, index) that the roots need, each once, users before what they use.
 
     Args:
       stop: True where the walk neither yields nor goes further (values that exist already).
+      leaf: True for values that are sources like the body's inputs.
       reduction: what a reduce demands; without it the walk ends at reduces, as it ends at all ops
         that need more than a fixed number of elements.
     """
@@ -152,7 +154,7 @@ def walk(body: Graph, roots: Iterable[Root], *, stop: Callable[[Value, IndexMap]
         if (value, index) in seen or (stop is not None and stop(value, index)):
             continue
         seen.add((value, index))
-        if value in inputs:
+        if value in inputs or (leaf is not None and leaf(value)):
             yield Node(value, index, None)
             work.extend((d.value, d.index) for d in dynamics(index))
             continue

@@ -36,9 +36,10 @@ class Writer:
             text = f"{text}  // {comment}"
         self.lines.append("  " * self._indent + text if text else "")
 
-    def extend(self, other: Writer) -> None:
-        """Appends the lines of a `child` (they carry their indentation already)."""
-        self.lines.extend(other.lines)
+    def extend(self, other: Writer, deeper: int = 0) -> None:
+        """Appends the lines of a `child`, which carry their indentation, ``deeper`` levels in."""
+        pad = "  " * deeper
+        self.lines.extend(pad + x if x and not x.startswith("#") else x for x in other.lines)
 
     def comment(self, text: str) -> None:
         for part in text.splitlines():

@@ -7,7 +7,9 @@ so `install` runs at import. It needs no backend and starts none.
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,13 +17,14 @@ from typing import Any
 
 import jax
 
-from jaxmono import _compat
+from jaxmono import _compat, custom_call
 from jaxmono._errors import CompileError
 from jaxmono.codegen.program import Program
 
-LIBRARY = Path(__file__).with_name("_native.so")
+_NAME = "_native.so"
 
 _ERROR_BYTES = 4096
+_log = logging.getLogger("jaxmono.custom_call")
 _lock = threading.Lock()
 _registered: set[str] = set()
 
@@ -41,6 +44,12 @@ class Residency:
     grid: int
 
 
+def library_path() -> Path | None:
+    """Where the native library is. An editable install keeps it apart from the sources."""
+    places = [Path(p) / _NAME for p in custom_call.__path__]
+    return next((p for p in places if p.exists()), None)
+
+
 @cache
 def library() -> ctypes.CDLL:
     """The native library.
@@ -48,27 +57,34 @@ def library() -> ctypes.CDLL:
     Raises:
       CompileError: it was not built or cannot be loaded.
     """
-    try:
-        return ctypes.CDLL(str(LIBRARY))
-    except OSError as error:
-        raise CompileError(
-            f"the native library {LIBRARY} could not be loaded ({error}); reinstall jaxmono, or "
-            f"run python -m jaxmono.custom_call.build (it needs g++)") from error
+    path = library_path()
+    reason = f"{_NAME} is missing"
+    if path is not None:
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError as error:
+            reason = str(error)
+    raise CompileError(f"jaxmono's native library could not be loaded ({reason}); reinstall "
+                       f"jaxmono, or run python -m jaxmono.custom_call.build (it needs g++)")
 
 
 def install() -> None:
     """Registers the handlers as far as it can be done now; the rest when a backend appears.
 
-    A missing library is no error here: whoever lowers a kernel gets it from `register`.
+    A library that cannot be loaded is no error here: who lowers a kernel gets it from `register`.
     """
-    if LIBRARY.exists():
+    with suppress(CompileError):
         register("cpu")
         _compat.on_plugins_discovered(_register_gpu)
 
 
 def _register_gpu() -> None:
-    if any(name in _compat.plugin_names() for name in ("cuda", "gpu")):
-        register("cuda")
+    # JAX calls this while it starts its backends, which must come up whatever happens here.
+    if "cuda" in _compat.plugin_names():
+        try:
+            register("cuda")
+        except Exception:
+            _log.debug("the GPU handler could not be registered yet", exc_info=True)
 
 
 def register(platform: str) -> None:
@@ -91,12 +107,14 @@ def register(platform: str) -> None:
 
 def _register(loaded: ctypes.CDLL, name: str, platform: str, stages: tuple[str, ...]) -> None:
     # The state type first: XLA refuses a handler whose state type it does not know.
-    pointers: dict[str, Any] = {}
-    for what in ("type_id", "type_info"):
+    def pointer(what: str) -> Any:
         function = getattr(loaded, f"{name}_{what}")
         function.restype = ctypes.c_void_p
-        pointers[what] = jax.ffi.pycapsule(function())
-    jax.ffi.register_ffi_type(f"{name}_state", pointers, platform=platform)
+        return jax.ffi.pycapsule(function())
+
+    jax.ffi.register_ffi_type(
+        f"{name}_state", {"type_id": pointer("type_id"), "type_info": pointer("type_info")},
+        platform=platform)
     handlers = {s: jax.ffi.pycapsule(getattr(loaded, f"{name}_{s}")) for s in stages}
     jax.ffi.register_ffi_target(name, handlers, platform=platform, api_version=1)
 

@@ -63,7 +63,8 @@ def rewrite(function: ir.Operation, imported: Imported, regions: Sequence[Region
     end = before[-1]
     steps = _schedule(imported, regions)
     emitted: list[ir.Operation] = []
-    values: dict[Value, ir.Value] = dict(zip(imported.graph.inputs, block.arguments, strict=True))
+    values: dict[Value, ir.Value[Any]] = dict(
+        zip(imported.graph.inputs, block.arguments, strict=True))
     origins = dict(zip(imported.graph.ops, imported.origins, strict=True))
     here = ir.InsertionPoint(end)
     try:
@@ -91,7 +92,7 @@ def rewrite(function: ir.Operation, imported: Imported, regions: Sequence[Region
         op.erase()
 
 
-def custom_call(program: Program, operands: Sequence[ir.Value], location: ir.Location,
+def custom_call(program: Program, operands: Sequence[ir.Value[Any]], location: ir.Location,
                 insertion_point: ir.InsertionPoint) -> ir.Operation:
     """One launch of ``program``: results are its outputs, then scratch if it needs any.
 
@@ -139,7 +140,8 @@ def _configuration(program: Program) -> dict[str, ir.Attribute]:
     """The attributes that the handler of ``program.target`` reads (native/*_ffi.cc)."""
     config: dict[str, ir.Attribute] = {
         # An array attribute: a string of this size is escaped byte by byte, several times over.
-        "binary": ir.DenseElementsAttr.get(np.frombuffer(program.binary, np.uint8)),
+        "binary": _array(np.frombuffer(program.binary, np.uint8),
+                         type=ir.IntegerType.get_unsigned(8)),
         "name": ir.StringAttr.get(program.name),
         "buffers": _i32(program.buffers),
     }
@@ -163,8 +165,13 @@ def _i32(value: int) -> ir.IntegerAttr:
 
 def _row_major(ranks: Sequence[int]) -> ir.ArrayAttr:
     layouts = [np.arange(rank, dtype=np.int64)[::-1].copy() for rank in ranks]
-    return ir.ArrayAttr.get([ir.DenseIntElementsAttr.get(layout, type=ir.IndexType.get())
-                             for layout in layouts])
+    return ir.ArrayAttr.get([_array(layout, type=ir.IndexType.get()) for layout in layouts])
+
+
+def _array(array: Any, **kw: Any) -> ir.Attribute:
+    # The bindings' stubs leave out the overload that takes a buffer.
+    get: Any = ir.DenseElementsAttr.get
+    return get(array, **kw)
 
 
 def _check(regions: Sequence[Region], programs: Sequence[Program]) -> None:

@@ -72,6 +72,7 @@ class State:
       pot: potential of each value; program inputs have 0.
       in_place: dynamic_update_slices that write into the program input's own buffer.
       folded: ops of row drafts that contractions recompute; several own them.
+      folds: how many row drafts were folded.
       banned: ops that may not grow into a draft (set when a first attempt made a cycle).
     """
 
@@ -82,7 +83,7 @@ class State:
     in_place: dict[Op, int] = field(default_factory=dict)
     folded: dict[Op, None] = field(default_factory=dict)
     banned: set[Op] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
+    folds: int = 0
 
     def owner_of(self, v: Value) -> Draft | None:
         producer = self.graph.producer.get(v)

@@ -27,6 +27,9 @@ MAX_ROWS = 512
 
 MIN_TILE_ROWS = 16
 
+MAX_WEIGHT = 160
+"""Lane operations for one element, row values counted as elements."""
+
 
 def fold(state: State, device: Device) -> None:
     """Folds row drafts into the contractions behind them where that saves a stage."""
@@ -85,10 +88,10 @@ def _provable(state: State, chain: Draft, draft: Draft, dot: ops.DotGeneral) -> 
         indices = {i for r in o.results for i in walk.reached.get(r, {})}
         if len(indices) != 1 or any(x.depends_on(k) for i in indices for x in i):
             return False
-    # nothing heavier than a norm: the chain before the reduces is recomputed as well
-    before = sum(cost.weight(state.graph.producer[v]) for v in walk.reached
-                 if v in state.graph.producer)
-    return before <= 400
+    # nothing heavier than a norm: every tile recomputes what comes before the reduces as well
+    made = [state.graph.producer[v] for v in walk.reached if v in state.graph.producer]
+    return (sum(map(cost.weight, made)) <= MAX_WEIGHT
+            and not any(isinstance(o, ops.Gather) for o in made))
 
 
 def _inside(state: State, chain: Draft) -> set[Op]:
@@ -120,9 +123,7 @@ def _try(state: State, chain: Draft, hosts: list[Draft]) -> None:
     for o in chain.ops:
         state.owner.pop(o, None)
     state.folded.update(dict.fromkeys(chain.ops))
-    state.notes.append(f"{chain.anchor.opcode if chain.anchor else 'row'} chain at "
-                       f"{chain.anchor.loc if chain.anchor else '?'} recomputed by "
-                       f"{len(hosts)} contraction(s)")
+    state.folds += 1
 
 
 def _only_for(state: State, chain: Draft, v: Value, hosts: list[Draft],

@@ -13,6 +13,7 @@ from jaxmono.fusion.draft import Draft
 from jaxmono.fusion.edges import sync_edges
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.formulate import Formulation, formulate
+from jaxmono.fusion.orient import orient
 from jaxmono.fusion.plan import Buffer, Device, Group, Place, Plan, Sig, Stage
 from jaxmono.fusion.roll import find_loops
 from jaxmono.fusion.stages import place
@@ -48,6 +49,7 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
             raise PlanError(f"{o.opcode} at {o.loc}: {reason}; leave it to XLA (regions.cut)")
     if graph.captures:
         raise PlanError("the graph uses values from outside; make them inputs (regions.cut)")
+    graph = orient(graph)
     form = formulate(graph, device)
     plan = _assemble(graph, device, form)
     notes = list(plan.notes)
@@ -85,7 +87,18 @@ def _assemble(graph: Graph, device: Device, form: Formulation) -> Plan:
         stages.append(Stage(tuple(made)))
     buffers, scratch = table.finish()
     return Plan(graph, buffers, tuple(stages), sync_edges(buffers, stages), find_loops(stages),
-                scratch, max(len(form.groups) - 1, 0), tuple(form.state.notes))
+                scratch, max(len(form.groups) - 1, 0), _notes(form))
+
+
+def _notes(form: Formulation) -> tuple[str, ...]:
+    out: list[str] = []
+    if form.state.folds:
+        out.append(f"{form.state.folds} normalisations are recomputed by the contractions that "
+                   "read them, which saves as many stages")
+    heads = sum(d.kind == "attention" for d in form.groups)
+    if heads:
+        out.append(f"{heads} attentions keep their scores inside a block")
+    return tuple(out)
 
 
 class _Buffers:

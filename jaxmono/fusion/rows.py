@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 
+from jaxmono.fusion.cost import CHEAP, weight
 from jaxmono.fusion.draft import ANCHORS, Draft, State
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize, variables
 from jaxmono.fusion.walk import Walk, leaves
@@ -37,7 +38,7 @@ def place_reduce(state: State, op: ops.Reduce) -> Draft:
     if op in state.banned:
         return _start(state, op)
     floating = {v: None for a in op.args for v in leaves(
-        state.graph, a, lambda o: o not in state.owner and not isinstance(o, ANCHORS))}
+        state.graph, a, lambda o: _enters(state, o))}
     for draft in _candidates(state, floating):
         if _join(state, draft, op):
             return draft
@@ -56,8 +57,21 @@ def _candidates(state: State, reached: dict[Value, None]) -> list[Draft]:
     return sorted(found, key=lambda d: -d.pot)
 
 
+def _enters(state: State, op: Op) -> bool:
+    """Whether a reduce looks through ``op`` for what it shares with others.
+
+    Also through a cheap op that a contraction took into its epilogue for now: `trim` gives
+    ``square(x)`` back to the reduce when ``x`` itself is written.
+    """
+    if isinstance(op, ANCHORS):
+        return False
+    owner = state.owner.get(op)
+    return owner is None or (owner.kind in ("dot", "attention") and len(op.inputs) == 1
+                             and op not in state.in_place and weight(op) <= CHEAP)
+
+
 def _walk(state: State, op: ops.Reduce, index: IndexMap, reduced: IndexMap) -> Walk:
-    walk = Walk(state.graph, lambda o: o not in state.owner and not isinstance(o, ANCHORS))
+    walk = Walk(state.graph, lambda o: _enters(state, o))
     kept, over = iter(index), iter(reduced)
     inner = tuple(next(over) if d in op.dimensions else next(kept)
                   for d in range(op.args[0].type.rank))

@@ -1,5 +1,282 @@
-"""Is this plan legal? placeholder being written"""
+"""Is this plan legal? Checked always; independent of how the plan was made.
+
+The stages are replayed over memory: every read finds what its writer left, no byte is
+overwritten while something still needs it, groups of one stage do not touch each other's results,
+every program output is written in full, exactly once.
+"""
+
 from __future__ import annotations
-from jaxmono.fusion.plan import Plan
+
+import math
+from collections.abc import Sequence
+
+from jaxmono.fusion.bijection import injective
+from jaxmono.fusion.errors import PlanError
+from jaxmono.fusion.indexing import Var
+from jaxmono.fusion.memory import ALIGNMENT
+from jaxmono.fusion.plan import (
+    AttentionForm,
+    Buffer,
+    DotForm,
+    Group,
+    LoopForm,
+    Place,
+    Plan,
+    Sig,
+    SyncEdge,
+)
+from jaxmono.hlo import ops
+
+Span = tuple[str, int, int]
+
+
 def verify(plan: Plan) -> None:
-    del plan
+    """Raises PlanError, naming the group and the buffer, if the plan breaks a rule."""
+    _check_buffers(plan)
+    for s in plan.sigs:
+        _check_sig(s)
+    for g in plan.groups:
+        _check_bindings(plan, g)
+    _check_memory(plan)
+    _replay(plan)
+    _check_edges(plan)
+    _check_loops(plan)
+
+
+def _name(g: Group) -> str:
+    return f"group g{g.id} ({g.sig.name})"
+
+
+# ---- buffers -----------------------------------------------------------------------------------
+
+
+def _check_buffers(plan: Plan) -> None:
+    for i, b in enumerate(plan.buffers):
+        if b.id != i:
+            raise PlanError(f"buffer b{b.id} stands at position {i}; ids are positions")
+        if b.place is Place.SCRATCH:
+            if b.offset < 0 or b.offset % ALIGNMENT:
+                raise PlanError(f"buffer b{i}: offset {b.offset} is no multiple of {ALIGNMENT}")
+            if b.offset + b.type.nbytes > plan.scratch_bytes:
+                raise PlanError(f"buffer b{i} ends at {b.offset + b.type.nbytes}, outside the "
+                                f"{plan.scratch_bytes} scratch bytes")
+    for kind, buffers, values in (("input", plan.inputs, plan.graph.inputs),
+                                  ("output", plan.outputs, plan.graph.outputs)):
+        if [b.index for b in buffers] != list(range(len(values))):
+            raise PlanError(f"the {kind} buffers do not match the graph's {kind}s one to one")
+        for b, v in zip(buffers, values, strict=True):
+            if b.type != v.type:
+                raise PlanError(f"{kind} {b.index} is {v.type}, its buffer b{b.id} {b.type}")
+    for b in plan.outputs:
+        if b.alias is not None and plan.inputs[b.alias].type != b.type:
+            raise PlanError(f"output {b.index} cannot take the place of input {b.alias}: "
+                            f"{b.type} is not {plan.inputs[b.alias].type}")
+
+
+def span(b: Buffer) -> Span:
+    """Where a buffer's bytes are; an output that updates an input in place is that input."""
+    if b.place is Place.SCRATCH:
+        return ("scratch", b.offset, b.offset + b.type.nbytes)
+    if b.place is Place.OUTPUT and b.alias is not None:
+        return (f"input {b.alias}", 0, b.type.nbytes)
+    return (f"{b.place.value} {b.index}", 0, b.type.nbytes)
+
+
+def _overlap(a: Span, b: Span) -> bool:
+    return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
+
+
+def _check_memory(plan: Plan) -> None:
+    scratch = sorted((b for b in plan.buffers if b.place is Place.SCRATCH),
+                     key=lambda b: b.offset)
+    for i, a in enumerate(scratch):
+        for b in scratch[i + 1:]:
+            if b.offset >= a.offset + a.type.nbytes:
+                break
+            if a.first <= b.last and b.first <= a.last:
+                raise PlanError(f"buffers b{a.id} and b{b.id} share scratch bytes and are both "
+                                f"live in stage {max(a.first, b.first)}")
+
+
+# ---- sigs and bindings -------------------------------------------------------------------------
+
+
+def _check_sig(sig: Sig) -> None:
+    form, body = sig.form, sig.body
+    written = sorted(s.result for s in form.stores)
+    if written != list(range(len(body.outputs))):
+        raise PlanError(f"sig {sig.name} stores results {written} of {len(body.outputs)}")
+    if isinstance(form, (DotForm, AttentionForm)):
+        dots = [o for o in body.ops if isinstance(o, ops.DotGeneral)]
+        expected = [form.dot] if isinstance(form, DotForm) else [form.first, form.second]
+        if set(dots) != set(expected):
+            raise PlanError(f"sig {sig.name} has contractions that its form does not name")
+    elif any(isinstance(o, ops.DotGeneral) for o in body.ops):
+        raise PlanError(f"sig {sig.name} is a {sig.kind} but holds a contraction")
+    if isinstance(form, LoopForm) and any(isinstance(o, ops.Reduce) for o in body.ops):
+        raise PlanError(f"sig {sig.name} is a loop but holds a reduce")
+    for s in form.stores:
+        _check_store(sig, s.result, s.over)
+
+
+def _check_store(sig: Sig, result: int, over: Sequence[Var]) -> None:
+    store = next(s for s in sig.form.stores if s.result == result)
+    v = sig.body.outputs[result]
+    if len(store.index) != v.type.rank:
+        raise PlanError(f"sig {sig.name}: the store of result {result} has {len(store.index)} "
+                        f"indices for {v.type}")
+    free = {x for i in store.index for x in i.variables} - set(over)
+    if free:
+        raise PlanError(f"sig {sig.name}: the store of result {result} uses "
+                        f"{', '.join(sorted(x.name for x in free))} outside its domain")
+    count = math.prod(x.size for x in over)
+    if count == 0:
+        return
+    for i, n in zip(store.index, v.type.dims, strict=True):
+        low, high = i.bounds
+        if i.is_static and (low < 0 or high >= n):
+            raise PlanError(f"sig {sig.name}: the store of result {result} runs from {low} to "
+                            f"{high} in a dimension of {n}")
+    if injective(store.index, v.type.dims, over) is False:
+        raise PlanError(f"sig {sig.name}: the store of result {result} writes an element twice")
+    if not in_place(sig, result) and count != v.type.size:
+        raise PlanError(f"sig {sig.name}: the store of result {result} writes {count} of "
+                        f"{v.type.size} elements")
+
+
+def in_place(sig: Sig, result: int) -> bool:
+    """Whether a result is an update of a body input."""
+    o = sig.body.producer.get(sig.body.outputs[result])
+    return isinstance(o, ops.DynamicUpdateSlice) and updated_param(sig, result) is not None
+
+
+def updated_param(sig: Sig, result: int) -> int | None:
+    """The body input that an in-place result updates, through a chain of updates."""
+    v = sig.body.outputs[result]
+    if not any(not i.is_static for s in sig.form.stores if s.result == result for i in s.index) \
+            and math.prod(x.size for s in sig.form.stores if s.result == result
+                          for x in s.over) == v.type.size:
+        return None
+    o = sig.body.producer.get(v)
+    if isinstance(o, ops.DynamicUpdateSlice) and o.operand in sig.body.inputs:
+        return sig.body.inputs.index(o.operand)
+    return None
+
+
+def _check_bindings(plan: Plan, g: Group) -> None:
+    body = g.sig.body
+    for what, ids, values in (("param", g.params, body.inputs),
+                              ("result", g.results, body.outputs)):
+        if len(ids) != len(values):
+            raise PlanError(f"{_name(g)} binds {len(ids)} {what}s, its sig has {len(values)}")
+        for i, (b, v) in enumerate(zip(ids, values, strict=True)):
+            t = plan.buffers[b].type
+            if t.dtype is not v.type.dtype or t.size != v.type.size:
+                raise PlanError(f"{_name(g)}: {what} {i} is {v.type}, buffer b{b} is {t}")
+    for r, b in enumerate(g.results):
+        buffer = plan.buffers[b]
+        if buffer.place is Place.INPUT:
+            raise PlanError(f"{_name(g)} writes program input {buffer.index}")
+        if (p := updated_param(g.sig, r)) is not None:
+            if span(plan.buffers[g.params[p]]) != span(buffer):
+                raise PlanError(f"{_name(g)} updates b{g.params[p]} in place but writes b{b}")
+
+
+# ---- replay ------------------------------------------------------------------------------------
+
+
+def _replay(plan: Plan) -> None:
+    spans = {b.id: span(b) for b in plan.buffers}
+    # what each buffer's bytes hold: itself, or the buffer that was written over it
+    valid = {b.id for b in plan.buffers if b.place is Place.INPUT}
+    writes = {b.id: 0 for b in plan.buffers}
+    for number, stage in enumerate(plan.stages):
+        results: dict[int, Group] = {}
+        for g in stage.groups:
+            for b in g.results:
+                for other, h in results.items():
+                    if _overlap(spans[b], spans[other]):
+                        raise PlanError(f"stage {number}: {_name(h)} and {_name(g)} both write "
+                                        f"b{b}")
+                results[b] = g
+        for g in stage.groups:
+            for b in g.params:
+                if plan.buffers[b].type.size == 0:
+                    continue
+                for r, h in results.items():
+                    if h is not g and _overlap(spans[b], spans[r]):
+                        raise PlanError(f"stage {number}: {_name(g)} reads b{b} while {_name(h)} "
+                                        f"writes b{r}; a barrier is missing")
+                    own = h is g and _overlap(spans[b], spans[r])
+                    if own and not any(updated_param(g.sig, i) == p
+                                       for i, rb in enumerate(g.results) if rb == r
+                                       for p, pb in enumerate(g.params) if pb == b):
+                        raise PlanError(f"stage {number}: {_name(g)} reads b{b} and overwrites "
+                                        "it")
+                if b not in valid:
+                    raise PlanError(f"stage {number}: {_name(g)} reads b{b}, which holds nothing "
+                                    "yet or was overwritten")
+                _check_life(plan, b, number, g)
+        for b, g in results.items():
+            for other in tuple(valid):
+                if other != b and _overlap(spans[b], spans[other]):
+                    valid.discard(other)
+            valid.add(b)
+            writes[b] += 1
+            _check_life(plan, b, number, g)
+    for b in plan.outputs:
+        if b.type.size == 0:
+            continue
+        if b.id not in valid:
+            raise PlanError(f"output {b.index} (b{b.id}) is not written, or overwritten later")
+        if writes[b.id] != 1 and b.alias is None:
+            raise PlanError(f"output {b.index} (b{b.id}) is written {writes[b.id]} times")
+
+
+def _check_life(plan: Plan, b: int, stage: int, g: Group) -> None:
+    buffer = plan.buffers[b]
+    if not buffer.first <= stage <= buffer.last:
+        raise PlanError(f"{_name(g)} uses b{b} in stage {stage}, outside its life "
+                        f"{buffer.first}..{buffer.last}")
+
+
+# ---- edges and loops ---------------------------------------------------------------------------
+
+
+def _check_edges(plan: Plan) -> None:
+    stage = {g.id: i for i, s in enumerate(plan.stages) for g in s.groups}
+    if len(stage) != len(plan.groups):
+        raise PlanError("two groups have the same id")
+    for e in plan.edges:
+        if e.producer not in stage or e.consumer not in stage:
+            raise PlanError(f"a sync edge names a group that does not exist: {e}")
+        if stage[e.producer] >= stage[e.consumer]:
+            raise PlanError(f"{_edge(e)} is not satisfied: stage {stage[e.producer]} does not "
+                            f"come before stage {stage[e.consumer]}")
+    held = {(e.producer, e.consumer, e.buffer) for e in plan.edges if e.hazard == "raw"}
+    last: dict[Span, Group] = {}
+    spans = {b.id: span(b) for b in plan.buffers}
+    for s in plan.stages:
+        for g in s.groups:
+            for b in g.params:
+                w = last.get(spans[b])
+                if w is not None and w is not g and (w.id, g.id, b) not in held:
+                    raise PlanError(f"{_name(g)} reads b{b} from {_name(w)} without a sync edge")
+        for g in s.groups:
+            last.update({spans[b]: g for b in g.results if plan.buffers[b].type.size})
+
+
+def _edge(e: SyncEdge) -> str:
+    return f"the {e.hazard} edge g{e.producer} -> g{e.consumer} on b{e.buffer}"
+
+
+def _check_loops(plan: Plan) -> None:
+    keys = [tuple(g.sig.key for g in s.groups) for s in plan.stages]
+    end = 0
+    for x in plan.loops:
+        if x.start < end or x.start + x.period * x.trips > len(keys) or x.trips < 2:
+            raise PlanError(f"loop {x} overlaps another or leaves the plan")
+        end = x.start + x.period * x.trips
+        for i in range(x.start + x.period, end):
+            if keys[i] != keys[i - x.period]:
+                raise PlanError(f"loop {x}: stage {i} is not like stage {i - x.period}")

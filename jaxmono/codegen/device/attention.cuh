@@ -7,6 +7,7 @@
 // runs. All scores of a row are in shared memory at once: the chain may be any row-wise program.
 #pragma once
 #include "jaxmono/mma.cuh"
+#include "jaxmono/vec.cuh"
 #include "jaxmono/warp.cuh"
 
 namespace jaxmono {
@@ -83,8 +84,11 @@ struct Attention {
       if (col < CHUNK) {
         float acc[1][NT1][4] = {};
 #pragma unroll
-        for (int k = 0; k < DP; k += KSTEP)
-          warp_mma<T, TileQ, Q_D_MAJOR, TileK, K_D_MAJOR>(acc, smem, slot, row, col, k, k);
+        for (int k = 0; k < DP; k += KSTEP) {
+          Fragments<1, NT1> f;
+          load_fragments<T, TileQ, Q_D_MAJOR, TileK, K_D_MAJOR>(f, smem, slot, row, col, k, k);
+          multiply<T>(acc, f);
+        }
         store_accumulators<SCORE_PITCH>(scores(smem), acc, row, t * CHUNK + col);
       }
     }
@@ -107,9 +111,12 @@ struct Attention {
       unsigned char* slot = smem + RING_AT + t % STAGES * SLOT;
       if (col < DVP) {
 #pragma unroll
-        for (int k = 0; k < CHUNK; k += KSTEP)
-          warp_mma<T, TileP, true, TileV, V_KEY_MAJOR>(acc, smem + PROBS_AT, slot, row, col,
-                                                       (t - CHUNKS) * CHUNK + k, k);
+        for (int k = 0; k < CHUNK; k += KSTEP) {
+          Fragments<1, NT2> f;
+          load_fragments<T, TileP, true, TileV, V_KEY_MAJOR>(f, smem + PROBS_AT, slot, row, col,
+                                                             (t - CHUNKS) * CHUNK + k, k);
+          multiply<T>(acc, f);
+        }
       }
     }
     cp_async_wait<0>();
@@ -119,8 +126,9 @@ struct Attention {
 
   template <int VEC>
   JM_DEVICE static void read(float (&out)[VEC], unsigned char* smem, int r, int c) {
+    const Vec<float, VEC> v = load<float, VEC>(scores(smem) + r * OUT_PITCH + c);
 #pragma unroll
-    for (int e = 0; e < VEC; ++e) out[e] = scores(smem)[r * OUT_PITCH + c + e];
+    for (int e = 0; e < VEC; ++e) out[e] = v.x[e];
   }
 };
 

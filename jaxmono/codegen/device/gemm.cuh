@@ -7,6 +7,7 @@
 // short, and its time is mostly the first bytes' latency, so everything that fits is requested at once.
 #pragma once
 #include "jaxmono/mma.cuh"
+#include "jaxmono/vec.cuh"
 #include "jaxmono/warp.cuh"
 
 namespace jaxmono {
@@ -142,12 +143,15 @@ struct Gemm {
   template <int VEC>
   JM_DEVICE static void read(float (&out)[VEC], unsigned char* smem, int r, int c) {
     const float* p = sums(smem) + r * PITCH + c;
+    Vec<float, VEC> part[WARPS_K];
 #pragma unroll
-    for (int e = 0; e < VEC; ++e) out[e] = p[e];
+    for (int w = 0; w < WARPS_K; ++w) part[w] = load<float, VEC>(p + w * PARTIAL);
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) out[e] = part[0].x[e];
 #pragma unroll
     for (int w = 1; w < WARPS_K; ++w)
 #pragma unroll
-      for (int e = 0; e < VEC; ++e) out[e] += p[w * PARTIAL + e];
+      for (int e = 0; e < VEC; ++e) out[e] += part[w].x[e];
   }
 };
 

@@ -13,24 +13,30 @@ struct MmaTraits;
 template <>
 struct MmaTraits<bf16> {
   static constexpr int K = 16;
-  JM_DEVICE static void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    mma_m16n8k16_bf16(d, a, b);
+  template <int MT, int NT>
+  JM_DEVICE static void mma(float (&d)[MT][NT][4], const uint32_t (&a)[MT][4],
+                            const uint32_t (&b)[NT][2]) {
+    mma_tiles_bf16(d, a, b);
   }
 };
 
 template <>
 struct MmaTraits<f16> {
   static constexpr int K = 16;
-  JM_DEVICE static void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    mma_m16n8k16_f16(d, a, b);
+  template <int MT, int NT>
+  JM_DEVICE static void mma(float (&d)[MT][NT][4], const uint32_t (&a)[MT][4],
+                            const uint32_t (&b)[NT][2]) {
+    mma_tiles_f16(d, a, b);
   }
 };
 
 template <>
 struct MmaTraits<float> {  // tf32: operands rounded to 10 mantissa bits, accumulated in f32
   static constexpr int K = 8;
-  JM_DEVICE static void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    mma_m16n8k8_tf32(d, a, b);
+  template <int MT, int NT>
+  JM_DEVICE static void mma(float (&d)[MT][NT][4], const uint32_t (&a)[MT][4],
+                            const uint32_t (&b)[NT][2]) {
+    mma_tiles_tf32(d, a, b);
   }
 };
 
@@ -111,14 +117,7 @@ JM_DEVICE void load_fragments(Fragments<MT, NT>& f, unsigned char* tile_a, unsig
 
 template <class T, int MT, int NT>
 JM_DEVICE void multiply(float (&acc)[MT][NT][4], const Fragments<MT, NT>& f) {
-#pragma unroll
-  for (int i = 0; i < MT; ++i)
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-      // Odd rows run backwards: neighbouring products share an operand register.
-      const int jj = i % 2 ? NT - 1 - j : j;
-      MmaTraits<T>::mma(acc[i][jj], f.a[i], f.b[jj]);
-    }
+  MmaTraits<T>::mma(acc, f.a, f.b);
 }
 
 // Writes a warp's accumulators to rows of float, PITCH floats apart.

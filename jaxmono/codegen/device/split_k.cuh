@@ -1,12 +1,38 @@
 // Blocks that share one output tile, each with a share of k: partial tiles meet in global memory and
 // every block finishes its share of the rows. The sum has a fixed order: results are deterministic.
 #pragma once
-#include "jaxmono/platform.cuh"
-#include "jaxmono/ptx.cuh"
 #include "jaxmono/sync.cuh"
-#include "jaxmono/warp.cuh"
+#include "jaxmono/vec.cuh"
 
 namespace jaxmono {
+
+// N arrival counters in a __device__ variable: zero at load, never reset.
+#ifdef JAXMONO_EMULATE
+template <int N>
+struct Arrivals : emulate::ModuleState {
+  uint32_t count[N] = {};
+  Arrivals() : ModuleState(count, sizeof count) {}
+};
+#else
+template <int N>
+struct Arrivals {
+  uint32_t count[N];
+};
+#endif
+
+// A barrier of SIZE blocks (a power of two). The count only grows, a multiple of SIZE each time, so
+// it needs no reset between stages and launches; it may wrap.
+template <int SIZE>
+JM_DEVICE void group_barrier(uint32_t* count) {
+  static_assert((SIZE & (SIZE - 1)) == 0, "the count wraps at a power of two");
+  syncthreads();  // all warps have arrived, and their writes precede the release below
+  if (thread_id() == 0) {
+    const uint32_t target = (atom_add_acq_rel_gpu(count, 1u) / SIZE + 1) * SIZE;
+    wait_until([&] { return static_cast<int32_t>(ld_acquire_gpu(count) - target) >= 0; },
+               "split-K partner");
+  }
+  syncthreads();
+}
 
 // G: the Gemm whose partial sums are exchanged. The SPLIT tasks of a tile are neighbours in the task
 // order, so they run at the same time on any grid of at least SPLIT blocks: the wait always ends.
@@ -17,17 +43,15 @@ struct SplitK {
   static constexpr int FLOATS = SPLIT * TILE;               // workspace of one output tile
   static_assert(G::BN % 4 == 0, "rows move in 16-byte pieces");
 
-  // Writes this block's partial tile and waits until all SPLIT are there. `arrivals` only grows: it
-  // is a multiple of SPLIT between uses, so it needs no reset between stages and launches.
+  // Writes this block's partial tile and waits until all SPLIT are there.
   JM_DEVICE static void exchange(unsigned char* smem, float* workspace, int split,
-                                 unsigned* arrivals) {
+                                 uint32_t* arrivals) {
     constexpr int QUADS = G::BN / 4;
     for (int i = thread_id(); i < G::BM * QUADS; i += G::THREADS) {
       const int r = i / QUADS, c = i % QUADS * 4;
-      alignas(16) float sum[4];
-      G::template read<4>(sum, smem, r, c);
-      float* to = workspace + split * TILE + r * G::BN + c;
-      st_global_16(to, *reinterpret_cast<const Quad*>(sum));
+      Vec<float, 4> sum;
+      G::template read<4>(sum.x, smem, r, c);
+      store<float, 4>(workspace + split * TILE + r * G::BN + c, sum);
     }
     group_barrier<SPLIT>(arrivals);
   }
@@ -35,13 +59,16 @@ struct SplitK {
   // VEC consecutive elements of row r, summed over the splits in order.
   template <int VEC>
   JM_DEVICE static void read(float (&out)[VEC], const float* workspace, int r, int c) {
-    const float* p = workspace + r * G::BN + c;
+    Vec<float, VEC> part[SPLIT];
 #pragma unroll
-    for (int e = 0; e < VEC; ++e) out[e] = p[e];
+    for (int s = 0; s < SPLIT; ++s)
+      part[s] = load<float, VEC>(workspace + s * TILE + r * G::BN + c);
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) out[e] = part[0].x[e];
 #pragma unroll
     for (int s = 1; s < SPLIT; ++s)
 #pragma unroll
-      for (int e = 0; e < VEC; ++e) out[e] += p[s * TILE + e];
+      for (int e = 0; e < VEC; ++e) out[e] += part[s].x[e];
   }
 };
 

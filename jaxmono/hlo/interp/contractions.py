@@ -41,7 +41,7 @@ def dot_general(op: ops.DotGeneral, ctx: Context) -> Sequence[Any]:
     lhs, lhs_free = arranged(op.lhs, op.lhs_batch, op.lhs_contract, False)
     rhs, rhs_free = arranged(op.rhs, op.rhs_batch, op.rhs_contract, True)
     batch = [op.lhs.type.dims[d] for d in op.lhs_batch]
-    out = np.matmul(lhs, rhs).reshape(*batch, *lhs_free, *rhs_free)
+    out = np.matmul(lhs, rhs).reshape([*batch, *lhs_free, *rhs_free])
     return [out != 0 if op.result.type.dtype is DType.PRED else out]
 
 

@@ -176,7 +176,7 @@ def _float_to_integer(x: Array, target: DType) -> Array:
 def bitcast_convert(op: ops.BitcastConvert, ctx: Context) -> Sequence[Any]:
     source, target = op.operand.type.dtype.numpy, op.result.type.dtype.numpy
     # Bits belong to the declared format, so f64 mode rounds to it first.
-    x = np.ascontiguousarray(ctx.get(op.operand).astype(source, copy=False))
+    x = np.array(ctx.get(op.operand), source, order="C")
     if target.itemsize == source.itemsize:
         return [x.view(target)]
     if target.itemsize < source.itemsize:

@@ -77,7 +77,7 @@ def gather(op: ops.Gather, ctx: Context) -> Sequence[Any]:
     index: list[Array] = []
     for i, d in enumerate(indexed):
         steps = np.arange(window[i]).reshape([-1 if j == i else 1 for j in range(len(window))])
-        index.append(starts[d].reshape(*batch, *[1] * len(window)) + steps)
+        index.append(starts[d].reshape([*batch, *[1] * len(window)]) + steps)
     rows = x[tuple(np.broadcast_arrays(*index))] if index else np.broadcast_to(
         x, (*batch, *x.shape))
     # rows is (*batch, *indexed windows, *plain); offsets follow operand order.
@@ -116,13 +116,13 @@ def scatter(op: ops.Scatter, ctx: Context) -> Sequence[Any]:
     flat = np.zeros((*batch, *[sizes[d] for d in window_dims]), np.int64)
     stride = 1
     for d in reversed(range(rank)):
-        place = starts[d].reshape(*batch, *[1] * len(window_dims))
+        place = starts[d].reshape([*batch, *[1] * len(window_dims)])
         if d in sizes:
             axis = window_dims.index(d)
             place = place + np.arange(sizes[d]).reshape(
                 [-1 if j == axis else 1 for j in range(len(window_dims))])
         # Dropped windows may be far out of range; their product must not overflow.
-        flat += np.where(fits.reshape(*batch, *[1] * len(window_dims)), place, 0) * stride
+        flat += np.where(fits.reshape([*batch, *[1] * len(window_dims)]), place, 0) * stride
         stride *= shape[d]
     out = scatter_into(op.body, ctx, [t.reshape(-1) for t in targets], flat[fits].reshape(-1),
                        [a[fits].reshape(-1) for a in arranged])

@@ -40,21 +40,16 @@ def reshape_reshape(op: ops.Reshape, scope: Scope) -> Sequence[Value] | None:
 
 
 def reshape_broadcast(op: ops.Reshape, scope: Scope) -> Sequence[Value] | None:
-    # reshape[1,4,8](broadcast[4,8](x: [8], dims=[1]))  =>  broadcast[1,4,8](x, dims=[2])
-    # when only size-1 dimensions differ, or x is a scalar
+    # reshape[1,32](broadcast[4,8](x: []))  =>  reshape[1,32](broadcast[32](x))
+    # the broadcast itself without size-1 dimensions, as canonicalise leaves it
     inner = scope.made_by(op.operand, ops.BroadcastInDim)
-    if inner is None:
+    if inner is None or inner.operand.type.rank:
         return None
-    old, new = op.operand.type.shape, op.result.type.shape
-    if not inner.operand.type.rank:
-        return [scope.broadcast_in_dim(inner.operand, new, ())]
-    kept_old, kept_new = proper_dims(old), proper_dims(new)
-    if [old[i] for i in kept_old] != [new[i] for i in kept_new]:
+    shape = op.result.type.shape
+    flat = tuple(shape[i] for i in proper_dims(shape))
+    if op.operand.type.shape == flat:
         return None
-    place = dict(zip(kept_old, kept_new, strict=True))
-    if any(d not in place for d in inner.dimensions):
-        return None
-    return [scope.broadcast_in_dim(inner.operand, new, [place[d] for d in inner.dimensions])]
+    return [scope.reshape(scope.broadcast_in_dim(inner.operand, flat, ()), shape)]
 
 
 # Transpose

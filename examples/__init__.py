@@ -1,0 +1,1 @@
+"""Programs that show jaxmono at work: `examples.embed` is the demo."""

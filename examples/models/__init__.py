@@ -1,0 +1,1 @@
+"""Flax NNX models for the examples and the benchmarks: plain JAX, written as anyone would."""

@@ -1,0 +1,197 @@
+"""AttentionForm -> a device function: one tile of rows of one batch entry per task.
+
+    Q, K, V loaders -> Attention::first -> row chain in shared memory -> Attention::second -> epilogue
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxmono.codegen.dot import emit_epilogue, emit_loader, epilogue_lanes, row_demands
+from jaxmono.codegen.dot_schedule import mma_type
+from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
+from jaxmono.codegen.errors import CodegenError
+from jaxmono.codegen.operand import Operand, analyse
+from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize
+from jaxmono.fusion.plan import AttentionForm, Device, Sig
+from jaxmono.hlo.ir import Value
+from jaxmono.hlo.types import DType
+
+
+@dataclass(frozen=True)
+class AttentionSchedule:
+    """``bq``: rows of a tile. ``chunk``: keys in a ring slot. ``stages``: ring slots."""
+
+    bq: int
+    chunk: int
+    stages: int
+    warps: int
+
+
+@dataclass(frozen=True)
+class AttentionCode:
+    """An attention Sig with its schedule and the way its three operands are loaded."""
+
+    sig: Sig
+    form: AttentionForm
+    s: AttentionSchedule
+    element: DType
+    q: Operand
+    k: Operand
+    v: Operand
+
+    @staticmethod
+    def of(sig: Sig, s: AttentionSchedule) -> AttentionCode:
+        form = sig.form
+        assert isinstance(form, AttentionForm)
+        t = element_type(form)
+        q = form.first.rhs if form.first_swapped else form.first.lhs
+        k = form.first.lhs if form.first_swapped else form.first.rhs
+        size = t.itemsize
+        return AttentionCode(
+            sig, form, s, t,
+            analyse(sig.body, q, form.lhs_index, form.m, form.k, size),
+            analyse(sig.body, k, form.rhs_index, form.n, form.k, size),
+            # the second contraction runs over n: its "outer" Var is v
+            analyse(sig.body, form.value, form.value_index, form.v, form.n, size))
+
+    @property
+    def tasks(self) -> int:
+        return self.form.batch.size * math.ceil(self.form.m.size / self.s.bq)
+
+    @property
+    def identity(self) -> IndexMap:
+        """Where the second dot's result is demanded, over (batch, m, v)."""
+        d = self.form.second
+        b = [d.lhs.type.dims[i] for i in d.lhs_batch]
+        left = [x for i, x in enumerate(d.lhs.type.dims)
+                if i not in (*d.lhs_batch, *d.lhs_contract)]
+        right = [x for i, x in enumerate(d.rhs.type.dims)
+                 if i not in (*d.rhs_batch, *d.rhs_contract)]
+        on_left = self.form.probs is d.lhs
+        rows, cols = Index.of(self.form.m), Index.of(self.form.v)
+        first, second = (rows, cols) if on_left else (cols, rows)
+        return (*delinearize(Index.of(self.form.batch), b), *delinearize(first, left),
+                *delinearize(second, right))
+
+
+def element_type(form: AttentionForm) -> DType:
+    """The operand type of both contractions on the tensor cores."""
+    types = {mma_type(d.lhs.type.dtype, d.rhs.type.dtype, d.precision, d.algorithm)
+             for d in (form.first, form.second)}
+    t = next(iter(types))
+    if len(types) != 1 or t is None:
+        raise CodegenError(f"attention at {form.second.loc} mixes operand types or precisions")
+    return t
+
+
+def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int) -> AttentionSchedule:
+    """Rows per tile: as many as keep every SM busy once; a ring as deep as memory allows."""
+    form = sig.form
+    assert isinstance(form, AttentionForm)
+    best: AttentionSchedule | None = None
+    for bq in (64, 32, 16):
+        if warps % (bq // 16):
+            continue
+        for stages in (8, 6, 4, 3, 2):
+            s = AttentionSchedule(bq, _chunk(form, warps // (bq // 16)), stages, warps)
+            if shared_bytes_of(form, s) > shared_bytes:
+                continue
+            if best is None:
+                best = s
+            tiles = form.batch.size * math.ceil(form.m.size / bq)
+            if tiles >= device.sm_count or bq == 16:
+                return s
+            break
+    if best is None:
+        raise CodegenError(f"attention at {form.second.loc}: {form.n.size} keys of "
+                           f"{form.k.size} do not fit {shared_bytes} bytes of shared memory")
+    return best
+
+
+def _chunk(form: AttentionForm, warps_n: int) -> int:
+    """Keys per slot: a multiple of 16 that the warps can share out evenly."""
+    keys = min(64, math.ceil(form.n.size / 16) * 16)
+    for chunk in (keys, 64, 32, 16):
+        groups = chunk // 8
+        if groups % math.ceil(groups / warps_n) == 0:
+            return chunk
+    return 16
+
+
+def _tile(rows: int, cols: int, size: int) -> int:
+    return rows * ((cols * size // 16) | 1) * 16
+
+
+def shared_bytes_of(form: AttentionForm, s: AttentionSchedule) -> int:
+    """Upper bound of `Attention::SHARED_BYTES` over the possible operand layouts."""
+    size = element_type(form).itemsize
+    step = 16 if size == 2 else 8
+    dp = math.ceil(form.k.size / step) * step
+    dvp = math.ceil(form.v.size / 16) * 16
+    kp = math.ceil(form.n.size / s.chunk) * s.chunk
+    q = max(_tile(s.bq, dp, size), _tile(dp, s.bq, size))
+    slot = max(_tile(s.chunk, dp, size), _tile(dp, s.chunk, size),
+               _tile(s.chunk, dvp, size), _tile(dvp, s.chunk, size))
+    scores = s.bq * (max(kp, dvp) + 4) * 4
+    return q + scores + _tile(s.bq, kp, size) + s.stages * slot
+
+
+def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
+              outputs: Sequence[str], read_only: Sequence[Value], threads: int) -> None:
+    """The statements of one task; C variables in scope: ``int task``, ``unsigned char* smem``."""
+    form, s, body = code.form, code.s, code.sig.body
+    tiles = math.ceil(form.m.size / s.bq)
+    t = c_type(code.element)
+    names: dict[Var, str] = {form.batch: "b"}
+    flags = ", ".join("true" if x.k_major else "false" for x in (code.q, code.k, code.v))
+    w.line(f"using A = Attention<{t}, {s.warps}, {s.bq}, {form.n.size}, {form.k.size}, "
+           f"{form.v.size}, {s.chunk}, {s.stages}, {flags}>;")
+    w.line(f"static_assert(A::SHARED_BYTES <= {shared_bytes_of(form, s)}, \"shared memory\");")
+    w.line(f"const int m0 = task % {tiles} * {s.bq}, b = task / {tiles};")
+    w.line("constexpr int n0 = 0;")
+    for name, x in (("load_q", code.q), ("load_k", code.k), ("load_v", code.v)):
+        emit_loader(w, name, body, x, code.element, pointers, names, read_only)
+    w.line("syncthreads();  // the previous task is done with shared memory")
+    w.line("A::first(smem, m0, load_q, load_k, load_v);")
+    _row_chain(w, code, pointers, names, read_only)
+    w.line("A::second(smem, load_k, load_v);")
+    lanes = epilogue_lanes(body, form.stores, form.v, 8)
+    emit_epilogue(w, body, form.stores, result=form.second.result, identity=code.identity,
+                  m=form.m, n=form.v, bm=str(s.bq), bn=math.ceil(form.v.size / lanes) * lanes,
+                  lanes=lanes, read="A::read({acc}, smem, {r}, {c})", accumulator="float",
+                  row0="", pointers=pointers, outputs=outputs, names=names, read_only=read_only,
+                  threads=threads)
+
+
+def _row_chain(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
+               names: Mapping[Var, str], read_only: Sequence[Value]) -> None:
+    """Each warp turns whole rows of scores into probabilities, shared memory to shared memory."""
+    form, s, body = code.form, code.s, code.sig.body
+    t, n = c_type(code.element), form.n
+    root = RowOutput(form.probs, form.p_index)
+    lanes = vector_width(body, [(root.value, root.index)], [(Index.of(n), 4)], n,
+                         reduction=lambda op, at: row_demands(op, at, n), limit=4)
+    with w.block(f"for (int r = warp_id(); r < {s.bq}; r += {s.warps})"):
+        w.line("const int m = m0 + r;")
+        w.line(f"if (m >= {form.m.size}) continue;  // rows of the tile that are never stored")
+        em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
+                         var_names={**names, form.m: "m"}, read_only=read_only)
+
+        def scores(index: IndexMap, width: int) -> str:
+            del index  # proven by the planner: row m, column n
+            vec = f", {width}" if width > 1 else ""
+            return (f"load<float{vec}>(A::scores(smem) + r * A::SCORE_PITCH + "
+                    f"{em.code(Index.of(n))})")
+
+        def sink(i: int, x: Emitted) -> None:
+            del i
+            vec = f", {lanes}" if lanes > 1 else ""
+            em.w.line(f"store<{t}{vec}>(A::probs(smem, r, {em.code(Index.of(n))}), {x});")
+
+        em.bind_load(form.first.result, scores)
+        emit_row_chain(em, n, [root], sink)

@@ -1,0 +1,72 @@
+// Every PTX instruction that kernels use, by name. The emulator has the same functions in C++
+// (emulate/ptx.h). Pointers are generic; `smem` ones must point into dynamic_shared().
+//
+// cp.async (the copy may happen at any time until the matching wait, and other threads see it after
+// a block barrier that follows the wait):
+//   void cp_async_16(void* smem, const void* gmem, bool pred = true)   pred false: 16 zero bytes
+//   void cp_async_8, cp_async_4                                        likewise
+//   void cp_async_commit()
+//   void cp_async_wait<N>()          all but the N newest committed groups of this thread are done
+// Tensor cores (all 32 lanes; fragments as in the PTX ISA):
+//   void ldmatrix_x4(uint32_t (&r)[4], const void* smem_row)           lane i: row i % 8 of matrix i / 8
+//   void ldmatrix_x4_trans, ldmatrix_x2(uint32_t (&r)[2], ...), ldmatrix_x2_trans
+//   void mma_m16n8k16_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2])   d += a b
+//   void mma_m16n8k16_f16, mma_m16n8k8_tf32                            likewise
+//   void mma_tiles_bf16<MT, NT>(float (&d)[MT][NT][4], const uint32_t (&a)[MT][4],
+//                               const uint32_t (&b)[NT][2])            all products of a warp tile;
+//   void mma_tiles_f16, mma_tiles_tf32                                 one exchange in the emulator
+//   uint32_t to_tf32(float)                                            rounds to nearest, ties away
+// Global memory, T of 1, 2, 4, 8 or 16 bytes (Bits128 for raw 16):
+//   T ld_global<T>(const T*)         through L1
+//   T ld_nc<T>(const T*)             read-only for the whole launch, on pain of stale values
+//   T ld_stream<T>(const T*)         read-only and read once: evicted first
+//   T ld_coherent<T>(const T*)       from L2 (ld.relaxed.gpu): data of other blocks of this launch
+//   void st_global<T>(T*, T), st_stream<T>(T*, T)
+//   Bits128 load_global_16(const void*), load_global_16_nc, load_global_16_stream,
+//   load_global_16_coherent, void st_global_16(void*, Bits128)
+//   void prefetch_l2(const void*)
+//
+// Which load for what. L1 is not coherent: a block may hold a line from before another block wrote
+// it. Program inputs that nothing writes: ld_nc or ld_stream. Values that another block wrote in
+// this launch: never ld_nc; ld_global only after an acquire at gpu scope that synchronises with the
+// writer's release (grid_barrier, counter_wait: they drop L1), else ld_coherent.
+//
+// Atomics and order, uint32_t unless T is named:
+//   void red_add<T>(T*, T)                      relaxed, gpu scope: float, double, (u)int32, (u)int64
+//   uint32_t atom_add_acq_rel_gpu(uint32_t*, uint32_t)                 returns the old value
+//   void red_add_release_gpu(uint32_t*, uint32_t)
+//   T atom_cas<T>(T*, T expected, T desired)                           4 or 8 bytes, relaxed
+//   T ld_acquire_gpu<T>(const T*), T ld_relaxed_gpu<T>(const T*)       4 or 8 bytes
+//   void st_release_gpu<T>(T*, T), st_relaxed_gpu<T>(T*, T)            4 or 8 bytes
+//   void fence_acq_rel_gpu()
+//   void nanosleep(uint32_t ns)
+#pragma once
+#include "jaxmono/types.cuh"
+
+namespace jaxmono {
+struct alignas(16) Bits128 {
+  uint32_t x[4];
+};
+}  // namespace jaxmono
+
+#ifdef JAXMONO_EMULATE
+#include "emulate/ptx.h"
+#else
+#include "jaxmono/ptx_async.cuh"
+#include "jaxmono/ptx_memory.cuh"
+#include "jaxmono/ptx_mma.cuh"
+#endif
+
+namespace jaxmono {
+
+JM_DEVICE Bits128 load_global_16(const void* p) { return ld_global(static_cast<const Bits128*>(p)); }
+JM_DEVICE Bits128 load_global_16_nc(const void* p) { return ld_nc(static_cast<const Bits128*>(p)); }
+JM_DEVICE Bits128 load_global_16_stream(const void* p) {
+  return ld_stream(static_cast<const Bits128*>(p));
+}
+JM_DEVICE Bits128 load_global_16_coherent(const void* p) {
+  return ld_coherent(static_cast<const Bits128*>(p));
+}
+JM_DEVICE void st_global_16(void* p, Bits128 x) { st_global(static_cast<Bits128*>(p), x); }
+
+}  // namespace jaxmono

@@ -1,0 +1,33 @@
+// cp.async on the GPU; see ptx.cuh for the list.
+#pragma once
+#include "jaxmono/types.cuh"
+
+namespace jaxmono {
+
+JM_DEVICE uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// The last operand of cp.async is the number of bytes that are read; the rest is zeros.
+JM_DEVICE void cp_async_16(void* smem, const void* gmem, bool pred = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(smem)),
+               "l"(gmem), "r"(pred ? 16 : 0)
+               : "memory");
+}
+JM_DEVICE void cp_async_8(void* smem, const void* gmem, bool pred = true) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(smem)),
+               "l"(gmem), "r"(pred ? 8 : 0)
+               : "memory");
+}
+JM_DEVICE void cp_async_4(void* smem, const void* gmem, bool pred = true) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(smem)),
+               "l"(gmem), "r"(pred ? 4 : 0)
+               : "memory");
+}
+JM_DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N>
+JM_DEVICE void cp_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+}  // namespace jaxmono

@@ -1,0 +1,187 @@
+// Global loads, stores, atomics and fences on the GPU; see ptx.cuh for the list.
+#pragma once
+#include "jaxmono/types.cuh"
+
+namespace jaxmono {
+
+// One load instruction for every size. u8 goes through a 32-bit register.
+#define JM_LOAD(NAME, VOLATILE, OP, CLOBBER)                                               \
+  template <class T>                                                                       \
+  JM_DEVICE T NAME(const T* p) {                                                           \
+    if constexpr (sizeof(T) == 16) {                                                       \
+      Bits128 x;                                                                           \
+      asm VOLATILE("ld." OP ".v4.u32 {%0, %1, %2, %3}, [%4];"                              \
+                   : "=r"(x.x[0]), "=r"(x.x[1]), "=r"(x.x[2]), "=r"(x.x[3])                \
+                   : "l"(p)                                                                \
+                   : CLOBBER);                                                             \
+      return bitcast<T>(x);                                                                \
+    } else if constexpr (sizeof(T) == 8) {                                                 \
+      uint64_t x;                                                                          \
+      asm VOLATILE("ld." OP ".u64 %0, [%1];" : "=l"(x) : "l"(p) : CLOBBER);                \
+      return bitcast<T>(x);                                                                \
+    } else if constexpr (sizeof(T) == 4) {                                                 \
+      uint32_t x;                                                                          \
+      asm VOLATILE("ld." OP ".u32 %0, [%1];" : "=r"(x) : "l"(p) : CLOBBER);                \
+      return bitcast<T>(x);                                                                \
+    } else if constexpr (sizeof(T) == 2) {                                                 \
+      uint16_t x;                                                                          \
+      asm VOLATILE("ld." OP ".u16 %0, [%1];" : "=h"(x) : "l"(p) : CLOBBER);                \
+      return bitcast<T>(x);                                                                \
+    } else {                                                                               \
+      static_assert(sizeof(T) == 1, "loads are of 1, 2, 4, 8 or 16 bytes");                \
+      uint32_t x;                                                                          \
+      asm VOLATILE("ld." OP ".u8 %0, [%1];" : "=r"(x) : "l"(p) : CLOBBER);                 \
+      return bitcast<T>(static_cast<uint8_t>(x));                                          \
+    }                                                                                      \
+  }
+JM_LOAD(ld_global, volatile, "global", "memory")
+JM_LOAD(ld_nc, , "global.nc", )  // nothing writes it: free to move
+JM_LOAD(ld_stream, , "global.nc.L1::no_allocate.L2::evict_first", )
+#undef JM_LOAD
+
+template <class T>
+JM_DEVICE T ld_coherent(const T* p) {
+  // .cg reads L2; unlike ld.relaxed it has a 16-byte form on every architecture.
+  if constexpr (sizeof(T) == 16) {
+    Bits128 x;
+    asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x[0]), "=r"(x.x[1]), "=r"(x.x[2]), "=r"(x.x[3])
+                 : "l"(p)
+                 : "memory");
+    return bitcast<T>(x);
+  } else if constexpr (sizeof(T) == 8) {
+    uint64_t x;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
+    return bitcast<T>(x);
+  } else if constexpr (sizeof(T) == 4) {
+    uint32_t x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return bitcast<T>(x);
+  } else if constexpr (sizeof(T) == 2) {
+    uint16_t x;
+    asm volatile("ld.relaxed.gpu.global.u16 %0, [%1];" : "=h"(x) : "l"(p) : "memory");
+    return bitcast<T>(x);
+  } else {
+    static_assert(sizeof(T) == 1, "loads are of 1, 2, 4, 8 or 16 bytes");
+    uint32_t x;
+    asm volatile("ld.relaxed.gpu.global.u8 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return bitcast<T>(static_cast<uint8_t>(x));
+  }
+}
+
+#define JM_STORE(NAME, OP)                                                                 \
+  template <class T>                                                                       \
+  JM_DEVICE void NAME(T* p, T value) {                                                     \
+    if constexpr (sizeof(T) == 16) {                                                       \
+      const Bits128 x = bitcast<Bits128>(value);                                           \
+      asm volatile("st." OP ".v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(x.x[0]),       \
+                   "r"(x.x[1]), "r"(x.x[2]), "r"(x.x[3])                                   \
+                   : "memory");                                                            \
+    } else if constexpr (sizeof(T) == 8) {                                                 \
+      asm volatile("st." OP ".u64 [%0], %1;" ::"l"(p), "l"(bitcast<uint64_t>(value))       \
+                   : "memory");                                                            \
+    } else if constexpr (sizeof(T) == 4) {                                                 \
+      asm volatile("st." OP ".u32 [%0], %1;" ::"l"(p), "r"(bitcast<uint32_t>(value))       \
+                   : "memory");                                                            \
+    } else if constexpr (sizeof(T) == 2) {                                                 \
+      asm volatile("st." OP ".u16 [%0], %1;" ::"l"(p), "h"(bitcast<uint16_t>(value))       \
+                   : "memory");                                                            \
+    } else {                                                                               \
+      static_assert(sizeof(T) == 1, "stores are of 1, 2, 4, 8 or 16 bytes");               \
+      asm volatile("st." OP ".u8 [%0], %1;" ::"l"(p),                                      \
+                   "r"(static_cast<uint32_t>(bitcast<uint8_t>(value)))                     \
+                   : "memory");                                                            \
+    }                                                                                      \
+  }
+JM_STORE(st_global, "global")
+JM_STORE(st_stream, "global.cs")
+#undef JM_STORE
+
+JM_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+#define JM_SYNC_LOAD(NAME, OP)                                                             \
+  template <class T>                                                                       \
+  JM_DEVICE T NAME(const T* p) {                                                           \
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "4 or 8 bytes");                       \
+    if constexpr (sizeof(T) == 8) {                                                        \
+      uint64_t x;                                                                          \
+      asm volatile("ld." OP ".gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");    \
+      return bitcast<T>(x);                                                                \
+    } else {                                                                               \
+      uint32_t x;                                                                          \
+      asm volatile("ld." OP ".gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");    \
+      return bitcast<T>(x);                                                                \
+    }                                                                                      \
+  }
+JM_SYNC_LOAD(ld_acquire_gpu, "acquire")
+JM_SYNC_LOAD(ld_relaxed_gpu, "relaxed")
+#undef JM_SYNC_LOAD
+
+#define JM_SYNC_STORE(NAME, OP)                                                            \
+  template <class T>                                                                       \
+  JM_DEVICE void NAME(T* p, T value) {                                                     \
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "4 or 8 bytes");                       \
+    if constexpr (sizeof(T) == 8)                                                          \
+      asm volatile("st." OP ".gpu.global.u64 [%0], %1;" ::"l"(p),                          \
+                   "l"(bitcast<uint64_t>(value))                                           \
+                   : "memory");                                                            \
+    else                                                                                   \
+      asm volatile("st." OP ".gpu.global.u32 [%0], %1;" ::"l"(p),                          \
+                   "r"(bitcast<uint32_t>(value))                                           \
+                   : "memory");                                                            \
+  }
+JM_SYNC_STORE(st_release_gpu, "release")
+JM_SYNC_STORE(st_relaxed_gpu, "relaxed")
+#undef JM_SYNC_STORE
+
+JM_DEVICE uint32_t atom_add_acq_rel_gpu(uint32_t* p, uint32_t n) {
+  uint32_t old;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(p), "r"(n)
+               : "memory");
+  return old;
+}
+
+JM_DEVICE void red_add_release_gpu(uint32_t* p, uint32_t n) {
+  asm volatile("red.add.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(n) : "memory");
+}
+
+template <class T>
+JM_DEVICE void red_add(T* p, T x) {
+  if constexpr (is_same<T, float>)
+    asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory");
+  else if constexpr (is_same<T, double>)
+    asm volatile("red.relaxed.gpu.global.add.f64 [%0], %1;" ::"l"(p), "d"(x) : "memory");
+  else if constexpr (sizeof(T) == 8)
+    asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(bitcast<uint64_t>(x))
+                 : "memory");
+  else
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(bitcast<uint32_t>(x))
+                 : "memory");
+}
+
+template <class T>
+JM_DEVICE T atom_cas(T* p, T expected, T desired) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "4 or 8 bytes");
+  if constexpr (sizeof(T) == 8) {
+    uint64_t old;
+    asm volatile("atom.relaxed.gpu.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "l"(p), "l"(bitcast<uint64_t>(expected)), "l"(bitcast<uint64_t>(desired))
+                 : "memory");
+    return bitcast<T>(old);
+  } else {
+    uint32_t old;
+    asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+                 : "=r"(old)
+                 : "l"(p), "r"(bitcast<uint32_t>(expected)), "r"(bitcast<uint32_t>(desired))
+                 : "memory");
+    return bitcast<T>(old);
+  }
+}
+
+JM_DEVICE void fence_acq_rel_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+JM_DEVICE void nanosleep(uint32_t ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
+
+}  // namespace jaxmono

@@ -1,0 +1,102 @@
+// Reductions with any reducer: the threads that share a row combine their partial states.
+//
+// A reducer R is generated (reducers.py). It has
+//   struct State;                      one accumulator, trivially copyable
+//   static State identity();           combine(identity(), s) is s
+//   static State of(elements...);      the state of one element
+//   static State combine(a, b);
+// States are combined in a fixed order, and every thread of the team gets the same bits.
+#pragma once
+#include "jaxmono/platform.cuh"
+#include "jaxmono/sync.cuh"
+#include "jaxmono/vec.cuh"
+#include "jaxmono/warp.cuh"
+
+namespace jaxmono {
+
+template <class R, int N>
+JM_DEVICE void reset(typename R::State (&acc)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) acc[i] = R::identity();
+}
+
+// acc[i] takes lane i of the elements. N independent chains: no lane waits for another one.
+template <class R, int N, class... X>
+JM_DEVICE void accumulate(typename R::State (&acc)[N], const X&... x) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) acc[i] = R::combine(acc[i], R::of(at(x, i)...));
+}
+
+// The N accumulators of one thread as one, as a tree.
+template <class R, int N>
+JM_DEVICE typename R::State fold(const typename R::State (&acc)[N]) {
+  typename R::State s[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) s[i] = acc[i];
+#pragma unroll
+  for (int d = 1; d < N; d *= 2)
+#pragma unroll
+    for (int i = 0; i + d < N; i += 2 * d) s[i] = R::combine(s[i], s[i + d]);
+  return s[0];
+}
+
+template <class S>
+JM_DEVICE S shuffle_state(const S& s, int mask) {
+  static_assert(sizeof(S) % 4 == 0, "states are whole words");
+  union Words {
+    S s;
+    uint32_t w[sizeof(S) / 4];
+    JM_DEVICE Words() {}
+  } a, b;
+  a.s = s;
+#pragma unroll
+  for (int i = 0; i < static_cast<int>(sizeof(S) / 4); ++i) b.w[i] = shfl_xor(a.w[i], mask);
+  return b.s;
+}
+
+// Groups of G neighbouring lanes of a warp. All lanes of the warp take part.
+template <class R, int G>
+JM_DEVICE typename R::State warp_all(typename R::State s) {
+#pragma unroll
+  for (int m = 1; m < G; m *= 2) {
+    const typename R::State other = shuffle_state(s, m);
+    // The lower lane's state comes first for both, so that both compute the same bits.
+    s = (lane_id() & m) ? R::combine(other, s) : R::combine(s, other);
+  }
+  return s;
+}
+
+// All threads of the block. smem: one State per warp.
+template <class R, int THREADS>
+JM_DEVICE typename R::State block_all(typename R::State s, unsigned char* smem) {
+  constexpr int WARPS = THREADS / 32;
+  auto* part = reinterpret_cast<typename R::State*>(smem);
+  s = warp_all<R, 32>(s);
+  syncthreads();  // earlier readers of smem are done
+  if (lane_id() == 0) part[warp_id()] = s;
+  syncthreads();
+  s = part[0];
+#pragma unroll
+  for (int w = 1; w < WARPS; ++w) s = R::combine(s, part[w]);
+  return s;
+}
+
+// Every lane has N rows of its own; the WARPS warps of the block have slices of the columns.
+// smem: WARPS * N * 32 States.
+template <class R, int WARPS, int N>
+JM_DEVICE void slice_all(typename R::State (&acc)[N], unsigned char* smem) {
+  auto* part = reinterpret_cast<typename R::State*>(smem);
+  syncthreads();
+#pragma unroll
+  for (int i = 0; i < N; ++i) part[(warp_id() * N + i) * 32 + lane_id()] = acc[i];
+  syncthreads();
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    acc[i] = part[i * 32 + lane_id()];
+#pragma unroll
+    for (int w = 1; w < WARPS; ++w)
+      acc[i] = R::combine(acc[i], part[(w * N + i) * 32 + lane_id()]);
+  }
+}
+
+}  // namespace jaxmono

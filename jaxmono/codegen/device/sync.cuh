@@ -1,0 +1,82 @@
+// Waiting for other blocks. Only in a cooperative launch: every block that is waited for runs.
+//
+//   struct GridBarrier                         a __device__ variable, zero at load, reusable forever
+//   void grid_barrier(GridBarrier*)            all threads of all blocks
+//   void counter_signal(uint32_t* c, uint32_t n = 1)   all threads of a block: what it wrote before
+//                                              happens before what follows a counter_wait that sees it
+//   void counter_wait(uint32_t* c, uint32_t target)    all threads of a block: until *c has reached
+//                                              target (wraps: compared by difference)
+//   void flagged_store(uint64_t* slot, uint32_t value, uint32_t epoch)   one thread: value and epoch
+//   uint32_t flagged_load(uint64_t* slot, uint32_t epoch)      in one 8-byte word; waits for the epoch
+//   void wait_until(predicate, what)           one thread; yields in the emulator
+#pragma once
+#include "jaxmono/ptx.cuh"
+#include "jaxmono/warp.cuh"
+
+namespace jaxmono {
+
+#ifdef JAXMONO_EMULATE
+// Registered, so that the emulator can zero it after an aborted launch.
+struct GridBarrier : emulate::ModuleState {
+  uint32_t word = 0;
+  GridBarrier() : ModuleState(&word, sizeof word) {}
+};
+
+template <class P>
+JM_DEVICE void wait_until(const P& ready, const char* what) {
+  emulate::wait_until(ready, what);
+}
+#else
+struct GridBarrier {
+  uint32_t word;
+};
+
+template <class P>
+JM_DEVICE void wait_until(const P& ready, const char*) {
+  while (!ready()) {
+  }
+}
+#endif
+
+JM_DEVICE void grid_barrier(GridBarrier* barrier) {
+  syncthreads();  // all warps have arrived, and their writes precede the release below
+  if (thread_id() == 0) {
+    // One barrier adds 2^31 in all: the low bits are zero again and the top bit has flipped. So the
+    // state fits any later grid size, and nothing overflows.
+    constexpr uint32_t TOP = 0x80000000u;
+    const uint32_t blocks = static_cast<uint32_t>(num_blocks());
+    const uint32_t mine = block_id() == 0 ? TOP - (blocks - 1) : 1u;
+    const uint32_t old = atom_add_acq_rel_gpu(&barrier->word, mine);
+    wait_until([&] { return ((ld_acquire_gpu(&barrier->word) ^ old) & TOP) != 0; }, "grid_barrier");
+  }
+  syncthreads();
+}
+
+JM_DEVICE void counter_signal(uint32_t* counter, uint32_t n = 1) {
+  syncthreads();
+  if (thread_id() == 0) red_add_release_gpu(counter, n);
+}
+
+JM_DEVICE void counter_wait(uint32_t* counter, uint32_t target) {
+  if (thread_id() == 0)
+    wait_until([&] { return static_cast<int32_t>(ld_acquire_gpu(counter) - target) >= 0; },
+               "counter_wait");
+  syncthreads();
+}
+
+JM_DEVICE void flagged_store(uint64_t* slot, uint32_t value, uint32_t epoch) {
+  st_relaxed_gpu(slot, static_cast<uint64_t>(epoch) << 32 | value);
+}
+
+JM_DEVICE uint32_t flagged_load(uint64_t* slot, uint32_t epoch) {
+  uint64_t word = 0;
+  wait_until(
+      [&] {
+        word = ld_relaxed_gpu(slot);
+        return static_cast<uint32_t>(word >> 32) == epoch;
+      },
+      "flagged_load");
+  return static_cast<uint32_t>(word);
+}
+
+}  // namespace jaxmono

@@ -1,0 +1,93 @@
+// Exchange between the threads of a warp and of a block. All lanes of a warp take part.
+//
+//   syncthreads(), syncwarp(), named_barrier(id, threads)              id 1 .. 15
+//   T shfl_xor<T>(T x, int mask), T shfl_idx<T>(T x, int lane)         any T of whole bytes
+//   bool warp_any(bool), bool warp_all(bool), uint32_t warp_ballot(bool)
+//   T warp_reduce<WIDTH = 32>(T x, F f)   f over each WIDTH neighbouring lanes, in lane order; the
+//                                         result in all of them, the same bits
+//   T block_reduce(T x, F f, void* smem)  f over the block, in thread order, result in all threads;
+//                                         smem: sizeof(T) per warp, free again on return
+#pragma once
+#include "jaxmono/platform.cuh"
+#include "jaxmono/types.cuh"
+
+#ifdef JAXMONO_EMULATE
+#include "emulate/warp.h"
+#else
+
+namespace jaxmono {
+
+JM_DEVICE void syncthreads() { __syncthreads(); }
+JM_DEVICE void syncwarp() { __syncwarp(); }
+JM_DEVICE void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+constexpr uint32_t ALL_LANES = 0xffffffffu;
+
+// T as 32-bit words, the last one padded.
+template <class T>
+struct Words {
+  static constexpr int N = (sizeof(T) + 3) / 4;
+  uint32_t w[N];
+  JM_DEVICE explicit Words(const T& x) {
+    w[N - 1] = 0;
+    memcpy(w, &x, sizeof(T));
+  }
+  JM_DEVICE T value() const {
+    T x;
+    memcpy(&x, w, sizeof(T));
+    return x;
+  }
+};
+
+template <class T>
+JM_DEVICE T shfl_xor(T x, int mask) {
+  Words<T> words(x);
+#pragma unroll
+  for (int i = 0; i < Words<T>::N; ++i) words.w[i] = __shfl_xor_sync(ALL_LANES, words.w[i], mask);
+  return words.value();
+}
+
+template <class T>
+JM_DEVICE T shfl_idx(T x, int lane) {
+  Words<T> words(x);
+#pragma unroll
+  for (int i = 0; i < Words<T>::N; ++i) words.w[i] = __shfl_sync(ALL_LANES, words.w[i], lane);
+  return words.value();
+}
+
+JM_DEVICE bool warp_any(bool x) { return __any_sync(ALL_LANES, x); }
+JM_DEVICE bool warp_all(bool x) { return __all_sync(ALL_LANES, x); }
+JM_DEVICE uint32_t warp_ballot(bool x) { return __ballot_sync(ALL_LANES, x); }
+
+template <int WIDTH = 32, class T, class F>
+JM_DEVICE T warp_reduce(T x, const F& f) {
+  // Ordered by lane, so that all lanes agree even where f does not commute.
+#pragma unroll
+  for (int offset = 1; offset < WIDTH; offset *= 2) {
+    const T other = shfl_xor(x, offset);
+    x = (lane_id() & offset) ? f(other, x) : f(x, other);
+  }
+  return x;
+}
+
+}  // namespace jaxmono
+
+#endif
+
+namespace jaxmono {
+
+template <class T, class F>
+JM_DEVICE T block_reduce(T x, const F& f, void* smem) {
+  T* slots = static_cast<T*>(smem);
+  x = warp_reduce(x, f);
+  if (lane_id() == 0) slots[warp_id()] = x;
+  syncthreads();
+  T out = slots[0];
+  for (int w = 1; w < num_threads() / WARP; ++w) out = f(out, slots[w]);
+  syncthreads();
+  return out;
+}
+
+}  // namespace jaxmono

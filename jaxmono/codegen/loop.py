@@ -1,0 +1,98 @@
+"""LoopForm -> a device function: a chunk of an element-wise iteration space per task.
+
+A thread computes ``unroll`` vectors; the stores come after all of them, so that the loads of every
+vector are in flight before the first is used (MonoNN's instruction rescheduling, section 4.2.2).
+"""
+
+from __future__ import annotations
+
+import math
+
+from jaxmono.codegen.emit import BodyEmitter
+from jaxmono.codegen.names import compute, vector
+from jaxmono.codegen.op_code import Emitted
+from jaxmono.codegen.schedule import LoopSchedule, choose_loop, flat_loop, roots, store_offset
+from jaxmono.codegen.sig_code import Function, Request, register
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.plan import LoopForm, Sig
+
+
+class LoopCode:
+    """`SigCode` of loops."""
+
+    def choose(self, sig: Sig, request: Request) -> LoopSchedule:
+        return choose_loop(sig, request.device, request.threads, request.siblings)
+
+    def tasks(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
+        form = sig.form
+        assert isinstance(form, LoopForm)
+        size = math.prod(v.size for v in form.vars)
+        return math.ceil(size / (threads * schedule.lanes * schedule.unroll))
+
+    def shared_bytes(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
+        return 0
+
+    def workspace_bytes(self, sig: Sig, schedule: LoopSchedule) -> int:
+        return 0
+
+    def counters(self, sig: Sig, schedule: LoopSchedule) -> int:
+        return 0
+
+    def emit_body(self, w: Writer, sig: Sig, schedule: LoopSchedule, function: Function) -> None:
+        form = sig.form
+        assert isinstance(form, LoopForm)
+        flat, env = flat_loop(form)
+        lanes, unroll = schedule.lanes, schedule.unroll
+        t = "int" if flat.size < 2**31 - 2**20 else "long long"
+        stride = function.threads * lanes
+        em = BodyEmitter(w, sig.body, function.pointers, lane=flat, lanes=lanes,
+                         var_names={flat: "e"}, read_only=function.read_only, inline_reduces=True)
+        first = f"({t}){function.task} * {stride * unroll} + thread_id() * {lanes}"
+        items = list(zip(form.stores, roots(sig, form.stores, env), strict=True))
+
+        def store(i: int, x: Emitted) -> None:
+            s = form.stores[i]
+            em.store(function.outputs[s.result], store_offset(sig, s, env), x,
+                     sig.body.outputs[s.result].type.dtype)
+
+        if unroll == 1:
+            w.line(f"const {t} e = {first};")
+            w.line(f"if (e >= {flat.size}) return;")
+            values = [em.emit(v, at) for _, (v, at) in items]
+            for i, x in enumerate(values):
+                store(i, x)
+            return
+        w.line(f"const {t} e0 = {first};")
+        held = self._compute(w, em, [at for _, at in items], t, stride, unroll, flat.size - lanes)
+        with em.scope(f"for (int u = 0; u < {unroll}; ++u)", pragma="unroll"):
+            w.line(f"const {t} e = e0 + u * {stride};")
+            with em.scope(f"if (e < {flat.size})"):
+                for i, (name, x) in enumerate(held):
+                    store(i, Emitted(f"{name}[u]", x.vector, x.exact))
+
+    @staticmethod
+    def _compute(w: Writer, em: BodyEmitter, values: list[tuple], t: str, stride: int,
+                 unroll: int, last: int) -> list[tuple[str, Emitted]]:
+        """The loop that fills one array per store; past the end it repeats the last vector."""
+        inner = w.child()
+        em.w = inner
+        em.push_scope()
+        held: list[tuple[str, Emitted]] = []
+        for v, at in values:
+            x = em.emit(v, at)
+            name = w.fresh("out")
+            inner.line(f"{name}[u] = {x};")
+            held.append((name, x))
+        em.pop_scope()
+        em.w = w
+        for (name, x), (v, _) in zip(held, values, strict=True):
+            ctype = vector(compute(v.type.dtype), em.lanes if x.vector else 1)
+            w.line(f"{ctype} {name}[{unroll}];")
+        w.directive("#pragma unroll")
+        with w.block(f"for (int u = 0; u < {unroll}; ++u)"):
+            w.line(f"const {t} e = min(e0 + u * {stride}, ({t}){last});")
+            w.extend(inner)
+        return held
+
+
+register("loop", LoopCode())

@@ -1,0 +1,109 @@
+"""A reduce's region as a C++ struct that the templates of device/reduce.cuh combine with.
+
+Single associative ops have an identity. Any other region (argmax, a sum of pairs...) gets a state
+that knows whether it holds anything yet, since StableHLO names no identity for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxmono.codegen.emit import BodyEmitter
+from jaxmono.codegen.names import compute, literal
+from jaxmono.codegen.op_code import Emitted
+from jaxmono.codegen.writer import Writer
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph
+from jaxmono.hlo.print import to_text
+from jaxmono.hlo.types import DType
+
+_MONOIDS = frozenset({"add", "multiply", "maximum", "minimum", "and", "or", "xor"})
+
+
+@dataclass(frozen=True)
+class Reducer:
+    """A declared reducer struct.
+
+    Attributes:
+      name: of the struct.
+      dtypes: of the accumulators, fields ``a0, a1...`` of its State.
+      state_bytes: size of a State (a multiple of 4).
+    """
+
+    name: str
+    dtypes: tuple[DType, ...]
+    state_bytes: int
+
+
+def monoid_kind(body: Graph) -> str | None:
+    """The kind of a region that is one associative, commutative op on its two inputs."""
+    if len(body.inputs) != 2 or len(body.ops) != 1:
+        return None
+    op = body.ops[0]
+    if not isinstance(op, ops.Elementwise) or op.kind not in _MONOIDS:
+        return None
+    ok = set(op.args) == set(body.inputs) and body.outputs == op.results
+    return op.kind if ok else None
+
+
+def identity(kind: str, dtype: DType) -> str:
+    """C literal ``e`` with ``kind(e, x) == x`` for every x, NaN and -0 included."""
+    if kind == "add":
+        # -0 + x is x for x = -0 too; for pred add is or.
+        return literal(-0.0 if dtype.is_float else 0, dtype)
+    if kind in ("or", "xor"):
+        return literal(0, dtype)
+    if kind == "multiply":
+        return literal(1, dtype)
+    if kind == "and":
+        return literal(1, dtype) if dtype is DType.PRED else f"{compute(dtype)}(~{literal(0, dtype)})"
+    low, high = _range(dtype)
+    return literal(low if kind == "maximum" else high, dtype)
+
+
+def _range(dtype: DType) -> tuple[object, object]:
+    if dtype is DType.PRED:
+        return False, True
+    if dtype.is_float:
+        return -np.inf, np.inf
+    info = np.iinfo(dtype.numpy)
+    return info.min, info.max
+
+
+def declare_reducer(em: BodyEmitter, op: ops.Reduce) -> Reducer:
+    """Declares the struct of ``op``'s region at file scope, once per distinct region."""
+    dtypes = tuple(v.type.dtype for v in op.results)
+    types = [compute(d) for d in dtypes]
+    sizes = [max(4, 8 if t in ("double", "int64_t", "uint64_t") else 4) for t in types]
+    kind = monoid_kind(op.body)
+    w = Writer(parent=em.w)
+    with w.block("struct {name}", "};"):
+        with w.block(f"struct alignas({max(sizes)}) State", "};"):
+            for i, t in enumerate(types):
+                w.line(f"{t} a{i};")
+            if kind is None:
+                w.line("bool any;")
+        elements = ", ".join(f"{t} x{i}" for i, t in enumerate(types))
+        fields = ", ".join(f"x{i}" for i in range(len(types)))
+        full = "" if kind is not None else ", true"
+        empty = (identity(kind, dtypes[0]) if kind is not None
+                 else ", ".join([f"{t}(0)" for t in types] + ["false"]))
+        w.line(f"JM_DEVICE static State identity() {{ return State{{{empty}}}; }}")
+        w.line(f"JM_DEVICE static State of({elements}) {{ return State{{{fields}{full}}}; }}")
+        with w.block("JM_DEVICE static State combine(const State& l, const State& r)"):
+            if kind is None:
+                w.line("if (!l.any) return r;")
+                w.line("if (!r.any) return l;")
+            inner = BodyEmitter(w, op.body, {}, var_names={})
+            args = [Emitted(f"{s}.a{i}", exact=not d.is_float)
+                    for s in ("l", "r") for i, d in enumerate(dtypes)]
+            out = inner.region(op.body, args)
+            w.line(f"return State{{{', '.join(x.name for x in out)}{full}}};")
+    # A State is padded to its alignment by its own `alignas`.
+    align = max(sizes)
+    used = sum(8 if t in ("double", "int64_t", "uint64_t") else 4 for t in types) + 4
+    key = f"reducer {to_text(op.body, locs=False)}"
+    name = em.w.declare(key, "reducer", w.text().rstrip())
+    return Reducer(name, dtypes, -(-used // align) * align)

@@ -1,0 +1,120 @@
+"""RowForm -> a device function: some rows per task, each shared by a team of threads.
+
+    tier "warp"   group lanes per row, 32 / group rows per warp
+    tier "block"  one row per block (also a full reduction to a scalar: one block does it all)
+    tier "slice"  32 * lanes neighbouring rows per block; its warps share the columns
+"""
+
+from __future__ import annotations
+
+import math
+
+from jaxmono.codegen.emit import BodyEmitter
+from jaxmono.codegen.op_code import Emitted
+from jaxmono.codegen.row_chain import (
+    RowOutput,
+    Team,
+    block_team,
+    emit_row_chain,
+    slice_team,
+    warp_team,
+)
+from jaxmono.codegen.schedule import (
+    RowSchedule,
+    RowSpace,
+    choose_row,
+    is_per_row,
+    roots,
+    store_offset,
+)
+from jaxmono.codegen.sig_code import Function, Request, register
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.plan import RowForm, Sig
+from jaxmono.hlo import ops
+
+__all__ = ["RowCode", "RowOutput", "emit_row_chain", "warp_team"]
+
+
+class RowCode:
+    """`SigCode` of rows."""
+
+    def choose(self, sig: Sig, request: Request) -> RowSchedule:
+        return choose_row(sig, request.device, request.threads, request.siblings)
+
+    def tasks(self, sig: Sig, schedule: RowSchedule, threads: int) -> int:
+        form = sig.form
+        assert isinstance(form, RowForm)
+        rows = math.prod(v.size for v in form.rows)
+        return math.ceil(rows / _rows_per_task(schedule, threads))
+
+    def shared_bytes(self, sig: Sig, schedule: RowSchedule, threads: int) -> int:
+        if schedule.tier == "warp":
+            return 0
+        state = max(16 + 8 * len(o.results) for o in sig.body.ops if isinstance(o, ops.Reduce))
+        return threads // 32 * state * (32 * schedule.lanes if schedule.tier == "slice" else 1)
+
+    def workspace_bytes(self, sig: Sig, schedule: RowSchedule) -> int:
+        return 0
+
+    def counters(self, sig: Sig, schedule: RowSchedule) -> int:
+        return 0
+
+    def emit_body(self, w: Writer, sig: Sig, schedule: RowSchedule, function: Function) -> None:
+        form = sig.form
+        assert isinstance(form, RowForm)
+        space = RowSpace.of(form)
+        team = _team(schedule, function)
+        inside = _emit_row(w, schedule, function, space.row.size)
+        lane = space.row if team.lanes_on_rows else space.col
+        em = BodyEmitter(w, sig.body, function.pointers, lane=lane, lanes=schedule.lanes,
+                         var_names={space.row: "row"}, read_only=function.read_only)
+        outputs = [RowOutput(v, at, is_per_row(form, s)) for s, (v, at) in
+                   zip(form.stores, roots(sig, form.stores, space.env), strict=True)]
+
+        def sink(i: int, x: Emitted) -> None:
+            s = form.stores[i]
+            tests = [inside] if inside else []
+            if outputs[i].per_row and team.size > 1:
+                tests.append(f"{team.rank} == 0")
+            where = (function.outputs[s.result], store_offset(sig, s, space.env), x,
+                     sig.body.outputs[s.result].type.dtype)
+            if tests:
+                with em.scope(f"if ({' && '.join(tests)})"):
+                    em.store(*where)
+            else:
+                em.store(*where)
+
+        emit_row_chain(em, space.col, outputs, sink, team=team, keep_words=schedule.keep_words)
+
+
+def _rows_per_task(s: RowSchedule, threads: int) -> int:
+    return {"warp": threads // s.group, "block": 1, "slice": 32 * s.lanes}[s.tier]
+
+
+def _team(s: RowSchedule, function: Function) -> Team:
+    if s.tier == "warp":
+        return warp_team(s.group)
+    make = block_team if s.tier == "block" else slice_team
+    return make(function.threads, function.smem)
+
+
+def _emit_row(w: Writer, s: RowSchedule, function: Function, rows: int) -> str:
+    """``const int row``; the C test that it is a row of its own, or "" where it always is."""
+    per_task = _rows_per_task(s, function.threads)
+    if s.tier == "block":
+        w.line(f"const int row = {function.task};")
+        return ""
+    mine = "thread_id()" if s.group == 1 else f"thread_id() / {s.group}"
+    if s.tier == "slice":
+        mine = f"lane_id() * {s.lanes}"
+    first = f"{function.task} * {per_task} + {mine}"
+    if rows % per_task == 0:
+        w.line(f"const int row = {first};")
+        return ""
+    # Threads past the last row repeat it, so that whole warps and blocks combine together.
+    w.line(f"const int own_row = {first};")
+    w.line(f"const int row = min(own_row, {rows - (s.lanes if s.tier == 'slice' else 1)});")
+    return f"own_row < {rows}"
+
+
+register("row", RowCode())

@@ -1,0 +1,328 @@
+"""Row-wise programs: reduces over the columns of a row, and values computed from them.
+
+    sweep 1   for each column: x = load; max     -> the team combines its maxima
+    sweep 2   for each column: e = exp(x - max); sum
+    output    for each column: store e / sum
+
+A row is shared by a team of threads; each thread walks its own columns in every sweep. What one
+sweep computes and a later one uses again stays in registers when the row is short enough;
+otherwise it is computed again from memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from jaxmono.codegen.emit import BodyEmitter
+from jaxmono.codegen.errors import CodegenError, refuse
+from jaxmono.codegen.names import compute, vector
+from jaxmono.codegen.op_code import Emitted
+from jaxmono.codegen.reducers import Reducer, declare_reducer
+from jaxmono.codegen.traverse import Node, depends_on, walk
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.demand import reduction_index
+from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Value
+
+KEEP_WORDS = 64
+"""Most 32-bit registers per thread that hold a row between sweeps."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """The threads that share a row.
+
+    Attributes:
+      size: number of threads (or of column slices) that columns are dealt to.
+      rank: C expression of this thread's number in the team, in [0, size).
+      combine: template name of device/reduce.cuh: "warp_all", "block_all" or "slice_all".
+      argument: second template argument of `combine`.
+      smem: C pointer to shared memory for `combine`, where it needs any.
+      lanes_on_rows: the vectorised Var runs along rows: every lane has a row of its own.
+    """
+
+    size: int
+    rank: str
+    combine: str
+    argument: int
+    smem: str = ""
+    lanes_on_rows: bool = False
+
+
+def warp_team(size: int = 32) -> Team:
+    """``size`` neighbouring lanes of a warp (a power of two)."""
+    rank = "lane_id()" if size == 32 else f"(lane_id() & {size - 1})" if size > 1 else "0"
+    return Team(size, rank, "warp_all", size)
+
+
+def block_team(threads: int, smem: str) -> Team:
+    return Team(threads, "thread_id()", "block_all", threads, smem)
+
+
+def slice_team(threads: int, smem: str) -> Team:
+    """Lanes of a warp have different rows; the block's warps share the columns."""
+    return Team(threads // 32, "warp_id()", "slice_all", threads // 32, smem, True)
+
+
+@dataclass(frozen=True)
+class RowOutput:
+    """A value to compute. ``per_row``: once per row instead of at every column."""
+
+    value: Value
+    index: IndexMap
+    per_row: bool = False
+
+
+Sink = Callable[[int, Emitted], None]
+"""Called for output number i inside the C scope in which its value is at hand. In the column loop
+`BodyEmitter.code` of the column Var is the (first) column."""
+
+
+def emit_row_chain(em: BodyEmitter, col: Var, outputs: Sequence[RowOutput], sink: Sink, *,
+                   team: Team | None = None, keep_words: int = KEEP_WORDS) -> None:
+    """Emits the sweeps of one row and hands every output to ``sink``.
+
+    Args:
+      em: its Vars other than ``col`` are named; ``em.lane`` is ``col`` if columns are vectorised,
+        a row Var for teams with ``lanes_on_rows``. Sources may come from `BodyEmitter.bind_load`.
+      col: the columns as one Var; indices of ``outputs`` are over it (and row Vars). Reduces
+        reduce exactly these columns, row-major over their reduced dimensions.
+      team: by default a whole warp. All threads of a warp (or of the block, for teams with shared
+        memory) must run the code together.
+
+    Raises:
+      CodegenError: a reduce is not over these columns, or an op has no code.
+    """
+    _RowChain(em, col, tuple(outputs), sink, team or warp_team(), keep_words).emit()
+
+
+Key = tuple[Value, IndexMap]
+
+
+class _RowChain:
+    def __init__(self, em: BodyEmitter, col: Var, outputs: tuple[RowOutput, ...], sink: Sink,
+                 team: Team, keep_words: int) -> None:
+        self.em, self.col, self.sink, self.team = em, col, sink, team
+        self.outputs = [RowOutput(o.value, em.split(o.index), o.per_row) for o in outputs]
+        self.step = 1 if team.lanes_on_rows else em.lanes
+        self.fragments = math.ceil(col.size / (team.size * self.step))
+        lane = em.lane
+        self.col_vars = {col} if team.lanes_on_rows or em.lanes == 1 else {lane.high, lane.low}
+        self.level: dict[tuple[ops.Reduce, IndexMap], int] = {}
+        for o in self.outputs:
+            self._order((o.value, o.index))
+        self.sweeps = max(self.level.values(), default=0)
+        self.kept = self._kept(keep_words)
+        self.arrays: dict[Key, tuple[str, Emitted]] = {}
+
+    # ---- analysis ------------------------------------------------------------------------------
+
+    def _walk(self, roots: Sequence[Key], stop: Callable[[Value, IndexMap], bool] | None = None,
+              ) -> Iterator[Node]:
+        return walk(self.em.body, roots, stop=stop, leaf=self.em.is_source)
+
+    def _reduces(self, roots: Sequence[Key]) -> list[tuple[ops.Reduce, IndexMap]]:
+        found: dict[tuple[ops.Reduce, IndexMap], None] = {}
+        for n in self._walk(roots):
+            if isinstance(n.op, ops.Reduce):
+                found[n.op, n.index] = None
+        return list(found)
+
+    def _operands(self, op: ops.Reduce, index: IndexMap) -> list[Key]:
+        """What one column contributes to a reduce."""
+        shape = [op.args[0].type.dims[d] for d in sorted(op.dimensions)]
+        if math.prod(shape) != self.col.size:
+            raise refuse(op, f"it reduces {shape}, not the {self.col.size} columns of its row")
+        if depends_on(index, self.col_vars):
+            raise refuse(op, "it is demanded at more than its own row")
+        over = self.em.split(delinearize(Index.of(self.col), shape))
+        at = reduction_index(op, index, over)
+        return [(v, at) for v in op.args]
+
+    def _order(self, root: Key) -> int:
+        """Levels of all reduces behind ``root``; 0 if there is none."""
+        most = 0
+        for op, index in self._reduces([root]):
+            if (op, index) not in self.level:
+                behind = [self._order(k) for k in self._operands(op, index)]
+                behind += [self._order((v, ())) for v in op.inits]
+                self.level[op, index] = 1 + max(behind)
+            most = max(most, self.level[op, index])
+        return most
+
+    def _roots(self, sweep: int) -> list[Key]:
+        """What sweep 1..n computes per column; n + 1 are the outputs."""
+        if sweep > self.sweeps:
+            return [(o.value, o.index) for o in self.outputs if not o.per_row]
+        return [k for (op, index), level in self.level.items() if level == sweep
+                for k in self._operands(op, index)]
+
+    def _varies(self, n: Node) -> bool:
+        return depends_on(n.index, self.col_vars)
+
+    def _kept(self, budget: int) -> dict[Key, int]:
+        """(value, index) that are computed in one sweep and used in a later one -> that sweep."""
+        made: dict[Key, int] = {}
+        kept: dict[Key, int] = {}
+        for sweep in range(1, self.sweeps + 2):
+            def reached(value: Value, index: IndexMap) -> bool:
+                if (value, index) in made and self._costly((value, index)):
+                    kept.setdefault((value, index), made[value, index])
+                    return True
+                return False
+
+            roots = self._roots(sweep)
+            new = [(n.value, n.index) for n in self._walk(roots, reached)
+                   if self._varies(n)]
+            for k in new:
+                made.setdefault(k, sweep)
+        words = sum(-(-v.type.dtype.itemsize // 4) for v, _ in kept) * self.fragments * self.em.lanes
+        return kept if words <= budget else {}
+
+    def _costly(self, key: Key) -> bool:
+        """Whether computing the value again would read memory once per column."""
+        return any(n.op is None and self._varies(n) for n in self._walk([key]))
+
+    # ---- code ----------------------------------------------------------------------------------
+
+    def emit(self) -> None:
+        for sweep in range(1, self.sweeps + 1):
+            self._sweep(sweep)
+        for i, o in enumerate(self.outputs):
+            if o.per_row:
+                self.sink(i, self.em.emit(o.value, o.index))
+        columns = [(i, o) for i, o in enumerate(self.outputs) if not o.per_row]
+        if columns:
+            self._row_values(self.sweeps + 1)
+            self.em.w.comment("outputs")
+            with self._columns(self.sweeps + 1):
+                values = [(i, self.em.emit(o.value, o.index)) for i, o in columns]
+                for i, x in values:
+                    self.sink(i, x)
+
+    def _sweep(self, sweep: int) -> None:
+        em, lanes = self.em, self.em.lanes
+        todo = [k for k, level in self.level.items() if level == sweep]
+        reducers: list[tuple[Reducer, str]] = []
+        starts: list[list[Emitted]] = []
+        for op, _ in todo:
+            if op.body.captures:
+                raise refuse(op, "its region uses values from outside")
+            starts.append([em.emit(v, ()) for v in op.inits])
+        self._row_values(sweep)
+        for op, _ in todo:
+            reducer = declare_reducer(em, op)
+            acc = em.w.fresh("acc")
+            em.w.line(f"{reducer.name}::State {acc}[{lanes}];",
+                      f"{op.body.ops[0].opcode if not op.body.ops else _label(op)}  {op.loc}")
+            em.w.line(f"reset<{reducer.name}>({acc});")
+            reducers.append((reducer, acc))
+        with self._columns(sweep):
+            for (op, index), (reducer, acc) in zip(todo, reducers, strict=True):
+                xs = [em.emit(*k).name for k in self._operands(op, index)]
+                em.w.line(f"accumulate<{reducer.name}>({acc}, {', '.join(xs)});")
+        for (op, index), (reducer, acc), init in zip(todo, reducers, starts, strict=True):
+            self._finish(op, index, reducer, acc, init)
+
+    def _finish(self, op: ops.Reduce, index: IndexMap, reducer: Reducer, acc: str,
+                init: list[Emitted]) -> None:
+        em, team, r = self.em, self.team, reducer.name
+        first = f"{r}::of({', '.join(x.name for x in init)})"
+        smem = f", {team.smem}" if team.smem else ""
+        if not team.lanes_on_rows:
+            total = em.w.fresh("total")
+            em.w.line(f"const {r}::State {total} = {r}::combine({first}, "
+                      f"{team.combine}<{r}, {team.argument}>(fold<{r}>({acc}){smem}));")
+            for i, v in enumerate(op.results):
+                em.bind(v, index, f"{total}.a{i}", vector=False)
+            return
+        em.w.line(f"{team.combine}<{r}, {team.argument}>({acc}{smem});")
+        names = [em.w.fresh("total") for _ in op.results]
+        for v, name in zip(op.results, names, strict=True):
+            em.w.line(f"{vector(compute(v.type.dtype), em.lanes)} {name};")
+        em.w.directive("#pragma unroll")
+        with em.w.block(f"for (int i = 0; i < {em.lanes}; ++i)"):
+            em.w.line(f"const {r}::State s = {r}::combine({first}, {acc}[i]);")
+            for i, name in enumerate(names):
+                em.w.line(f"{f'{name}.x[i]' if em.lanes > 1 else name} = s.a{i};")
+        for v, name in zip(op.results, names, strict=True):
+            em.bind(v, index, name, vector=em.lanes > 1)
+
+    def _row_values(self, sweep: int) -> None:
+        """Emits, before a column loop, what the loop uses and is the same for all columns."""
+        em = self.em
+        guarded: set[Key] = set()
+        for n in self._walk(self._roots(sweep), lambda v, i: (
+                (v, i) in self.arrays or em.known(v, i) is not None)):
+            key = (n.value, n.index)
+            if n.guards:
+                guarded.update((m.value, m.index) for m in self._walk([key]))
+            if key in guarded or self._varies(n) or isinstance(n.op, (ops.Reduce, ops.Constant)):
+                continue
+            if em.known(*key) is None:
+                em.emit(*key)
+
+    def _columns(self, sweep: int) -> _Columns:
+        return _Columns(self, sweep)
+
+
+class _Columns:
+    """The loop over a thread's columns; declares and fills what later sweeps use again."""
+
+    def __init__(self, chain: _RowChain, sweep: int) -> None:
+        self.c, self.sweep = chain, sweep
+
+    def __enter__(self) -> None:
+        c, em = self.c, self.c.em
+        self.outer = em.w
+        em.w = em.w.child()
+        self.f, self.col = em.w.fresh("f"), em.w.fresh("c")
+        em.push_scope()
+        em.name_vars({c.col: self.col})
+        for key, (name, x) in c.arrays.items():
+            em.bind_again(*key, Emitted(f"{name}[{self.f}]", x.vector, x.exact))
+
+    def __exit__(self, *error: object) -> None:
+        c, em = self.c, self.c.em
+        inner, em.w = em.w, self.outer
+        if error[0] is not None:
+            em.pop_scope()
+            return
+        for key in [k for k, sweep in c.kept.items() if sweep == self.sweep]:
+            x = em.known(*key)
+            if x is None:
+                raise CodegenError(f"{key[0]!r} was to be kept but is not computed in its sweep")
+            if not x.name.isidentifier():
+                continue  # a literal
+            name = em.w.fresh("row")
+            c.arrays[key] = (name, x)
+            t = vector(compute(key[0].type.dtype), em.lanes if x.vector else 1)
+            em.w.line(f"{t} {name}[{c.fragments}];")
+            inner.line(f"{name}[{self.f}] = {x};")
+        em.pop_scope()
+        self._loop(inner)
+
+    def _loop(self, inner: Writer) -> None:
+        c, w = self.c, self.c.em.w
+        n, step, size = c.fragments, c.step, c.col.size
+        start = f"{self.f} * {c.team.size} + {c.team.rank}" if c.team.size > 1 else self.f
+        keeps = bool(c.arrays)
+        if n > 1:
+            w.directive("#pragma unroll" if keeps or n <= 8 else "#pragma unroll 4")
+        with w.block(f"for (int {self.f} = 0; {self.f} < {n}; ++{self.f})"):
+            w.line(f"const int {self.col} = ({start}) * {step};" if step > 1
+                   else f"const int {self.col} = {start};")
+            if n * c.team.size * step == size:
+                w.extend(inner)
+                return
+            # Only the last fragment can lie outside: the others need no test once unrolled.
+            inside = f"{self.col} < {size}"
+            with w.block(f"if ({self.f} < {n - 1} || {inside})" if n > 1 else f"if ({inside})"):
+                w.extend(inner, deeper=1)
+
+
+def _label(op: ops.Reduce) -> str:
+    return "reduce " + "/".join(getattr(o, "kind", o.opcode) for o in op.body.ops[:3])

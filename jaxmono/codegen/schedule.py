@@ -1,0 +1,194 @@
+"""Schedules: how a Plan's groups are mapped to threads. Data only; `choose` is the default chooser.
+
+A tuner makes other values of the same types; the generator takes any that fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxmono.codegen.names import storage
+from jaxmono.codegen.row_chain import KEEP_WORDS
+from jaxmono.codegen.traverse import Access, Lane, access, vector_width, walk
+from jaxmono.fusion.demand import Demand, reduction_index
+from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
+from jaxmono.fusion.plan import Device, LoopForm, RowForm, Sig, Store
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Value
+
+
+@dataclass(frozen=True)
+class LoopSchedule:
+    """Attributes:
+      lanes: neighbouring elements per vector.
+      unroll: vectors per thread whose loads are all issued before the first use (MonoNN's
+        instruction rescheduling, section 4.2.2).
+    """
+
+    lanes: int = 1
+    unroll: int = 1
+
+
+@dataclass(frozen=True)
+class RowSchedule:
+    """Attributes:
+      tier: "warp": ``group`` lanes of a warp share a row (1: a thread has a row of its own);
+        "block": the block shares one row; "slice": the lanes of a warp have neighbouring rows
+        and the block's warps share the columns.
+      lanes: columns (for "slice": rows) per vector.
+      keep_words: registers per thread that may hold a row between sweeps.
+    """
+
+    tier: str
+    group: int = 32
+    lanes: int = 1
+    keep_words: int = KEEP_WORDS
+
+
+@dataclass(frozen=True)
+class KernelSchedule:
+    """Attributes:
+      threads: per block; a multiple of 32.
+      blocks_per_sm: what registers and shared memory are limited for.
+      sigs: schedule of every Sig, by its key.
+    """
+
+    threads: int = 256
+    blocks_per_sm: int = 1
+    sigs: Mapping[str, Any] = field(default_factory=dict)
+
+
+# ---- loops -------------------------------------------------------------------------------------
+
+
+def flat_loop(form: LoopForm) -> tuple[Var, dict[Var, Index]]:
+    """The iteration space as one Var, and the form's Vars as functions of it."""
+    flat = Var("e", math.prod(v.size for v in form.vars))
+    parts = delinearize(Index.of(flat), [v.size for v in form.vars])
+    return flat, dict(zip(form.vars, parts, strict=True))
+
+
+def substitute(index: IndexMap, env: Mapping[Var, Index]) -> IndexMap:
+    return tuple(i.substitute(env) for i in index)
+
+
+def store_offset(sig: Sig, s: Store, env: Mapping[Var, Index]) -> Index:
+    """Element offset of a store in its buffer."""
+    return linearize(substitute(s.index, env), sig.body.outputs[s.result].type.dims)
+
+
+def sinks(sig: Sig, stores: tuple[Store, ...], env: Mapping[Var, Index]) -> list[tuple[Index, int]]:
+    """Offset and item size of every store."""
+    return [(store_offset(sig, s, env), sig.body.outputs[s.result].type.dtype.itemsize)
+            for s in stores]
+
+
+def roots(sig: Sig, stores: tuple[Store, ...], env: Mapping[Var, Index],
+          ) -> list[tuple[Value, IndexMap]]:
+    """The values stored, with their indices."""
+    return [(sig.body.outputs[s.result], substitute(s.index, env)) for s in stores]
+
+
+def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1) -> LoopSchedule:
+    """Vectors as wide as possible; unrolled as far as every SM still gets work."""
+    form = sig.form
+    assert isinstance(form, LoopForm)
+    flat, env = flat_loop(form)
+    lanes = vector_width(sig.body, roots(sig, form.stores, env), sinks(sig, form.stores, env), flat)
+    vectors = flat.size * siblings / lanes / threads / device.sm_count
+    return LoopSchedule(lanes, max(1, min(4, 1 << int(math.log2(max(vectors, 1))))))
+
+
+# ---- rows --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowSpace:
+    """A RowForm with flat rows and flat columns.
+
+    Attributes:
+      row, col: Vars over all rows, all columns.
+      env: the form's Vars as functions of them.
+    """
+
+    row: Var
+    col: Var
+    env: dict[Var, Index]
+
+    @staticmethod
+    def of(form: RowForm) -> RowSpace:
+        row = Var("row", math.prod(v.size for v in form.rows))
+        col = Var("col", math.prod(v.size for v in form.cols))
+        env = dict(zip(form.rows, delinearize(Index.of(row), [v.size for v in form.rows]),
+                       strict=True))
+        env |= dict(zip(form.cols, delinearize(Index.of(col), [v.size for v in form.cols]),
+                        strict=True))
+        return RowSpace(row, col, env)
+
+    def reduction(self, op: ops.Reduce, index: IndexMap) -> list[Demand]:
+        """What a reduce demands at column `col`."""
+        shape = [op.args[0].type.dims[d] for d in sorted(op.dimensions)]
+        if math.prod(shape) != self.col.size:
+            return []
+        at = reduction_index(op, index, delinearize(Index.of(self.col), shape))
+        return [*(Demand(v, at) for v in op.args), *(Demand(v, ()) for v in op.inits)]
+
+
+def is_per_row(form: RowForm, s: Store) -> bool:
+    """Whether a store has one element per row."""
+    return not any(v in s.over for v in form.cols)
+
+
+def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1) -> RowSchedule:
+    """Where neighbouring rows are neighbours in memory, lanes take rows; else they take columns."""
+    form = sig.form
+    assert isinstance(form, RowForm)
+    space = RowSpace.of(form)
+    every = roots(sig, form.stores, space.env)
+    across = tuple(s for s in form.stores if not is_per_row(form, s))
+    along_cols = vector_width(sig.body, every, sinks(sig, across, space.env), space.col,
+                              reduction=space.reduction)
+    if space.row.size >= 32 and _bytes_along(sig, space, space.row) > _bytes_along(
+            sig, space, space.col):
+        lanes = vector_width(sig.body, every, sinks(sig, form.stores, space.env), space.row,
+                             reduction=space.reduction, limit=4)
+        while lanes > 1 and space.row.size < 32 * lanes * device.sm_count:
+            lanes //= 2
+        return RowSchedule("slice", 32, lanes)
+    rows, cols = space.row.size * siblings, space.col.size
+    if cols >= 2 * threads and (rows <= 2 * device.sm_count or cols > 64 * 32):
+        lanes = along_cols
+        while lanes > 1 and cols < threads * lanes:
+            lanes //= 2
+        return RowSchedule("block", threads, lanes)
+    group = 1
+    while group < 32 and group * 2 * along_cols <= cols:
+        group *= 2
+    return RowSchedule("warp", group, along_cols)
+
+
+def _bytes_along(sig: Sig, space: RowSpace, var: Var) -> int:
+    """Bytes of the buffers whose neighbouring elements are neighbours along ``var``."""
+    lane = Lane(var, 2)
+    form = sig.form
+    assert isinstance(form, RowForm)
+    split = [(v, tuple(lane.split(i) for i in at))
+             for v, at in roots(sig, form.stores, space.env)]
+
+    def reduction(op: ops.Reduce, index: IndexMap) -> list[Demand]:
+        return [Demand(d.value, tuple(lane.split(i) for i in d.index))
+                for d in space.reduction(op, index)]
+
+    total = 0
+    for n in walk(sig.body, split, reduction=reduction):
+        if n.op is None and access(linearize(n.index, n.value.type.dims), lane) in (
+                Access.CONTIGUOUS, Access.UNALIGNED):
+            storage(n.value.type.dtype)
+            total += n.value.type.nbytes
+    for offset, size in sinks(sig, form.stores, space.env):
+        if access(lane.split(offset), lane) in (Access.CONTIGUOUS, Access.UNALIGNED):
+            total += size * space.row.size
+    return total

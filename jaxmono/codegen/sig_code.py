@@ -1,0 +1,94 @@
+"""What the kernel assembly needs from the code of one kind of Sig, and the registry of kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxmono.codegen.errors import CodegenError
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.plan import Device, Sig
+from jaxmono.hlo.ir import Value
+
+
+@dataclass(frozen=True)
+class Function:
+    """The C names in scope in the body of a Sig's device function.
+
+    Attributes:
+      pointers: of the body's inputs, ``const T*``.
+      outputs: of the body's outputs, ``T*``, in order.
+      read_only: inputs that nothing in the launch writes, at any call.
+      threads: of the block.
+      workspace: ``float*``, this group's `SigCode.workspace_bytes` (or "").
+      arrivals: ``unsigned*``, this group's `SigCode.counters` (or "").
+      task: ``int``, in [0, tasks). smem: ``unsigned char*``, 128-byte aligned shared memory, which
+        the block's previous task may still be reading.
+    """
+
+    pointers: Mapping[Value, str]
+    outputs: tuple[str, ...]
+    read_only: frozenset[Value]
+    threads: int
+    workspace: str = ""
+    arrivals: str = ""
+    task: str = "task"
+    smem: str = "smem"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a schedule is chosen for.
+
+    Attributes:
+      shared_bytes: dynamic shared memory that one block may use.
+      siblings: groups of the same Sig in its stage.
+    """
+
+    device: Device
+    threads: int
+    shared_bytes: int
+    siblings: int
+
+
+class SigCode(Protocol):
+    """The code of one kind of Sig. ``schedule`` is whatever `choose` made (or a tuner)."""
+
+    def choose(self, sig: Sig, request: Request) -> Any: ...
+
+    def tasks(self, sig: Sig, schedule: Any, threads: int) -> int:
+        """Independent tasks of one group; one block runs one task at a time."""
+        ...
+
+    def shared_bytes(self, sig: Sig, schedule: Any, threads: int) -> int:
+        """Dynamic shared memory of one task."""
+        ...
+
+    def workspace_bytes(self, sig: Sig, schedule: Any) -> int:
+        """Global scratch of one group, beyond its buffers."""
+        ...
+
+    def counters(self, sig: Sig, schedule: Any) -> int:
+        """``unsigned`` counters of one group: zero at module load, then left to its code."""
+        ...
+
+    def emit_body(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> None:
+        """The statements of one task."""
+        ...
+
+
+_REGISTRY: dict[str, SigCode] = {}
+
+
+def register(kind: str, code: SigCode) -> None:
+    """Makes ``code`` the generator of Sigs of a kind ("loop", "row", "dot", "attention")."""
+    _REGISTRY[kind] = code
+
+
+def code_for(sig: Sig) -> SigCode:
+    """The generator of a Sig's kind."""
+    if sig.kind not in _REGISTRY:
+        raise CodegenError(f"no generator for {sig.kind} groups ({sig.name}); the planner should "
+                           "have left them to XLA")
+    return _REGISTRY[sig.kind]

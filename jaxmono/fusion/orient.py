@@ -1,0 +1,50 @@
+"""Operands of contractions in the order that the generator likes: what was computed last, left.
+
+    dot(w, x) -> transpose(dot(x, w))        w: weights or an earlier value, x: later
+
+Rows of a tile are then rows of the activations: a norm can be folded into them, probabilities
+are the left operand of the second contraction of attention, and results are written with their
+features next to each other. The transpose is only an index for whoever reads the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jaxmono.fusion.dots import dot_dims
+from jaxmono.fusion.draft import ANCHORS
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.types import TensorType
+
+
+def orient(graph: Graph) -> Graph:
+    """``graph`` with contractions swapped; itself if none needs it."""
+    depth: dict[Value, int] = {}
+    out: list[Op] = []
+    changed = False
+    for o in graph.ops:
+        below = max((depth.get(v, 0) for v in o.uses), default=0)
+        depth.update(dict.fromkeys(o.results, below + isinstance(o, ANCHORS)))
+        if isinstance(o, ops.DotGeneral) and depth.get(o.lhs, 0) < depth.get(o.rhs, 0):
+            out.extend(_swapped(o))
+            changed = True
+        else:
+            out.append(o)
+    return Graph(graph.inputs, tuple(out), graph.outputs, graph.name) if changed else graph
+
+
+def _swapped(o: ops.DotGeneral) -> tuple[Op, ...]:
+    dims = dot_dims(o)
+    nb, nl, nr = len(o.lhs_batch), len(dims.lhs_free), len(dims.rhs_free)
+    shape = o.result.type.shape
+    made = Value(TensorType((*shape[:nb], *shape[nb + nl:], *shape[nb:nb + nl]),
+                            o.result.type.dtype), o.result.hint)
+    dot = dataclasses.replace(
+        o, results=(made,), lhs=o.rhs, rhs=o.lhs, lhs_batch=o.rhs_batch, rhs_batch=o.lhs_batch,
+        lhs_contract=o.rhs_contract, rhs_contract=o.lhs_contract,
+        precision=(o.precision[1], o.precision[0]))
+    if 0 in (nl, nr):  # one side has no dimensions of its own: nothing moves
+        return (dataclasses.replace(dot, results=o.results),)
+    back = (*range(nb), *range(nb + nr, nb + nr + nl), *range(nb, nb + nr))
+    return dot, ops.Transpose(results=o.results, loc=o.loc, operand=made, permutation=back)

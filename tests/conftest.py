@@ -1,0 +1,66 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# Before JAX is imported anywhere: two CPU devices, for shard_map.
+os.environ["XLA_FLAGS"] = " ".join(
+    [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=2"]).strip()
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-goldens", action="store_true",
+                     help="write the expected texts in tests/golden instead of comparing")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """``golden(name, text)``: ``text`` must equal tests/golden/<name>.txt."""
+    update = bool(request.config.getoption("--update-goldens"))
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / f"{name}.txt"
+        text = text.rstrip("\n") + "\n"
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            return
+        if not path.exists():
+            pytest.fail(f"{path} does not exist; pytest --update-goldens writes it")
+        want = path.read_text(encoding="utf-8")
+        if text != want:
+            diff = "\n".join(difflib.unified_diff(
+                want.splitlines(), text.splitlines(), f"tests/golden/{name}.txt", "now",
+                lineterm=""))
+            pytest.fail(f"the text differs from the golden one; pytest --update-goldens accepts "
+                        f"it:\n{diff}", pytrace=False)
+
+    return check
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory,
+              monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A kernel cache for the test session, never the user's own."""
+    directory = _session_cache(tmp_path_factory)
+    monkeypatch.setenv("JAXMONO_CACHE_DIR", str(directory))
+    yield directory
+
+
+def _session_cache(factory: pytest.TempPathFactory) -> Path:
+    # Shared by the tests of a session, so that equal kernels are compiled once; workers of
+    # pytest-xdist share it too, as processes of a user would.
+    root = factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        root = root.parent
+    directory = root / "jaxmono-cache"
+    directory.mkdir(exist_ok=True)
+    return directory

@@ -1,0 +1,138 @@
+"""Reports: what they count, what they say of XLA's part, and that stages carry them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmono
+from jaxmono import _driver, _explain, _measure
+
+X = np.linspace(-2.0, 2.0, 32, dtype=np.float32).reshape(4, 8)
+
+
+def block(x: Any, w: Any) -> Any:
+    h = jnp.tanh(x @ w)
+    return h / (1.0 + jnp.abs(h).sum(-1, keepdims=True))
+
+
+def mixed(x: Any) -> Any:
+    return jnp.sort(jnp.tanh(x)) + 1.0  # sort is left to XLA
+
+
+def test_explain_plans_without_compiling_and_without_arrays(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxmono._build.generate", lambda *_: pytest.fail("explain compiled"))
+    spec = jax.ShapeDtypeStruct((4, 8), jnp.float32), jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    report = jaxmono.explain(block, interpret=True)(*spec)
+    assert report.kernels == 1 and not report.refused and not report.note
+    assert report.coverage == jaxmono.Coverage(1.0, 1.0, 1.0)
+    (kernel,) = report.planned
+    assert kernel.name == "mono_block"
+    assert kernel.stages == kernel.barriers + 1 == report.stages
+    assert kernel.barriers_before_merging >= kernel.barriers
+    assert report.predicted_us >= report.floor_us > 0
+    assert report.compile_seconds is None and report.cached is None
+    assert report.total.flops >= 2 * 4 * 8 * 8
+
+
+def test_the_cpu_without_the_interpreter_says_that_xla_runs_it() -> None:
+    report = jaxmono.explain(block)(X, X.T @ X)
+    assert report.platform == "cpu" and report.kernels == 0
+    assert "interpret=True" in report.note
+    assert len(report.planned) == 1, "the plan that a GPU would run is shown all the same"
+    text = str(report)
+    assert text.startswith("jaxmono: 0 kernels on platform cpu")
+    assert report.note in text and "mono_block" in text
+
+
+def test_refused_ops_have_source_line_and_reason() -> None:
+    report = jaxmono.explain(mixed, interpret=True)(X)
+    (refusal,) = report.refused
+    line = mixed.__code__.co_firstlineno + 1
+    assert refusal.op == "sort"
+    assert f"{Path(__file__).name}:{line}" in refusal.source
+    assert refusal.reason == "sorting is not generated yet"
+    assert 0 < report.coverage.ops < 1
+    assert f"sort at {refusal.source}: sorting is not generated yet" in str(report)
+
+
+def test_dead_ops_and_constants_do_not_count() -> None:
+    def with_dead(x: Any) -> Any:
+        jnp.sort(x)
+        return x * 2.0
+
+    report = jaxmono.explain(with_dead, interpret=True)(X)
+    assert not report.refused
+    assert report.total.ops <= 2  # multiply, and the broadcast of 2.0
+
+
+def test_error_instead_of_xla() -> None:
+    with pytest.raises(jaxmono.UnsupportedError) as info:
+        jaxmono.jit(mixed, on_unsupported="error", interpret=True)(X)
+    message = str(info.value)
+    assert "sort at" in message and "sorting is not generated yet" in message
+    assert "on_unsupported='xla'" in message
+    report = jaxmono.jit(mixed, on_unsupported="error", interpret=True).explain(X)
+    assert [r.op for r in report.refused] == ["sort"], "explain looks, it does not raise"
+
+
+def test_several_call_sites_of_one_program() -> None:
+    inner = jaxmono.jit(block, interpret=True)
+
+    @jaxmono.jit(interpret=True)
+    def outer(x: Any, w: Any) -> Any:
+        return inner(inner(x, w), w)
+
+    report = outer.explain(X, X.T @ X)
+    assert report.kernels == 1, "a jaxmono function in another is part of its kernel"
+
+    reports = [jaxmono.explain(f, interpret=True)(X) for f in (mixed, jnp.tanh)]
+    both = _explain.merged(reports, platform="cpu", interpret=True, mode="auto")
+    assert both.total == reports[0].total + reports[1].total
+    assert both.planned == reports[0].planned + reports[1].planned
+    assert both.refused == reports[0].refused
+
+
+def test_reports_are_frozen_and_empty_programs_are_covered() -> None:
+    report = jaxmono.explain(lambda x: x)(X)
+    assert report.coverage == jaxmono.Coverage(1.0, 1.0, 1.0)
+    assert report.shared_bytes is None and "coverage: 100% of 0 ops" in str(report)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        report.note = "no"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_table_columns_align() -> None:
+    kernel = _explain.KernelReport("k", 3, 2, 5, 2048, 1_500_000, 12.3, 4.5,
+                                   _explain.Work(7, 10, 20), 0.5, False, 64, 0, ("a note",))
+    report = jaxmono.Report("cuda", False, "auto", (kernel, dataclasses.replace(
+        kernel, name="a_longer_name", cached=True)), (), _explain.Work(14, 20, 40))
+    lines = str(report).splitlines()
+    head, first, second = lines[3:6]
+    assert head.split() == ["kernel", "ops", "stages", "barriers", "(unmerged)", "shared",
+                            "scratch", "predicted", "floor", "registers", "spills", "compiled"]
+    assert "1.5 MB" in first and first.endswith("0.50 s") and second.endswith("cached")
+    assert first.index("2.05 kB") == second.index("2.05 kB")
+    assert "  k: a note" in lines
+    assert report.kernels == 2 and report.compile_seconds == 1.0 and report.cached is False
+
+
+@pytest.mark.parametrize(("symbol", "index", "count", "name"), [
+    ("f", 0, 1, "mono_f"), ("f", 1, 2, "mono_f_1"), ("<lambda>", 0, 1, "mono_lambda"),
+    ("\u00e9", 0, 1, "mono_kernel"),
+])
+def test_kernel_names_are_c_identifiers(symbol: str, index: int, count: int, name: str) -> None:
+    assert _measure.kernel_name(symbol, index, count) == name
+
+
+def test_function_names_lose_what_the_lowering_added() -> None:
+    options = _driver.Options()
+    assert _measure.function_name(f"f{options.tag}", options) == "f"
+    assert _measure.function_name("f_xla_0", options) == "f"
+    assert _measure.function_name("my_xla_thing", options) == "my_xla_thing"
