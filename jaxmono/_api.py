@@ -35,6 +35,7 @@ _OWN = ("mode", "on_unsupported", "interpret")
 class Jitted(Protocol[P, R_co]):
     """What `jit` returns: a jax.jit function with `explain`, and `lower` that knows kernels."""
 
+    __name__: str
     __wrapped__: Callable[..., Any]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
@@ -48,6 +49,8 @@ class Jitted(Protocol[P, R_co]):
     def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...
 
     def clear_cache(self) -> None: ...
+
+    def __get__(self, instance: Any, owner: Any = None, /) -> Jitted[..., R_co]: ...
 
 
 @overload
@@ -155,7 +158,7 @@ def _jit(fun: Any, *, options: Options, jax_kw: dict[str, Any]) -> Any:
         raise TypeError(f"jaxmono.jit: {name_of(fun)} is a generator or coroutine function; JAX "
                         f"traces a function by calling it once, so it has to return its results")
     fun, wrapper = _shared_wrapper(fun, options)
-    jitted = jax.jit(wrapper, **jax_kw)
+    jitted: Any = jax.jit(wrapper, **jax_kw)
 
     def fresh() -> Any:
         """A new jax.jit function: JAX caches lowerings, and stages must see theirs happen."""
@@ -206,7 +209,7 @@ def _wrapper(get: Callable[[], Any], fun: Any, options: Options) -> _Wrapper:
     """What jax.jit traces in place of ``fun`` (which it reads through ``get``)."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if jax.config.jax_disable_jit:
+        if _trace.jit_disabled():
             return get()(*args, **kwargs)
         return _trace.bind(get(), args, kwargs, options)
 

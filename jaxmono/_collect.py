@@ -7,7 +7,7 @@ plain call nobody collects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,10 +22,12 @@ class Collector:
     """Attributes:
       plan_only: do not generate or compile; leave the program to XLA after planning.
       outcomes: one per jaxmono call site, in lowering order.
+      notes: on functions that were not even made into a call.
     """
 
     plan_only: bool = False
     outcomes: list[Outcome] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 _active: ContextVar[Collector | None] = ContextVar("jaxmono_collector", default=None)
@@ -37,7 +39,7 @@ def active() -> Collector | None:
 
 
 @contextmanager
-def collecting(*, plan_only: bool = False) -> Iterator[Collector]:
+def collecting(*, plan_only: bool = False) -> Generator[Collector]:
     """Collects the outcomes of lowerings in the body."""
     collector = Collector(plan_only)
     token = _active.set(collector)

@@ -17,6 +17,7 @@ from jax._src import linear_util as lu
 from jax._src.interpreters import ad, batching, mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.sharding_impls import ShardingContext, SPMDAxisContext
+from jax._src.state.types import RefEffect
 from jax._src.util import merge_lists, split_list, subs_list
 from jaxlib import xla_client
 
@@ -59,6 +60,12 @@ def hoist_constants(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, list[Any]
     # From 0.11 on a ClosedJaxpr is a Jaxpr, and there is nothing left to close.
     return (detached if issubclass(jex.ClosedJaxpr, jex.Jaxpr)
             else jex.ClosedJaxpr(detached, ())), consts
+
+
+def uses_refs(closed: jex.ClosedJaxpr) -> bool:
+    """Whether a jaxpr reads or writes mutable arrays (`jax.Ref`), its own or its arguments."""
+    kinds = (core.InternalMutableArrayEffect, RefEffect)
+    return any(isinstance(effect, kinds) for effect in closed.effects)
 
 
 # ---- the same rules for JAX 0.10.2, where they are not public ------------------------------------

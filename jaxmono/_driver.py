@@ -56,8 +56,9 @@ class Outcome:
         """Made when asked for: it may have to plan what came from the cache."""
         kernels = tuple(_kernel_report(b, self.facts, ops)
                         for b, ops in zip(self.built, self.taken, strict=True))
-        return Report(self.platform, self.options.interpret, self.options.mode, kernels,
-                      self.refused, _measure.work(self.live), self.note)
+        return Report(self.platform, self.options.interpret, self.options.mode,
+                      0 if self.note else len(kernels), kernels, self.refused,
+                      _measure.work(self.live), self.note)
 
     def texts(self, dialect: str) -> list[str]:
         """The "plan", "cuda" or "ptxas" text of each kernel under a banner with its name."""

@@ -77,24 +77,21 @@ class Report:
     Attributes:
       platform: "cuda", "cpu", ...: where the program was lowered for.
       interpret: the kernels run in the SIMT interpreter.
+      kernels: how many jaxmono kernels one call launches (a loop around them counts once).
       planned: every kernel, in program order, also those that will not run (see ``note``).
       refused: the ops that XLA runs, with reasons; empty when one kernel takes everything.
       total: all work of the program, kernels and XLA's part.
-      note: why XLA runs the whole program although kernels could be planned, or "".
+      note: why XLA runs the program, or a part, although kernels could be planned; or "".
     """
 
     platform: str
     interpret: bool
     mode: str
+    kernels: int = 0
     planned: tuple[KernelReport, ...] = ()
     refused: tuple[Refusal, ...] = ()
     total: Work = field(default_factory=Work)
     note: str = ""
-
-    @property
-    def kernels(self) -> int:
-        """Number of jaxmono kernels that one call launches (without loops around them)."""
-        return 0 if self.note else len(self.planned)
 
     @property
     def stages(self) -> int:
@@ -152,18 +149,20 @@ class Report:
         return _render(self)
 
 
-def merged(reports: Iterable[Report], *, platform: str, interpret: bool, mode: str) -> Report:
+def merged(reports: Iterable[Report], *, platform: str, interpret: bool, mode: str,
+           notes: Iterable[str] = ()) -> Report:
     """One report on several programs of one lowering (jaxmono functions called in a loop, or
     beside each other)."""
     all_ = list(reports)
-    notes = dict.fromkeys(r.note for r in all_ if r.note)
+    said = dict.fromkeys([*notes, *(r.note for r in all_ if r.note)])
     return Report(
         platform=all_[0].platform if all_ else platform,
         interpret=interpret, mode=mode,
+        kernels=sum(r.kernels for r in all_),
         planned=tuple(k for r in all_ for k in r.planned),
         refused=tuple(f for r in all_ for f in r.refused),
         total=sum((r.total for r in all_), Work()),
-        note="; ".join(notes),
+        note="; ".join(said),
     )
 
 
@@ -190,7 +189,7 @@ def _render(report: Report) -> str:
 def _table(kernels: tuple[KernelReport, ...]) -> list[str]:
     head = ("kernel", "ops", "stages", "barriers", "(unmerged)", "shared", "scratch", "predicted",
             "floor", "registers", "spills", "compiled")
-    rows = [head]
+    rows: list[tuple[str, ...]] = [head]
     for k in kernels:
         if k.compile_seconds is None:
             compiled = "-"
@@ -203,7 +202,7 @@ def _table(kernels: tuple[KernelReport, ...]) -> list[str]:
                      "-" if k.registers is None else str(k.registers),
                      "-" if k.spill_bytes is None else _bytes(k.spill_bytes), compiled))
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    out = []
+    out: list[str] = []
     for row in rows:
         cells = [row[0].ljust(widths[0])] + [c.rjust(w) for c, w in zip(row[1:], widths[1:],
                                                                        strict=True)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from jaxmono import _config
@@ -53,7 +53,7 @@ def configure() -> None:
 
 @contextmanager
 def timed(logger: logging.Logger, what: str,
-          into: dict[str, float] | None = None) -> Iterator[None]:
+          into: dict[str, float] | None = None) -> Generator[None]:
     """Logs the seconds that a phase took at DEBUG and adds them to ``into[what]``."""
     start = time.perf_counter()
     try:

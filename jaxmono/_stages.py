@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jaxmono import _collect
-from jaxmono._driver import Outcome
+from jaxmono._collect import Collector
 from jaxmono._errors import close_matches, one_of
 from jaxmono._explain import Report, merged
 from jaxmono.custom_call.options import Options
@@ -24,17 +24,17 @@ class _Stage:
 
     _inner: Any
     _options: Options
-    _outcomes: tuple[Outcome, ...]
+    _collected: Collector
 
     def explain(self) -> Report:
         """The `Report` on the kernels of this program, as compiled."""
-        return _report(self._outcomes, self._options)
+        return _report(self._collected, self._options)
 
     def _kernel_text(self, dialect: str) -> str:
         """The plans, sources or resource reports of all kernels, each under a banner."""
-        if not any(outcome.built for outcome in self._outcomes):
+        if not any(outcome.built for outcome in self._collected.outcomes):
             return f"// no jaxmono kernel: {self.explain().note or 'nothing could be taken'}\n"
-        return "\n".join(text for o in self._outcomes for text in o.texts(dialect))
+        return "\n".join(text for o in self._collected.outcomes for text in o.texts(dialect))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -51,10 +51,10 @@ class Lowered(_Stage):
     """
 
     def __init__(self, inner: jax.stages.Lowered, options: Options,
-                 outcomes: tuple[Outcome, ...]) -> None:
+                 collected: Collector) -> None:
         self._inner = inner
         self._options = options
-        self._outcomes = outcomes
+        self._collected = collected
 
     @property
     def args_info(self) -> Any:
@@ -101,7 +101,7 @@ class Compiled(_Stage):
         self._inner = inner
         self._lowered = lowered
         self._options = lowered._options
-        self._outcomes = lowered._outcomes
+        self._collected = lowered._collected
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._inner(*args, **kwargs)
@@ -134,22 +134,22 @@ def lower(fresh: Callable[[], Any], options: Options, /, *args: Any, **kwargs: A
     """``fresh()`` (a new jax.jit function) lowered for these arguments."""
     with _collect.collecting() as collector:
         inner = fresh().lower(*args, **kwargs)
-    return Lowered(inner, options, tuple(collector.outcomes))
+    return Lowered(inner, options, collector)
 
 
 def explain(fresh: Callable[[], Any], options: Options, /, *args: Any, **kwargs: Any) -> Report:
     """The report on ``fresh()`` for these arguments, from planning alone."""
     with _collect.collecting(plan_only=True) as collector:
         fresh().lower(*args, **kwargs)
-    return _report(tuple(collector.outcomes), options)
+    return _report(collector, options)
 
 
-def _report(outcomes: tuple[Outcome, ...], options: Options) -> Report:
-    return merged((o.report for o in outcomes), platform=jax.default_backend(),
-                  interpret=options.interpret, mode=options.mode)
+def _report(collected: Collector, options: Options) -> Report:
+    return merged((o.report for o in collected.outcomes), notes=collected.notes,
+                  platform=jax.default_backend(), interpret=options.interpret, mode=options.mode)
 
 
-def _checked(where: str, dialect: str | None) -> str | None:
+def _checked(where: str, dialect: Any) -> Any:
     if dialect is not None and dialect not in _TEXTS:
         near = close_matches(dialect, _TEXTS) if isinstance(dialect, str) else ""
         raise ValueError(f"{where}: dialect={dialect!r} is not one of {one_of(_TEXTS)}.{near}")

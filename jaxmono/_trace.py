@@ -7,9 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
+import jax.extend.core as jex
 
+from jaxmono import _collect, _compat, _logging
 from jaxmono.custom_call.options import Options
 from jaxmono.custom_call.primitive import mono_call
+
+_log = _logging.get("api")
 
 
 def name_of(fun: Any) -> str:
@@ -17,6 +22,12 @@ def name_of(fun: Any) -> str:
     while isinstance(fun, functools.partial):
         fun = fun.func
     return getattr(fun, "__name__", None) or type(fun).__name__
+
+
+def jit_disabled() -> bool:
+    """Whether `jax.disable_jit` is in force here."""
+    config: Any = jax.config
+    return config.jax_disable_jit
 
 
 def bind(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -43,8 +54,22 @@ def bind(fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
 
     flat.__name__ = flat.__qualname__ = name_of(fun)
     closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
-    outs = mono_call(closed, leaves, options=options, name=name_of(fun))
+    outs = _call(closed, leaves, options, name_of(fun))
     return jax.tree.unflatten(jax.tree.structure(shapes), outs)
+
+
+def _call(closed: jex.ClosedJaxpr, leaves: list[Any], options: Options, name: str) -> list[Any]:
+    if _compat.uses_refs(closed):
+        note = "it uses jax.Ref, whose updates a kernel cannot order among XLA's"
+    elif closed.effects and not closed.out_avals:
+        note = "it has effects and no results"
+    else:
+        return mono_call(closed, leaves, options=options, name=name)
+    _log.info("%s runs through XLA: %s", name, note)
+    collector = _collect.active()
+    if collector is not None:
+        collector.notes.append(f"{name}: {note}")
+    return jex.jaxpr_as_fun(closed)(*leaves)
 
 
 def _has_tracer(value: Any) -> bool:

@@ -79,7 +79,7 @@ def updated(text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Writes the generated parts of README.md.")
     parser.add_argument("--check", action="store_true", help="do not write; fail if not current")
     check = parser.parse_args().check
     old = README.read_text()

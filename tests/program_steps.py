@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from programs import FLOATS, MAX_ELEMENTS, NUMPY, SIZES, Val, Writer
+from program_writer import FLOATS, MAX_ELEMENTS, NUMPY, SIZES, Val, Writer
 
 Step = Callable[[Writer], Val | None]
 STEPS: dict[str, Step] = {}
-WEIGHTS: dict[str, float] = {"unary": 3, "binary": 3, "dot_general": 2, "reduce": 2}
+WEIGHTS: dict[str, float] = {"unary": 3, "binary": 3, "dot_general": 2, "reduce": 2,
+                            "integer": 2, "logical": 2}
+NEEDS = {"integer": ("s32",), "logical": ("pred",), "reduce_pred": ("pred",)}
+"""Steps that no float fits, and element types that do."""
 
 
 def step(f: Step) -> Step:
@@ -57,7 +60,7 @@ def unary(w: Writer) -> Val | None:
     if kind < 0.2 and x.bound <= 3:
         form, bound = w.rng.choice(sorted(UNARY_SMALL.items(), key=str))
         return w.emit(form.format(x=x.name), [x], bound=bound(x.bound))
-    if kind < 0.35 or x.exact and kind < 0.5:
+    if kind < (0.5 if x.exact else 0.35):
         forms = UNARY_EXACT + (UNARY_JUMP if x.exact else ())
         return w.emit(w.rng.choice(forms).format(x=x.name), [x], bound=x.bound + 1, exact=True)
     form = w.rng.choice(sorted(UNARY))
@@ -254,7 +257,7 @@ def slice_(w: Writer) -> Val | None:
 
 @step
 def pad(w: Writer) -> Val | None:
-    x = w.pick(lambda v: 0 < len(v.shape) and 0 < v.size <= 512)
+    x = w.pick(lambda v: len(v.shape) > 0 and 0 < v.size <= 512)
     if x is None:
         return None
     value, config, shape = w.argument((), x.dtype), list[tuple[int, int, int]](), list[int]()
@@ -271,7 +274,7 @@ def pad(w: Writer) -> Val | None:
 
 @step
 def concatenate(w: Writer) -> Val | None:
-    x = w.pick(lambda v: 0 < len(v.shape) and v.size <= 1024)
+    x = w.pick(lambda v: len(v.shape) > 0 and v.size <= 1024)
     if x is None:
         return None
     at = w.rng.randrange(len(x.shape))

@@ -245,3 +245,29 @@ def test_lower_takes_shape_dtype_structs() -> None:
 
 def test_version() -> None:
     assert jaxmono.__version__.count(".") >= 2
+
+
+def test_refs_and_effects_run_through_xla(x: jax.Array, capfd: pytest.CaptureFixture[str]) -> None:
+    def scratch(x: Any) -> Any:
+        ref = jax.new_ref(x)
+        ref[0, 0] = 5.0
+        return ref[...]
+
+    f = jaxmono.jit(scratch)
+    np.testing.assert_array_equal(f(x), x.at[0, 0].set(5.0))
+    assert "scratch: it uses jax.Ref" in f.explain(x).note
+
+    def update(ref: Any, y: Any) -> Any:
+        ref[...] += y
+        return ref[...] * 2
+
+    ref = jax.new_ref(x)
+    np.testing.assert_array_equal(jaxmono.jit(update)(ref, x), x * 4)
+    np.testing.assert_array_equal(ref[...], x * 2)
+
+    def says(x: Any) -> None:
+        jax.debug.print("sum {}", x.sum())
+
+    jaxmono.jit(says)(x)
+    jax.effects_barrier()
+    assert "sum 15.0" in capfd.readouterr().out

@@ -111,7 +111,7 @@ def test_reports_are_frozen_and_empty_programs_are_covered() -> None:
 def test_table_columns_align() -> None:
     kernel = _explain.KernelReport("k", 3, 2, 5, 2048, 1_500_000, 12.3, 4.5,
                                    _explain.Work(7, 10, 20), 0.5, False, 64, 0, ("a note",))
-    report = jaxmono.Report("cuda", False, "auto", (kernel, dataclasses.replace(
+    report = jaxmono.Report("cuda", False, "auto", 2, (kernel, dataclasses.replace(
         kernel, name="a_longer_name", cached=True)), (), _explain.Work(14, 20, 40))
     lines = str(report).splitlines()
     head, first, second = lines[3:6]

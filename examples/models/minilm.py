@@ -71,6 +71,7 @@ def load_pretrained(dtype: DTypeLike = jnp.float32, directory: Path | None = Non
 
     Raises:
       NotInstalled: the package or `safetensors` is missing.
+      FileNotFoundError: ``directory`` does not hold the file.
     """
     try:
         from safetensors.numpy import load_file
@@ -90,6 +91,7 @@ def load_tokenizer(directory: Path | None = None) -> Callable[[Sequence[str]], T
 
     Raises:
       NotInstalled: the package or `tokenizers` is missing.
+      FileNotFoundError: ``directory`` does not hold ``tokenizer.json``.
     """
     try:
         from tokenizers import Tokenizer
@@ -118,7 +120,7 @@ def _file(name: str, directory: Path | None) -> Path:
                                f"weights, is not installed")
         directory = Path(spec.origin).parent / "model"
     if not (directory / name).is_file():
-        raise NotInstalled(f"there is no {name} in {directory}")
+        raise FileNotFoundError(f"there is no {name} in {directory}")
     return directory / name
 
 

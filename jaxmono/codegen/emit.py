@@ -372,12 +372,10 @@ class BodyEmitter:
             raise refuse(op, f"{op.value.nbytes} bytes of literal; pass it as an argument")
         flat = np.ascontiguousarray(op.value).reshape(-1)
         items = ", ".join(stored_literal(x, dtype) for x in flat)
-        wrap = "uint16_t" if is_narrow(dtype) else storage(dtype)
+        t = storage(dtype)
         table = self.w.declare(f"{dtype}{flat.tobytes()!r}", "table",
-                               f"JM_TABLE {wrap} {{name}}[{flat.size}] = {{{items}}};")
-        pointer = f"reinterpret_cast<const {storage(dtype)}*>({table})" if is_narrow(dtype) \
-            else table
-        return self._load(pointer, linearize(index, op.result.type.dims), op.result, False)
+                               f"JM_TABLE {t} {{name}}[{flat.size}] = {{{items}}};")
+        return self._load(table, linearize(index, op.result.type.dims), op.result, False)
 
     def _iota(self, op: ops.Iota, index: IndexMap) -> Emitted:
         x, dtype = index[op.dimension], op.result.type.dtype

@@ -38,7 +38,7 @@ class Team:
     Attributes:
       size: number of threads (or of column slices) that columns are dealt to.
       rank: C expression of this thread's number in the team, in [0, size).
-      combine: template name of device/reduce.cuh: "warp_all", "block_all" or "slice_all".
+      combine: template name of device/reduce.cuh: "combine_warp", "combine_block" or "combine_slice".
       argument: second template argument of `combine`.
       smem: C pointer to shared memory for `combine`, where it needs any.
       lanes_on_rows: the vectorised Var runs along rows: every lane has a row of its own.
@@ -55,16 +55,16 @@ class Team:
 def warp_team(size: int = 32) -> Team:
     """``size`` neighbouring lanes of a warp (a power of two)."""
     rank = "lane_id()" if size == 32 else f"(lane_id() & {size - 1})" if size > 1 else "0"
-    return Team(size, rank, "warp_all", size)
+    return Team(size, rank, "combine_warp", size)
 
 
 def block_team(threads: int, smem: str) -> Team:
-    return Team(threads, "thread_id()", "block_all", threads, smem)
+    return Team(threads, "thread_id()", "combine_block", threads, smem)
 
 
 def slice_team(threads: int, smem: str) -> Team:
     """Lanes of a warp have different rows; the block's warps share the columns."""
-    return Team(threads // 32, "warp_id()", "slice_all", threads // 32, smem, True)
+    return Team(threads // 32, "warp_id()", "combine_slice", threads // 32, smem, True)
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,15 @@ from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize
 from jaxmono.fusion.key import sig_key, sig_name
 from jaxmono.fusion.plan import AttentionForm, DotForm, Form, LoopForm, RowForm, Sig, Store
 from jaxmono.fusion.rows import reduced_shape
+from jaxmono.fusion.strip import bare_inputs
 from jaxmono.fusion.walk import Walk
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 
 
-def order(state: State, draft: Draft, stored: set[Value]) -> tuple[list[Op], list[Value]]:
-    """A draft's ops in the order of a walk from its outputs, and the values it reads.
+def order(state: State, draft: Draft, stored: set[Value],
+          roots: Sequence[Value] | None = None) -> tuple[list[Op], list[Value]]:
+    """A draft's ops in the order of a walk from its outputs (or ``roots``), and what it reads.
 
     The walk depends only on the structure, so isomorphic drafts come out alike wherever their
     ops stand in the program.
@@ -27,9 +29,9 @@ def order(state: State, draft: Draft, stored: set[Value]) -> tuple[list[Op], lis
     producer = state.graph.producer
     placed: dict[Op, None] = {}
     reads: dict[Value, None] = {}
-    todo: list[tuple[Value | Op, bool]] = [(v, False) for v in reversed(draft.outputs)]
+    todo: list[Value | Op] = list(reversed(draft.outputs if roots is None else roots))
     while todo:
-        item, done = todo.pop()
+        item = todo.pop()
         if isinstance(item, Op):
             placed[item] = None
             continue
@@ -37,9 +39,8 @@ def order(state: State, draft: Draft, stored: set[Value]) -> tuple[list[Op], lis
         if made_by is None or (item in stored and not draft.has(made_by)):
             reads[item] = None
         elif made_by not in placed:
-            todo.append((made_by, True))
-            todo.extend((v, False) for v in reversed(made_by.uses))
-        del done
+            todo.append(made_by)
+            todo.extend(reversed(made_by.uses))
     return list(placed), list(reads)
 
 
@@ -51,11 +52,19 @@ def make_sig(state: State, draft: Draft, stored: set[Value],
       stored: every value that lives in a buffer.
       results: what the body returns, in order (a program output may repeat).
     """
-    placed, reads = order(state, draft, stored)
-    mapping: dict[Value, Value] = {v: Value(v.type, v.hint) for v in reads}
+    results = [_bare(state, draft, v) for v in results]
+    placed, reads = order(state, draft, stored, results)
+    kept = set(results)
+    bare = {v: r for v, r in bare_inputs(placed, reads).items() if v not in kept}
+    mapping: dict[Value, Value] = {}
+    for v in reads:
+        mapping[v] = Value(bare.get(v, v).type, v.hint)
     inputs = tuple(mapping.values())
     made: dict[Op, Op] = {}
     for o in placed:
+        if o.inputs and o.inputs[0] in bare:
+            mapping[o.results[0]] = mapping[o.inputs[0]]
+            continue
         c = o.clone(mapping, fresh_results=True)
         mapping.update(zip(o.results, c.results, strict=True))
         made[o] = c
@@ -65,6 +74,16 @@ def make_sig(state: State, draft: Draft, stored: set[Value],
     form = _form(draft, body, made, mapping, stores, results)
     name = sig_name(draft.kind, body, folded=folded)
     return Sig(body, form, sig_key(body, form), name), reads
+
+
+def _bare(state: State, draft: Draft, v: Value) -> Value:
+    """What is stored for ``v``: behind reshapes, which do not change the bytes."""
+    producer = state.graph.producer.get(v)
+    while (isinstance(producer, ops.Reshape) and producer in draft.ops
+           and producer.operand in draft.at and v not in draft.stored):
+        v = producer.operand
+        producer = state.graph.producer.get(v)
+    return v
 
 
 def _stores(draft: Draft, results: Sequence[Value],

@@ -25,7 +25,14 @@ from jaxmono.hlo.ir import Op, Value
 MAX_ROWS = 512
 """Above this many rows the repeated norms cost more than the stage that they save."""
 
-MIN_TILE_ROWS = 16
+TILE_ROWS = 16
+"""Rows of the smallest tile: this many normalised rows must fit in shared memory."""
+
+RING_BYTES = 16 * 1024
+"""Shared memory that stays for the other operand at least."""
+
+PANEL_US_PER_BYTE = 0.03 / 1024
+"""Loads, two reductions and stores of a normalised row (measured by the generator)."""
 
 MAX_WEIGHT = 160
 """Lane operations for one element, row values counted as elements."""
@@ -55,10 +62,12 @@ def _hosts(state: State, chain: Draft, device: Device) -> list[Draft]:
 
 def _fits(dot: ops.DotGeneral, device: Device) -> bool:
     dims = dot_dims(dot)
-    size = dot.lhs.type.dtype.itemsize
+    rows = dims.batch * dims.m
+    panel = dims.k * dot.lhs.type.dtype.itemsize
     return (dot.lhs.type.dtype in MATRIX_DTYPES and dot.rhs.type.dtype in MATRIX_DTYPES
-            and 0 < dims.batch * dims.m <= MAX_ROWS and dims.k > 1
-            and dims.k * size * MIN_TILE_ROWS * 2 <= device.shared_bytes // 2)
+            and 0 < rows <= MAX_ROWS and dims.k > 1
+            and panel * TILE_ROWS <= device.shared_bytes // 2 - RING_BYTES
+            and panel * min(rows, TILE_ROWS) * PANEL_US_PER_BYTE <= 0.6 * device.phase_us)
 
 
 def _reaches(state: State, v: Value, chain: Draft) -> bool:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jaxmono.fusion import order
@@ -67,24 +68,25 @@ def formulate(graph: Graph, device: Device) -> Formulation:
         made = _finish(state)
         if isinstance(made, Formulation):
             return made
-        for d in made:
-            banned.update(d.ops)
-            banned.update(d.folded)
+        banned |= made
     raise PlanError("the groups of this program wait on each other in a circle; "
                     "report the program, it should not happen")
 
 
-def _finish(state: State) -> Formulation | list[Draft]:
+def _finish(state: State) -> Formulation | set[Op]:
+    """The formulation, or the ops that may not grow again because it cannot be ordered."""
     stored = _outputs(state)
     groups = [d for d in state.drafts if d.outputs]
     reads = {d: tuple(body_order(state, d, stored)[1]) for d in groups}
     groups, stored, reads = _needed(state, groups, stored, reads)
+    if (unsafe := _read_and_updated(state, groups, stored)):
+        return unsafe
     updates = {o.inputs[0]: d for d in groups for o in d.ops
                if isinstance(o, ops.DynamicUpdateSlice) and o in state.in_place}
     before = order.dependences(groups, reads, updates)
     level = order.levels(groups, before)
     if level is None:
-        return order.cycle(groups, before)
+        return {o for d in order.cycle(groups, before) for o in (*d.ops, *d.folded)}
     position = _positions(state)
     groups = merge(sorted(groups, key=lambda d: (level[d], position(d))), level, reads)
     before = order.dependences(groups, reads, updates)
@@ -92,7 +94,20 @@ def _finish(state: State) -> Formulation | list[Draft]:
                        {d: level[d] for d in groups}, updates)
 
 
-def _positions(state: State):  # noqa: ANN202
+def _read_and_updated(state: State, groups: list[Draft], stored: set[Value]) -> set[Op]:
+    """Updates in place whose own group also reads the old contents: other elements may be gone."""
+    out: set[Op] = set()
+    for d in groups:
+        for v in d.stored:
+            update = state.graph.producer[v]
+            old = update.inputs[0]
+            users = [o for o in body_order(state, d, stored)[0] if old in o.uses]
+            if users != [update] or update.inputs.count(old) != 1 or old in d.outputs:
+                out.add(update)
+    return out
+
+
+def _positions(state: State) -> Callable[[Draft], int]:
     place = {o: i for i, o in enumerate(state.graph.ops)}
 
     def position(d: Draft) -> int:

@@ -20,6 +20,7 @@ from jaxmono.fusion.stages import place
 from jaxmono.fusion.support import refusal
 from jaxmono.fusion.verify import verify
 from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.passes import dead_code
 from jaxmono.hlo.types import TensorType
 
 MODES = ("monolithic", "auto")
@@ -49,7 +50,7 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
             raise PlanError(f"{o.opcode} at {o.loc}: {reason}; leave it to XLA (regions.cut)")
     if graph.captures:
         raise PlanError("the graph uses values from outside; make them inputs (regions.cut)")
-    graph = orient(graph)
+    graph = orient(dead_code(graph))
     form = formulate(graph, device)
     plan = _assemble(graph, device, form)
     notes = list(plan.notes)

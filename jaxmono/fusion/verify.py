@@ -139,28 +139,22 @@ def _check_store(sig: Sig, result: int, over: Sequence[Var]) -> None:
                             f"{high} in a dimension of {n}")
     if injective(store.index, v.type.dims, over) is False:
         raise PlanError(f"sig {sig.name}: the store of result {result} writes an element twice")
-    if not in_place(sig, result) and count != v.type.size:
+    if updated_param(sig, result) is None and count != v.type.size:
         raise PlanError(f"sig {sig.name}: the store of result {result} writes {count} of "
                         f"{v.type.size} elements")
 
 
-def in_place(sig: Sig, result: int) -> bool:
-    """Whether a result is an update of a body input."""
-    o = sig.body.producer.get(sig.body.outputs[result])
-    return isinstance(o, ops.DynamicUpdateSlice) and updated_param(sig, result) is not None
-
-
 def updated_param(sig: Sig, result: int) -> int | None:
-    """The body input that an in-place result updates, through a chain of updates."""
-    v = sig.body.outputs[result]
-    if not any(not i.is_static for s in sig.form.stores if s.result == result for i in s.index) \
-            and math.prod(x.size for s in sig.form.stores if s.result == result
-                          for x in s.over) == v.type.size:
-        return None
-    o = sig.body.producer.get(v)
+    """The body input that a result is an update of (and may share its buffer with)."""
+    o = sig.body.producer.get(sig.body.outputs[result])
     if isinstance(o, ops.DynamicUpdateSlice) and o.operand in sig.body.inputs:
         return sig.body.inputs.index(o.operand)
     return None
+
+
+def _partial(sig: Sig, result: int) -> bool:
+    store = next(s for s in sig.form.stores if s.result == result)
+    return math.prod(x.size for x in store.over) != sig.body.outputs[result].type.size
 
 
 def _check_bindings(plan: Plan, g: Group) -> None:
@@ -177,9 +171,9 @@ def _check_bindings(plan: Plan, g: Group) -> None:
         buffer = plan.buffers[b]
         if buffer.place is Place.INPUT:
             raise PlanError(f"{_name(g)} writes program input {buffer.index}")
-        if (p := updated_param(g.sig, r)) is not None:
-            if span(plan.buffers[g.params[p]]) != span(buffer):
-                raise PlanError(f"{_name(g)} updates b{g.params[p]} in place but writes b{b}")
+        p = updated_param(g.sig, r)
+        if p is not None and _partial(g.sig, r) and span(plan.buffers[g.params[p]]) != span(buffer):
+            raise PlanError(f"{_name(g)} updates b{g.params[p]} in place but writes b{b}")
 
 
 # ---- replay ------------------------------------------------------------------------------------
@@ -207,10 +201,7 @@ def _replay(plan: Plan) -> None:
                     if h is not g and _overlap(spans[b], spans[r]):
                         raise PlanError(f"stage {number}: {_name(g)} reads b{b} while {_name(h)} "
                                         f"writes b{r}; a barrier is missing")
-                    own = h is g and _overlap(spans[b], spans[r])
-                    if own and not any(updated_param(g.sig, i) == p
-                                       for i, rb in enumerate(g.results) if rb == r
-                                       for p, pb in enumerate(g.params) if pb == b):
+                    if h is g and _overlap(spans[b], spans[r]) and not _in_place(g, b, r):
                         raise PlanError(f"stage {number}: {_name(g)} reads b{b} and overwrites "
                                         "it")
                 if b not in valid:
@@ -231,6 +222,18 @@ def _replay(plan: Plan) -> None:
             raise PlanError(f"output {b.index} (b{b.id}) is not written, or overwritten later")
         if writes[b.id] != 1 and b.alias is None:
             raise PlanError(f"output {b.index} (b{b.id}) is written {writes[b.id]} times")
+
+
+def _in_place(g: Group, param: int, result: int) -> bool:
+    """Whether the group only updates ``param`` in ``result`` and does not read it otherwise."""
+    for r, b in enumerate(g.results):
+        p = updated_param(g.sig, r)
+        if b == result and p is not None and g.params[p] == param:
+            v = g.sig.body.inputs[p]
+            return (v not in g.sig.body.outputs
+                    and len(g.sig.body.users.get(v, ())) == 1
+                    and g.sig.body.users[v][0].inputs.count(v) == 1)
+    return False
 
 
 def _check_life(plan: Plan, b: int, stage: int, g: Group) -> None:

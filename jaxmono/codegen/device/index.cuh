@@ -5,26 +5,26 @@
 namespace jaxmono {
 
 template <class T>
-struct UnsignedOf;
+struct IndexBits;
 template <>
-struct UnsignedOf<int> {
+struct IndexBits<int> {
   using type = unsigned;
 };
 template <>
-struct UnsignedOf<long long> {
+struct IndexBits<long long> {
   using type = unsigned long long;
 };
 
 // x / D and x % D for x >= 0. Unsigned division by a constant is a multiply and a shift.
 template <long long D, class I>
 JM_DEVICE I udiv(I x) {
-  using U = typename UnsignedOf<I>::type;
+  using U = typename IndexBits<I>::type;
   return static_cast<I>(static_cast<U>(x) / static_cast<U>(D));
 }
 
 template <long long D, class I>
 JM_DEVICE I umod(I x) {
-  using U = typename UnsignedOf<I>::type;
+  using U = typename IndexBits<I>::type;
   return static_cast<I>(static_cast<U>(x) % static_cast<U>(D));
 }
 

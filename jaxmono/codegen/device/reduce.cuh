@@ -8,7 +8,6 @@
 // States are combined in a fixed order, and every thread of the team gets the same bits.
 #pragma once
 #include "jaxmono/platform.cuh"
-#include "jaxmono/sync.cuh"
 #include "jaxmono/vec.cuh"
 #include "jaxmono/warp.cuh"
 
@@ -40,38 +39,19 @@ JM_DEVICE typename R::State fold(const typename R::State (&acc)[N]) {
   return s[0];
 }
 
-template <class S>
-JM_DEVICE S shuffle_state(const S& s, int mask) {
-  static_assert(sizeof(S) % 4 == 0, "states are whole words");
-  union Words {
-    S s;
-    uint32_t w[sizeof(S) / 4];
-    JM_DEVICE Words() {}
-  } a, b;
-  a.s = s;
-#pragma unroll
-  for (int i = 0; i < static_cast<int>(sizeof(S) / 4); ++i) b.w[i] = shfl_xor(a.w[i], mask);
-  return b.s;
-}
-
 // Groups of G neighbouring lanes of a warp. All lanes of the warp take part.
 template <class R, int G>
-JM_DEVICE typename R::State warp_all(typename R::State s) {
-#pragma unroll
-  for (int m = 1; m < G; m *= 2) {
-    const typename R::State other = shuffle_state(s, m);
-    // The lower lane's state comes first for both, so that both compute the same bits.
-    s = (lane_id() & m) ? R::combine(other, s) : R::combine(s, other);
-  }
-  return s;
+JM_DEVICE typename R::State combine_warp(typename R::State s) {
+using S = typename R::State;
+  return warp_reduce<G>(s, [](const S& a, const S& b) { return R::combine(a, b); });
 }
 
 // All threads of the block. smem: one State per warp.
 template <class R, int THREADS>
-JM_DEVICE typename R::State block_all(typename R::State s, unsigned char* smem) {
+JM_DEVICE typename R::State combine_block(typename R::State s, unsigned char* smem) {
   constexpr int WARPS = THREADS / 32;
   auto* part = reinterpret_cast<typename R::State*>(smem);
-  s = warp_all<R, 32>(s);
+  s = combine_warp<R, 32>(s);
   syncthreads();  // earlier readers of smem are done
   if (lane_id() == 0) part[warp_id()] = s;
   syncthreads();
@@ -84,7 +64,7 @@ JM_DEVICE typename R::State block_all(typename R::State s, unsigned char* smem) 
 // Every lane has N rows of its own; the WARPS warps of the block have slices of the columns.
 // smem: WARPS * N * 32 States.
 template <class R, int WARPS, int N>
-JM_DEVICE void slice_all(typename R::State (&acc)[N], unsigned char* smem) {
+JM_DEVICE void combine_slice(typename R::State (&acc)[N], unsigned char* smem) {
   auto* part = reinterpret_cast<typename R::State*>(smem);
   syncthreads();
 #pragma unroll

@@ -6,20 +6,6 @@
 
 namespace jaxmono {
 
-// N arrival counters in a __device__ variable: zero at load, never reset.
-#ifdef JAXMONO_EMULATE
-template <int N>
-struct Arrivals : emulate::ModuleState {
-  uint32_t count[N] = {};
-  Arrivals() : ModuleState(count, sizeof count) {}
-};
-#else
-template <int N>
-struct Arrivals {
-  uint32_t count[N];
-};
-#endif
-
 // A barrier of SIZE blocks (a power of two). The count only grows, a multiple of SIZE each time, so
 // it needs no reset between stages and launches; it may wrap.
 template <int SIZE>

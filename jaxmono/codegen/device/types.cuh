@@ -36,27 +36,27 @@ template <class T>
 constexpr bool is_integer = !is_float<T> && !is_bool<T>;
 
 template <int BYTES>
-struct UnsignedOf;
+struct BitsOf;
 template <>
-struct UnsignedOf<1> {
+struct BitsOf<1> {
   using type = uint8_t;
 };
 template <>
-struct UnsignedOf<2> {
+struct BitsOf<2> {
   using type = uint16_t;
 };
 template <>
-struct UnsignedOf<4> {
+struct BitsOf<4> {
   using type = uint32_t;
 };
 template <>
-struct UnsignedOf<8> {
+struct BitsOf<8> {
   using type = uint64_t;
 };
 
 // Unsigned integer of the same size as T.
 template <class T>
-using Bits = typename UnsignedOf<sizeof(T)>::type;
+using Bits = typename BitsOf<sizeof(T)>::type;
 
 template <class T>
 constexpr bool is_signed = is_integer<T> && static_cast<T>(-1) < static_cast<T>(0);

@@ -4,6 +4,7 @@
 #include "jaxmono/index.cuh"
 #include "jaxmono/numeric.cuh"
 #include "jaxmono/platform.cuh"
+#include "jaxmono/ptx.cuh"
 #include "jaxmono/types.cuh"
 
 namespace jaxmono {
@@ -131,33 +132,13 @@ JM_DEVICE Vec<float, N> rounded(const Vec<T, N>& v) {
 
 // ---- memory --------------------------------------------------------------------------------------
 
-struct alignas(16) Bytes16 {
-  uint32_t w[4];
-};
-struct alignas(8) Bytes8 {
-  uint32_t w[2];
-};
 template <int N>
-struct BytesOf;
-template <>
-struct BytesOf<1> {
-  using type = uint8_t;
-};
-template <>
-struct BytesOf<2> {
-  using type = uint16_t;
-};
-template <>
-struct BytesOf<4> {
-  using type = uint32_t;
-};
-template <>
-struct BytesOf<8> {
-  using type = Bytes8;
+struct BytesOf {
+  using type = Bits<Vec<uint8_t, N>>;
 };
 template <>
 struct BytesOf<16> {
-  using type = Bytes16;
+  using type = Bits128;
 };
 
 // N elements as they lie in memory, in pieces of at most 16 bytes. p is aligned to a piece.
@@ -184,6 +165,20 @@ JM_DEVICE Vec<To, N> load(const T* p) {
 template <class To, class T>
 JM_DEVICE To load(const T* p) {
   return convert<To>(*p);
+}
+
+// The same for memory that nothing in the launch writes.
+template <class To, int N, class T>
+JM_DEVICE Vec<To, N> load_ro(const T* p) {
+  Raw<T, N> raw;
+#pragma unroll
+  for (int i = 0; i < Raw<T, N>::BYTES / Raw<T, N>::PIECE; ++i)
+    raw.piece[i] = ld_nc(reinterpret_cast<const typename Raw<T, N>::Piece*>(p) + i);
+  return convert<To>(raw.v);
+}
+template <class To, class T>
+JM_DEVICE To load_ro(const T* p) {
+  return convert<To>(bitcast<T>(ld_nc(reinterpret_cast<const Bits<T>*>(p))));
 }
 
 template <class T, int N, class X>

@@ -1,0 +1,70 @@
+"""Registers the generators of "dot" and "attention" Sigs with the kernel assembly."""
+
+from __future__ import annotations
+
+from jaxmono.codegen import attention, dot, dot_function
+from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
+from jaxmono.codegen.dot import DotCode
+from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.sig_code import Function, Request, register
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.plan import Sig
+
+
+class _Dot:
+    def choose(self, sig: Sig, request: Request) -> DotSchedule:
+        return dot.schedule(sig, request.device, warps=request.threads // 32,
+                            shared_bytes=request.shared_bytes, siblings=request.siblings)
+
+    def tasks(self, sig: Sig, schedule: DotSchedule, threads: int) -> int:
+        del threads
+        return DotCode.of(sig, schedule).tasks
+
+    def shared_bytes(self, sig: Sig, schedule: DotSchedule, threads: int) -> int:
+        del threads
+        return dot_function.shared_bytes(DotCode.of(sig, schedule))
+
+    def workspace_bytes(self, sig: Sig, schedule: DotSchedule) -> int:
+        return 4 * dot_function.workspace_floats(DotCode.of(sig, schedule))
+
+    def counters(self, sig: Sig, schedule: DotSchedule) -> int:
+        return dot_function.counters(DotCode.of(sig, schedule))
+
+    def emit_body(self, w: Writer, sig: Sig, schedule: DotSchedule, function: Function) -> None:
+        dot_function.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
+                               outputs=function.outputs, read_only=tuple(function.read_only),
+                               threads=function.threads, workspace=function.workspace,
+                               arrivals=function.arrivals)
+
+
+class _Attention:
+    def choose(self, sig: Sig, request: Request) -> AttentionSchedule:
+        return attention.schedule(sig, request.device, warps=request.threads // 32,
+                                  shared_bytes=request.shared_bytes)
+
+    def tasks(self, sig: Sig, schedule: AttentionSchedule, threads: int) -> int:
+        del threads
+        return AttentionCode.of(sig, schedule).tasks
+
+    def shared_bytes(self, sig: Sig, schedule: AttentionSchedule, threads: int) -> int:
+        del threads
+        code = AttentionCode.of(sig, schedule)
+        return attention.shared_bytes_of(code.form, schedule)
+
+    def workspace_bytes(self, sig: Sig, schedule: AttentionSchedule) -> int:
+        del sig, schedule
+        return 0
+
+    def counters(self, sig: Sig, schedule: AttentionSchedule) -> int:
+        del sig, schedule
+        return 0
+
+    def emit_body(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
+                  function: Function) -> None:
+        attention.emit_body(w, AttentionCode.of(sig, schedule), pointers=function.pointers,
+                            outputs=function.outputs, read_only=tuple(function.read_only),
+                            threads=function.threads)
+
+
+register("dot", _Dot())
+register("attention", _Attention())

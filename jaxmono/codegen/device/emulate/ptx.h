@@ -1,0 +1,185 @@
+// The functions of ptx.cuh on the host.
+//
+// cp.async: a copy happens at the wait that it is matched by, not at its issue, so that a missing
+// wait or barrier shows; with a random schedule some groups happen at issue instead.
+#pragma once
+#include "emulate/emulate.h"
+
+namespace jaxmono {
+namespace emulate {
+
+struct Ldmatrix {
+  const void* row;
+  uint32_t* out;
+};
+struct Mma {
+  float* d;
+  const uint32_t *a, *b;
+  int mt, nt;
+};
+Compute ldmatrix_x4, ldmatrix_x4_trans, ldmatrix_x2, ldmatrix_x2_trans, mma_bf16, mma_f16, mma_tf32;
+
+inline void check_shared(const Lane& lane, const void* p, uint32_t bytes, const char* what) {
+  const size_t offset = static_cast<const unsigned char*>(p) - lane.shared;
+  if (offset + bytes > lane.shared_bytes || offset % bytes != 0)
+    fail("%s: shared memory offset %td of %u bytes, of block %d thread %d: outside, or not %u-byte "
+         "aligned",
+         what, static_cast<ptrdiff_t>(offset), lane.shared_bytes, lane.block_id, lane.thread_id,
+         bytes);
+}
+
+template <uint32_t BYTES>
+inline void cp_async(void* smem, const void* gmem, bool pred) {
+  Lane& lane = self();
+  check_shared(lane, smem, BYTES, "cp_async destination");
+  if (pred && reinterpret_cast<uintptr_t>(gmem) % BYTES != 0)
+    fail("cp_async source %p of block %d thread %d is not %u-byte aligned", gmem, lane.block_id,
+         lane.thread_id, BYTES);
+  Copies& q = *lane.copies;
+  if (q.early) {
+    if (pred) memcpy(smem, gmem, BYTES);
+    else memset(smem, 0, BYTES);
+    return;
+  }
+  if (q.tail - q.head > q.mask) grow(q);
+  q.ring[q.tail++ & q.mask] = {smem, pred ? gmem : nullptr, BYTES, q.groups};
+}
+
+}  // namespace emulate
+
+inline void cp_async_16(void* smem, const void* gmem, bool pred = true) {
+  emulate::cp_async<16>(smem, gmem, pred);
+}
+inline void cp_async_8(void* smem, const void* gmem, bool pred = true) {
+  emulate::cp_async<8>(smem, gmem, pred);
+}
+inline void cp_async_4(void* smem, const void* gmem, bool pred = true) {
+  emulate::cp_async<4>(smem, gmem, pred);
+}
+
+inline void cp_async_commit() {
+  emulate::Copies& q = *emulate::self().copies;
+  ++q.groups;
+  if (q.random != 0) {
+    q.random ^= q.random << 13, q.random ^= q.random >> 17, q.random ^= q.random << 5;
+    q.early = (q.random & 3) == 0;
+  }
+}
+
+template <int N>
+inline void cp_async_wait() {
+  emulate::Copies& q = *emulate::self().copies;
+  for (; q.head != q.tail; ++q.head) {
+    const emulate::Copy& c = q.ring[q.head & q.mask];
+    if (q.groups - c.group <= N) break;  // one of the N newest, or not committed
+    if (c.from == nullptr) memset(c.to, 0, c.bytes);
+    else if (c.bytes == 16) memcpy(c.to, c.from, 16);
+    else memcpy(c.to, c.from, c.bytes);
+  }
+}
+
+#define JM_LDMATRIX(NAME, N)                                            \
+  inline void NAME(uint32_t (&r)[N], const void* smem_row) {            \
+    emulate::check_shared(emulate::self(), smem_row, 16, #NAME " row"); \
+    emulate::Ldmatrix arg = {smem_row, r};                              \
+    emulate::collective(&arg, emulate::NAME, #NAME);                    \
+  }
+JM_LDMATRIX(ldmatrix_x4, 4)
+JM_LDMATRIX(ldmatrix_x4_trans, 4)
+JM_LDMATRIX(ldmatrix_x2, 2)
+JM_LDMATRIX(ldmatrix_x2_trans, 2)
+#undef JM_LDMATRIX
+
+#define JM_MMA(ONE, TILES, COMPUTE)                                                            \
+  inline void ONE(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {             \
+    emulate::Mma arg = {d, a, b, 1, 1};                                                        \
+    emulate::collective(&arg, emulate::COMPUTE, #ONE);                                         \
+  }                                                                                            \
+  template <int MT, int NT>                                                                    \
+  inline void TILES(float (&d)[MT][NT][4], const uint32_t (&a)[MT][4],                         \
+                    const uint32_t (&b)[NT][2]) {                                              \
+    emulate::Mma arg = {&d[0][0][0], &a[0][0], &b[0][0], MT, NT};                              \
+    emulate::collective(&arg, emulate::COMPUTE, #ONE);                                         \
+  }
+JM_MMA(mma_m16n8k16_bf16, mma_tiles_bf16, mma_bf16)
+JM_MMA(mma_m16n8k16_f16, mma_tiles_f16, mma_f16)
+JM_MMA(mma_m16n8k8_tf32, mma_tiles_tf32, mma_tf32)
+#undef JM_MMA
+
+inline uint32_t to_tf32(float x) {
+  const uint32_t bits = emulate::float_bits(x);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffffffu;
+  return (bits + 0x1000u) & ~0x1fffu;
+}
+
+#define JM_LOAD(NAME)                                                                   \
+  template <class T>                                                                    \
+  inline T NAME(const T* p) {                                                           \
+    if (reinterpret_cast<uintptr_t>(p) % sizeof(T) != 0)                                \
+      emulate::fail(#NAME ": %p is not %zu-byte aligned", static_cast<const void*>(p), sizeof(T)); \
+    T x;                                                                                \
+    memcpy(&x, p, sizeof(T));                                                           \
+    return x;                                                                           \
+  }
+JM_LOAD(ld_global)
+JM_LOAD(ld_nc)
+JM_LOAD(ld_stream)
+JM_LOAD(ld_coherent)
+#undef JM_LOAD
+
+template <class T>
+inline void st_global(T* p, T x) {
+  if (reinterpret_cast<uintptr_t>(p) % sizeof(T) != 0)
+    emulate::fail("st_global: %p is not %zu-byte aligned", static_cast<void*>(p), sizeof(T));
+  memcpy(p, &x, sizeof(T));
+}
+template <class T>
+inline void st_stream(T* p, T x) {
+  st_global(p, x);
+}
+inline void prefetch_l2(const void*) {}
+
+template <class T>
+inline T ld_acquire_gpu(const T* p) {
+  T x;
+  __atomic_load(const_cast<T*>(p), &x, __ATOMIC_ACQUIRE);
+  return x;
+}
+template <class T>
+inline T ld_relaxed_gpu(const T* p) {
+  T x;
+  __atomic_load(const_cast<T*>(p), &x, __ATOMIC_RELAXED);
+  return x;
+}
+template <class T>
+inline void st_release_gpu(T* p, T x) {
+  __atomic_store(p, &x, __ATOMIC_RELEASE);
+}
+template <class T>
+inline void st_relaxed_gpu(T* p, T x) {
+  __atomic_store(p, &x, __ATOMIC_RELAXED);
+}
+inline uint32_t atom_add_acq_rel_gpu(uint32_t* p, uint32_t n) {
+  return __atomic_fetch_add(p, n, __ATOMIC_ACQ_REL);
+}
+inline void red_add_release_gpu(uint32_t* p, uint32_t n) {
+  __atomic_fetch_add(p, n, __ATOMIC_RELEASE);
+}
+
+template <class T>
+inline T atom_cas(T* p, T expected, T desired) {
+  __atomic_compare_exchange(p, &expected, &desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  return expected;
+}
+template <class T>
+inline void red_add(T* p, T x) {
+  T old, sum;
+  __atomic_load(p, &old, __ATOMIC_RELAXED);
+  do sum = static_cast<T>(old + x);
+  while (!__atomic_compare_exchange(p, &old, &sum, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
+
+inline void fence_acq_rel_gpu() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void nanosleep(uint32_t) { emulate::pause("nanosleep"); }
+
+}  // namespace jaxmono

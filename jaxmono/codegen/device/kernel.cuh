@@ -1,0 +1,47 @@
+// What the generated kernel itself uses: buffer references, file-scope storage.
+#pragma once
+#include "jaxmono/platform.cuh"
+#include "jaxmono/sync.cuh"
+
+#ifdef JAXMONO_EMULATE
+#define JM_TABLE static const
+#define JM_CONSTANT static const
+#define JM_STATE static
+#else
+#define JM_TABLE static __device__ const
+#define JM_CONSTANT static __constant__ const
+#define JM_STATE static __device__
+#endif
+
+namespace jaxmono {
+
+// A buffer: pointer number `buf` of the kernel's parameters, `offset` units of 256 bytes further.
+struct Reference {
+  unsigned buf;
+  unsigned offset;
+};
+
+template <class T>
+JM_DEVICE T* pointer(void* const* buf, Reference r) {
+  return reinterpret_cast<T*>(static_cast<unsigned char*>(buf[r.buf]) + 256ll * r.offset);
+}
+template <class T>
+JM_DEVICE T* pointer(void* base, long long bytes = 0) {
+  return reinterpret_cast<T*>(static_cast<unsigned char*>(base) + bytes);
+}
+
+// Zero at load; afterwards whoever uses them keeps them usable for the next launch.
+#ifdef JAXMONO_EMULATE
+template <int N>
+struct Counters : emulate::ModuleState {
+  uint32_t count[N] = {};
+  Counters() : ModuleState(count, sizeof count) {}
+};
+#else
+template <int N>
+struct Counters {
+  uint32_t count[N];
+};
+#endif
+
+}  // namespace jaxmono

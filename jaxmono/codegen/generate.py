@@ -1,0 +1,74 @@
+"""Plan to Program: schedule, text, binary."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+
+from jaxmono.codegen import contractions, loop, row  # noqa: F401  (they register their kinds)
+from jaxmono.codegen.compile import compile_kernel
+from jaxmono.codegen.kernel import Kernel, emit_kernel
+from jaxmono.codegen.program import Program
+from jaxmono.codegen.schedule import KernelSchedule
+from jaxmono.codegen.sig_code import Request, code_for
+from jaxmono.codegen.target import Target
+from jaxmono.fusion.plan import Device, Plan
+from jaxmono.fusion.text import plan_to_text
+
+
+def default_schedule(plan: Plan, target: Target, device: Device) -> KernelSchedule:
+    """The analytic choice for every Sig: no measurement, deterministic."""
+    siblings: Counter[str] = Counter()
+    for stage in plan.stages:
+        for key, n in Counter(g.sig.key for g in stage.groups).items():
+            siblings[key] = max(siblings[key], n)
+    shared = min(target.shared_bytes, device.shared_bytes)
+    sigs = {s.key: code_for(s).choose(s, Request(device, target.threads, shared, siblings[s.key]))
+            for s in plan.sigs}
+    return KernelSchedule(threads=target.threads, blocks_per_sm=1, sigs=sigs)
+
+
+def emit(plan: Plan, target: Target, device: Device, name: str,
+         schedule: KernelSchedule | None = None) -> Kernel:
+    """The kernel's text, not compiled; by default with `default_schedule`."""
+    chosen = schedule if schedule is not None else default_schedule(plan, target, device)
+    return emit_kernel(plan, chosen, identifier(name), plan_to_text(plan))
+
+
+def generate(plan: Plan, target: Target, device: Device, name: str,
+             schedule: KernelSchedule | None = None) -> Program:
+    """Generates and compiles the kernel of a plan.
+
+    Args:
+      plan: verified. target: what to compile for. device: the facts that scheduling uses.
+      name: of the kernel in profilers; made a C identifier.
+      schedule: by default `default_schedule`.
+
+    Raises:
+      CodegenError: the plan holds something without code.
+      CompileError: the compiler is missing or refuses the text.
+    """
+    begin = time.perf_counter()
+    chosen = schedule if schedule is not None else default_schedule(plan, target, device)
+    kernel = emit(plan, target, device, name, chosen)
+    inputs = tuple(v.type for v in plan.graph.inputs)
+    outputs = tuple(v.type for v in plan.graph.outputs)
+    pointers = len(inputs) + len(outputs) + (kernel.scratch_bytes > 0)
+    binary, source, resources = compile_kernel(
+        kernel.source, target, identifier(name), pointers=pointers, threads=chosen.threads,
+        shared_bytes=kernel.shared_bytes)
+    return Program(
+        name=identifier(name), target=target.kind, arch=target.arch, source=source, binary=binary,
+        threads=chosen.threads, blocks_per_sm=chosen.blocks_per_sm, max_blocks=kernel.max_blocks,
+        shared_bytes=kernel.shared_bytes, scratch_bytes=kernel.scratch_bytes,
+        cooperative=plan.barriers > 0 or kernel.waits, inputs=inputs, outputs=outputs,
+        aliases=tuple((b.index, b.alias) for b in plan.outputs if b.alias is not None),
+        stages=len(plan.stages), barriers=plan.barriers, resources=resources,
+        plan_text=plan_to_text(plan), compile_seconds=time.perf_counter() - begin)
+
+
+def identifier(name: str) -> str:
+    """``name`` as a C identifier."""
+    text = re.sub(r"\W+", "_", name)
+    return text if re.match(r"[A-Za-z_]", text) else f"k_{text}"

@@ -1,0 +1,357 @@
+"""The text of one kernel: includes, one device function per Sig, and the stages in order.
+
+    struct Params { void* buf[N]; };          inputs, outputs, scratch
+    device functions                          one per distinct Sig, whatever the depth
+    tables of buffer references               one row per group, where groups share a call
+    __global__ kernel                         stages, grid barriers between them; a periodic run of
+                                              stages is a loop over its tables
+
+Groups of a stage are flattened: task t of all tasks runs on block t % num_blocks().
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from jaxmono.codegen.errors import CodegenError
+from jaxmono.codegen.names import storage
+from jaxmono.codegen.schedule import KernelSchedule
+from jaxmono.codegen.sig_code import Function, SigCode, code_for
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
+
+INCLUDES = ("attention", "gemm", "gemm_simt", "kernel", "reduce", "split_k", "vec")
+_UNIT = 256
+"""Scratch offsets are counted in these bytes in reference tables."""
+_CONSTANT_BYTES = 32 * 1024
+"""Larger tables of references leave constant memory."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Generated text and what launching it needs.
+
+    Attributes:
+      max_blocks: the largest number of tasks of a stage.
+      scratch_bytes: the plan's, and the workspaces of its groups after that.
+      waits: blocks wait for each other inside a stage.
+    """
+
+    source: str
+    shared_bytes: int
+    scratch_bytes: int
+    max_blocks: int
+    waits: bool
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A distinct Sig with its code and schedule."""
+
+    sig: Sig
+    name: str
+    code: SigCode
+    schedule: Any
+    tasks: int
+    workspace: int
+    """Bytes of global scratch per group, a multiple of `_UNIT`."""
+    counters: int
+    slots: int
+    """Most groups of this Sig in one stage: each has counters of its own."""
+    alone: bool
+    """No group of it reads and writes the same memory."""
+    read_only: tuple[bool, ...]
+
+
+def emit_kernel(plan: Plan, schedule: KernelSchedule, name: str, header: str = "") -> Kernel:
+    """Writes the kernel of a plan.
+
+    Args:
+      schedule: has an entry for every Sig of the plan.
+      name: of the ``__global__`` function, a C identifier.
+      header: text for the comment at the top.
+    """
+    return _Assembly(plan, schedule, name).emit(header)
+
+
+class _Assembly:
+    def __init__(self, plan: Plan, schedule: KernelSchedule, name: str) -> None:
+        self.plan, self.schedule, self.name = plan, schedule, name
+        self.buffers: dict[int, Buffer] = {b.id: b for b in plan.buffers}
+        self.inputs, self.outputs = len(plan.inputs), len(plan.outputs)
+        self.written = {b.alias for b in plan.outputs if b.alias is not None}
+        self.units = {s.key: self._unit(i, s) for i, s in enumerate(plan.sigs)}
+        self.workspace_at = math.ceil(plan.scratch_bytes / _UNIT) * _UNIT
+        self.scratch_bytes = plan.scratch_bytes
+        most = max((sum(self._of(g).workspace for g in s.groups) for s in plan.stages), default=0)
+        if most:
+            self.scratch_bytes = self.workspace_at + most
+        self.w = Writer()
+        self.tables: list[str] = []
+        self.table_bytes = 0
+
+    # ---- analysis ------------------------------------------------------------------------------
+
+    def _unit(self, number: int, sig: Sig) -> _Unit:
+        code = code_for(sig)
+        if sig.key not in self.schedule.sigs:
+            raise CodegenError(f"the schedule has no entry for {sig.name}")
+        s = self.schedule.sigs[sig.key]
+        groups = [g for g in self.plan.groups if g.sig.key == sig.key]
+        readable = re.sub(r"\W+", "_", sig.name)[:40]
+        work = math.ceil(code.workspace_bytes(sig, s) / _UNIT) * _UNIT
+        slots = max(sum(g.sig.key == sig.key for g in st.groups) for st in self.plan.stages)
+        alone = all(not self._memory(g.params) & self._memory(g.results)
+                    and len(self._memory(g.results)) == len(g.results) for g in groups)
+        read_only = tuple(
+            all(self._is_read_only(g.params[i]) for g in groups)
+            for i in range(len(sig.body.inputs)))
+        return _Unit(sig, f"f{number}_{readable}", code, s, code.tasks(sig, s, self.schedule.threads),
+                     work, code.counters(sig, s), slots, alone, read_only)
+
+    def _of(self, group: Group) -> _Unit:
+        return self.units[group.sig.key]
+
+    def _memory(self, ids: Sequence[int]) -> set[object]:
+        """What tells the memory of buffers apart: equal entries may overlap."""
+        out: set[object] = set()
+        for i in ids:
+            b = self.buffers[i]
+            if b.place is Place.OUTPUT and b.alias is not None:
+                out.add(("input", b.alias))
+            elif b.place is Place.SCRATCH:
+                out.add(("scratch", b.id))
+            else:
+                out.add((b.place.value, b.index))
+        return out
+
+    def _is_read_only(self, i: int) -> bool:
+        b = self.buffers[i]
+        return b.place is Place.INPUT and b.index not in self.written
+
+    def _reference(self, i: int) -> tuple[int, int]:
+        """(number of the pointer in Params, byte offset from it) of a buffer."""
+        b = self.buffers[i]
+        if b.place is Place.INPUT:
+            return b.index, 0
+        if b.place is Place.OUTPUT:
+            return self.inputs + b.index, 0
+        if b.place is Place.SCRATCH:
+            return self.inputs + self.outputs, b.offset
+        raise CodegenError(f"buffer {i} lives in {b.place.value}, which no group can be given")
+
+    # ---- text ----------------------------------------------------------------------------------
+
+    def emit(self, header: str) -> Kernel:
+        functions = Writer(parent=self.w)
+        for unit in self.units.values():
+            if unit.tasks:
+                self._function(functions, unit)
+        kernel = Writer(parent=self.w)
+        self._kernel(kernel)
+        w = self.w
+        w.comment(header)
+        w.lines += [f'#include "jaxmono/{x}.cuh"' for x in INCLUDES]
+        pointers = self.inputs + self.outputs + (self.scratch_bytes > 0)
+        w.lines += ["", "namespace jaxmono {", "",
+                    f"struct Params {{ void* buf[{max(pointers, 1)}]; }};", ""]
+        if declared := w.declared():
+            w.lines += [*declared.splitlines(), ""]
+        kind = "JM_CONSTANT" if self.table_bytes <= _CONSTANT_BYTES else "JM_TABLE"
+        w.lines += [t.replace("TABLE_KIND", kind, 1) for t in self.tables]
+        w.lines += ["JM_STATE GridBarrier barrier_state;", "", *functions.lines,
+                    "}  // namespace jaxmono", "", *kernel.lines]
+        shared = max((u.code.shared_bytes(u.sig, u.schedule, self.schedule.threads)
+                      for u in self.units.values()), default=0)
+        waits = any(u.counters for u in self.units.values())
+        return Kernel(w.text(), shared, self.scratch_bytes, self.max_blocks, waits)
+
+    @property
+    def max_blocks(self) -> int:
+        return max([sum(self._of(g).tasks for g in s.groups) for s in self.plan.stages] + [1])
+
+    def _function(self, w: Writer, u: _Unit) -> None:
+        body = u.sig.body
+        restrict = " __restrict__" if u.alone else ""
+        ins = [f"const {storage(v.type.dtype)}*{restrict} p{i}" for i, v in enumerate(body.inputs)]
+        outs = [f"{storage(v.type.dtype)}*{restrict} r{i}" for i, v in enumerate(body.outputs)]
+        extra = ["float* workspace"] if u.workspace else []
+        if u.counters:
+            w.line(f"JM_STATE Counters<{u.slots * u.counters}> {u.name}_arrivals;")
+            extra.append("uint32_t* arrivals")
+        w.comment(f"{u.sig.kind} {u.sig.name}: {_ops(u.sig)}")
+        w.comment(f"{u.tasks} tasks, {u.schedule}")
+        args = ", ".join([*ins, *outs, *extra, "int task", "unsigned char* smem"])
+        with w.block(f"JM_DEVICE void {u.name}({args})"):
+            u.code.emit_body(w, u.sig, u.schedule, Function(
+                pointers={v: f"p{i}" for i, v in enumerate(body.inputs)},
+                outputs=tuple(f"r{i}" for i in range(len(body.outputs))),
+                read_only=frozenset(v for v, ro in zip(body.inputs, u.read_only, strict=True)
+                                    if ro),
+                threads=self.schedule.threads,
+                workspace="workspace" if u.workspace else "",
+                arrivals="arrivals" if u.counters else ""))
+        w.line()
+
+    def _kernel(self, w: Writer) -> None:
+        s = self.schedule
+        bounds = f"__launch_bounds__({s.threads}, {s.blocks_per_sm})"
+        w.line(f'extern "C" __global__ void {bounds}')
+        with w.block(f"{self.name}(const __grid_constant__ jaxmono::Params p)"):
+            w.line("using namespace jaxmono;")
+            w.line("unsigned char* const smem = dynamic_shared();")
+            w.line("(void)smem;")
+            loops = {x.start: x for x in self.plan.loops if x.trips > 1}
+            at, first = 0, True
+            while at < len(self.plan.stages):
+                loop = loops.get(at)
+                period, trips = (loop.period, loop.trips) if loop is not None else (1, 1)
+                with _trips(w, trips):
+                    for i in range(period):
+                        rows = [self.plan.stages[at + t * period + i].groups for t in range(trips)]
+                        self._barrier(w, first, trips)
+                        first = False
+                        self._stage(w, at + i, period, rows)
+                at += period * trips
+
+    @staticmethod
+    def _barrier(w: Writer, first: bool, trips: int) -> None:
+        if not first:
+            w.line("grid_barrier(&barrier_state);")
+        elif trips > 1:
+            w.line("if (trip > 0) grid_barrier(&barrier_state);")
+
+    def _stage(self, w: Writer, number: int, period: int,
+               rows: list[tuple[Group, ...]]) -> None:
+        """One stage; ``rows``: its groups in every trip of the loop around it."""
+        calls = self._calls(number, rows)
+        total = sum(c.tasks for c in calls)
+        which = f"stage {number}" + (f" + {period} * trip" if len(rows) > 1 else "")
+        w.line()
+        w.comment(f"{which}: {', '.join(c.label for c in calls)}")
+        if not total:
+            return
+        with w.block(f"for (int t = block_id(); t < {total}; t += num_blocks())"):
+            begin = 0
+            for n, c in enumerate(calls):
+                task = f"t - {begin}" if begin else "t"
+                last = n == len(calls) - 1
+                head = "" if len(calls) == 1 else "{" if last else f"if (t < {begin + c.tasks}) {{"
+                if head:
+                    w.line(f"{'} else ' if n else ''}{head}")
+                inner = w.child() if head else Writer(parent=w)
+                if not head:
+                    inner = w
+                self._call(inner, c, task)
+                if head:
+                    w.extend(inner)
+                begin += c.tasks
+            if len(calls) > 1:
+                w.line("}")
+
+    def _calls(self, number: int, rows: list[tuple[Group, ...]]) -> list[_Call]:
+        """The groups of a stage by Sig, with the references of every call and trip."""
+        by_sig: list[dict[str, list[Group]]] = []
+        for groups in rows:
+            found: dict[str, list[Group]] = {}
+            for g in groups:
+                found.setdefault(g.sig.key, []).append(g)
+            by_sig.append(found)
+        work: dict[str, int] = {}
+        end = self.workspace_at
+        for key, groups in by_sig[0].items():
+            work[key] = end
+            end += self.units[key].workspace * len(groups)
+        calls: list[_Call] = []
+        for n, (key, groups) in enumerate(by_sig[0].items()):
+            unit = self.units[key]
+            if any(len(x.get(key, ())) != len(groups) for x in by_sig):
+                raise CodegenError(f"stage {number}: the trips of its loop differ")
+            table = [[self._reference(b) for b in (*g.params, *g.results)]
+                     for x in by_sig for g in x[key]]
+            if unit.tasks:
+                calls.append(_Call(unit, f"stage{number}_{n}", len(groups), len(rows), table,
+                                   work[key]))
+        return calls
+
+    def _call(self, w: Writer, c: _Call, task: str) -> None:
+        u = c.unit
+        varying = [i for i in range(len(c.table[0])) if len({row[i] for row in c.table}) > 1]
+        many = c.groups > 1
+        if many:
+            w.line(f"const int group = ({task}) / {u.tasks};")
+            task = f"({task}) % {u.tasks}"
+        if varying:
+            cells = ", ".join(
+                "{" + ", ".join(f"{{{row[i][0]}, {row[i][1] // _UNIT}u}}" for i in varying) + "}"
+                for row in c.table)
+            self.table_bytes += len(c.table) * len(varying) * 8
+            self.tables.append(f"TABLE_KIND Reference {c.name}[{len(c.table)}][{len(varying)}] = "
+                               f"{{{cells}}};")
+            row = "trip" if c.trips > 1 else ""
+            if many:
+                row = f"{row} * {c.groups} + group" if row else "group"
+            w.line(f"const Reference* const ref = {c.name}[{row}];")
+        args: list[str] = []
+        values = (*u.sig.body.inputs, *u.sig.body.outputs)
+        for i, v in enumerate(values):
+            t = storage(v.type.dtype)
+            t = f"const {t}" if i < len(u.sig.body.inputs) else t
+            if i in varying:
+                args.append(f"pointer<{t}>(p.buf, ref[{varying.index(i)}])")
+            else:
+                buf, offset = c.table[0][i]
+                args.append(f"pointer<{t}>(p.buf[{buf}], {offset})" if offset
+                            else f"pointer<{t}>(p.buf[{buf}])")
+        if u.workspace:
+            step = f" + (long long)group * {u.workspace}" if many else ""
+            scratch = self.inputs + self.outputs
+            args.append(f"pointer<float>(p.buf[{scratch}], {c.workspace_at}{step})")
+        if u.counters:
+            step = f" + group * {u.counters}" if many else ""
+            args.append(f"{u.name}_arrivals.count{step}")
+        w.line(f"{u.name}({', '.join([*args, task, 'smem'])});")
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The call of one Sig in one stage, for all its groups and trips.
+
+    ``table``: the references of params and results, a row per trip and group.
+    """
+
+    unit: _Unit
+    name: str
+    groups: int
+    trips: int
+    table: list[list[tuple[int, int]]]
+    workspace_at: int
+
+    @property
+    def tasks(self) -> int:
+        return self.groups * self.unit.tasks
+
+    @property
+    def label(self) -> str:
+        many = f"{self.groups} x " if self.groups > 1 else ""
+        return f"{many}{self.unit.name} ({self.unit.tasks} tasks)"
+
+
+@contextmanager
+def _trips(w: Writer, trips: int) -> Iterator[None]:
+    if trips == 1:
+        yield
+        return
+    w.directive("#pragma unroll 1")
+    with w.block(f"for (int trip = 0; trip < {trips}; ++trip)"):
+        yield
+
+
+def _ops(sig: Sig) -> str:
+    names: Mapping[str, None] = dict.fromkeys(getattr(o, "kind", o.opcode) for o in sig.body.ops)
+    return ", ".join(names)

@@ -1,0 +1,82 @@
+"""Targets: the facts of an architecture that generating and scheduling need, as data."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+
+from jaxmono.codegen.errors import CodegenError
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a kernel is generated for.
+
+    Attributes:
+      kind: "cuda" or "interpret".
+      arch: for the compiler, e.g. "sm_90a"; the host's for "interpret".
+      threads: of a block, by default.
+      shared_bytes: most dynamic shared memory of a block (opt-in).
+      bf16: has bf16 tensor-core products and conversions. cp_async: has asynchronous copies.
+    """
+
+    kind: str
+    arch: str
+    threads: int
+    shared_bytes: int
+    bf16: bool
+    cp_async: bool
+
+
+_KB = 1024
+# arch: (shared bytes of a block, bf16 and cp.async). CUDA C++ Programming Guide, "Compute
+# Capabilities"; a block may use 1 KB less than its SM has.
+_ARCHITECTURES = {
+    "sm_75": (64 * _KB, False),
+    "sm_80": (163 * _KB, True),
+    "sm_86": (99 * _KB, True),
+    "sm_87": (163 * _KB, True),
+    "sm_89": (99 * _KB, True),
+    "sm_90": (227 * _KB, True),
+    "sm_90a": (227 * _KB, True),
+    "sm_100": (227 * _KB, True),
+    "sm_100a": (227 * _KB, True),
+    "sm_103": (227 * _KB, True),
+    "sm_120": (99 * _KB, True),
+}
+
+
+def cuda_target(arch: str) -> Target:
+    """The target of an architecture name.
+
+    Raises:
+      CodegenError: for one that is not in the table.
+    """
+    if arch not in _ARCHITECTURES:
+        raise CodegenError(f"no facts about architecture {arch!r}; known: "
+                           f"{', '.join(_ARCHITECTURES)}")
+    shared, modern = _ARCHITECTURES[arch]
+    return Target("cuda", arch, 256, shared, modern, modern)
+
+
+def arch_of(major: int, minor: int) -> str:
+    """The architecture to compile for on a device of that compute capability.
+
+    The one with architecture-specific instructions where there is one; for a device that is newer
+    than the table, the newest known of its generation.
+    """
+    exact = f"sm_{major}{minor}"
+    for name in (f"{exact}a", exact):
+        if name in _ARCHITECTURES:
+            return name
+    older = [a for a in _ARCHITECTURES if a.startswith(f"sm_{major}") and a[-1] != "a"
+             and len(a) == len(exact) and a < exact]
+    if not older:
+        raise CodegenError(f"compute capability {major}.{minor} is not supported; 7.5 or newer is")
+    return older[-1]
+
+
+def interpret_target() -> Target:
+    """The SIMT emulator on the host; its blocks are small, since threads cost time there."""
+    return Target("interpret", f"{platform.machine()}-{platform.system().lower()}", 128,
+                  227 * _KB, True, True)
