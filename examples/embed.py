@@ -30,6 +30,8 @@ try:
     from examples.models import minilm
     from examples.xla_kernels import count_kernels, described
 except ModuleNotFoundError as missing:
+    if __name__ != "__main__" or "." in (missing.name or ""):
+        raise
     sys.stderr.write(f"embed.py: the Python package {missing.name} is not installed. `make demo` "
                      f"installs all that is needed; by hand: pip install 'jaxmono[demo]'\n")
     sys.exit(2)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from jaxmono import _dump, _logging
 from jaxmono._config import Config
 from jaxmono._device import Facts
-from jaxmono._key import cache_key
+from jaxmono._key import cache_key, compiler_version
+from jaxmono.codegen import generate
 from jaxmono.codegen.program import Program
 from jaxmono.custom_call import cache
 from jaxmono.fusion import make_plan
@@ -20,13 +20,6 @@ from jaxmono.hlo.passes import simplify
 from jaxmono.hlo.verify import verify
 
 _log = _logging.get("driver")
-
-
-def generate(*args: Any) -> Program:
-    """Deferred: importing jaxmono shall not import the generator and its compilers."""
-    from jaxmono.codegen import generate as run
-
-    return run(*args)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +76,8 @@ def build(job: Job, config: Config, *, plan_only: bool) -> Built:
     with phase("simplify"):
         graph = simplify(job.graph)
         verify(graph)
-        key = cache_key(graph, job.facts, name=job.name, mode=job.mode)
+        compiler = "" if plan_only else compiler_version(job.facts.target)
+        key = cache_key(graph, job.facts, name=job.name, mode=job.mode, compiler=compiler)
     if plan_only:
         planned = Built(job, key, graph, None, phases, cached=False)
         _ = planned.plan  # a plan that cannot be made is a refusal, so it has to be tried now

@@ -17,7 +17,7 @@ from functools import cached_property
 from jaxmono import _collect, _config, _dump, _logging, _measure
 from jaxmono._build import Built, Job, build
 from jaxmono._device import Facts, facts_for
-from jaxmono._errors import UnsupportedError, warn
+from jaxmono._errors import CompileError, JaxmonoError, UnsupportedError, warn
 from jaxmono._explain import KernelReport, Refusal, Report
 from jaxmono.custom_call.compiler import CompileResult, Region, set_compiler
 from jaxmono.custom_call.options import Options
@@ -33,7 +33,7 @@ class Outcome:
     """What the lowering of one call site made: for `Lowered`, `Compiled` and `explain`.
 
     Attributes:
-      name: of the function.
+      symbol: the function in its module; ``name``: as the user knows it.
       built: one per kernel, in program order.
       taken: the live ops of each kernel.
       refused: the ops that XLA runs.
@@ -41,6 +41,7 @@ class Outcome:
       note: why XLA runs the whole function, or "".
     """
 
+    symbol: str
     name: str
     platform: str
     options: Options
@@ -82,6 +83,10 @@ class Driver:
         """
         collector = _collect.active()
         plan_only = collector is not None and collector.plan_only
+        facts = facts_for(platform, interpret=options.interpret)
+        if not facts.here and not plan_only:
+            raise CompileError(f"this process has no GPU to compile {platform} kernels for; lower "
+                               f"the program where such a GPU is")
         outcome, regions = _run(imported, options, platform, plan_only=plan_only)
         if collector is not None:
             collector.outcomes.append(outcome)
@@ -95,9 +100,17 @@ class Driver:
         """Records why a function stays with XLA as a whole, with the plan it would have had."""
         _log.info("XLA runs the whole function on %s: %s", platform, note)
         collector = _collect.active()
-        if collector is not None:
+        if collector is None:
+            return
+        try:
             outcome, _ = _run(imported(), options, platform, plan_only=True, note=note)
-            collector.outcomes.append(outcome)
+        except JaxmonoError as error:  # a report must not stop a program that XLA can run
+            _log.debug("no report on a function: %s", error, exc_info=error)
+            collector.notes.append(note)
+            return
+        # A function whose kernels were made and then could not be loaded is told of twice.
+        collector.outcomes[:] = [o for o in collector.outcomes if o.symbol != outcome.symbol]
+        collector.outcomes.append(outcome)
 
 
 def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool,
@@ -139,7 +152,7 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
             continue
         taken.append(mine)
         regions.append(Region(region.op_indices, region.inputs, region.outputs))
-    outcome = Outcome(name, platform, options, facts, tuple(built), tuple(taken),
+    outcome = Outcome(graph.name, name, platform, options, facts, tuple(built), tuple(taken),
                       tuple(refused), tuple(live), note)
     _log.info("%s: %d kernels (%d cached), %d ops left to XLA, %.3f s", name, len(built),
               sum(b.cached for b in built), len(refused), time.perf_counter() - start)

@@ -11,6 +11,9 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 
 from jaxmono._device import Facts
+from jaxmono.codegen.host_compiler import host_compiler_version
+from jaxmono.codegen.nvrtc import nvrtc_version
+from jaxmono.codegen.target import Target
 from jaxmono.hlo.fingerprint import fingerprint
 from jaxmono.hlo.ir import Graph
 
@@ -34,23 +37,33 @@ def _sources(folder: Traversable, path: str) -> Iterable[tuple[str, bytes]]:
         name = f"{path}/{entry.name}"
         if entry.is_dir():
             yield from _sources(entry, name)
-        elif entry.name.endswith((".py", ".cuh", ".h", ".hpp", ".cpp")):
+        elif entry.name.endswith((".py", ".cuh", ".h", ".cc")):
             yield name, entry.read_bytes()
 
 
-def cache_key(graph: Graph, facts: Facts, *, name: str, mode: str) -> str:
+def compiler_version(target: Target) -> str:
+    """Version and flags of the compiler for a target.
+
+    Raises:
+      CompileError: there is none.
+    """
+    return nvrtc_version() if target.kind == "cuda" else host_compiler_version()
+
+
+def cache_key(graph: Graph, facts: Facts, *, name: str, mode: str, compiler: str) -> str:
     """The key of the kernel for a simplified Graph: 64 hex digits.
 
     Args:
       graph: counts by `fingerprint`.
-      facts: the target's architecture, what makes its binaries, and every device fact that
-        planning uses, SM count among them.
+      facts: the target's architecture and every device fact that planning uses, SM count among
+        them.
       name: of the kernel, which profilers show.
       mode: of `jaxmono.jit`.
+      compiler: `compiler_version` of what makes the binary.
     """
     fields = {
-        "graph": fingerprint(graph), "name": name, "mode": mode, "arch": facts.arch,
-        "compiler": facts.compiler, "device": asdict(facts.device),
+        "graph": fingerprint(graph), "name": name, "mode": mode, "target": asdict(facts.target),
+        "compiler": compiler, "device": asdict(facts.device),
         "generator": generator_version(),
     }
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

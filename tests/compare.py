@@ -68,6 +68,9 @@ def compare(actual: Sequence[Any], expected: Sequence[Any], reference64: Sequenc
         if a.dtype != e.dtype or a.shape != e.shape:
             raise Mismatch(f"{at}{a.dtype}{list(a.shape)}, expected {e.dtype}{list(e.shape)}")
         if not is_float(e.dtype):
+            if rounded is not None and not np.array_equal(e, rounded[i]):
+                raise Mismatch(f"{at}the references disagree. "
+                               + _difference(np.asarray(rounded[i]), e, rounded[i] != e))
             if not np.array_equal(a, e):
                 raise Mismatch(at + _difference(a, e, a != e))
             continue

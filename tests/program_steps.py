@@ -320,13 +320,13 @@ def _index(w: Writer, shape: tuple[int, ...], n: int) -> Val:
 
 @step
 def dynamic_slice(w: Writer) -> Val | None:
-    x = w.pick(lambda v: len(v.shape) > 0 and v.size > 0)
+    x = w.pick(lambda v: len(v.shape) > 0 and v.size > 0 and not v.clamped)
     if x is None:
         return None
     shape = [w.rng.randint(1, n) for n in x.shape]
     starts = [w.argument((), "s32", low=-2, high=n + 2) for n in x.shape]
     return w.emit(f"lax.dynamic_slice({x.name}, ({', '.join(s.name for s in starts)},), "
-                  f"{tuple(shape)})", [x], shape=shape, exact=True)
+                  f"{tuple(shape)})", [x], shape=shape, exact=True, clamped=True)
 
 
 @step
@@ -337,12 +337,13 @@ def dynamic_update_slice(w: Writer) -> Val | None:
     update = w.argument([w.rng.randint(1, n) for n in x.shape], x.dtype)
     starts = [w.argument((), "s32", low=-2, high=n + 2) for n in x.shape]
     return w.emit(f"lax.dynamic_update_slice({x.name}, {update.name}, "
-                  f"({', '.join(s.name for s in starts)},))", [x, update], exact=True)
+                  f"({', '.join(s.name for s in starts)},))", [x, update], exact=True,
+                  clamped=True)
 
 
 @step
 def gather(w: Writer) -> Val | None:
-    x = w.pick(lambda v: len(v.shape) > 0 and v.size > 0)
+    x = w.pick(lambda v: len(v.shape) > 0 and v.size > 0 and not v.clamped)
     if x is None:
         return None
     at = w.rng.randrange(len(x.shape))

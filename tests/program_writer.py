@@ -42,6 +42,9 @@ class Val:
     bound: float = 1.0
     exact: bool = True
     eps: float = 0.0
+    clamped: bool = False
+    """A dynamic slice out of range is before it. XLA (JAX 0.11) merges such a slice with the
+    next by adding the start indices unclamped, and is wrong; no step asks for that."""
 
     @property
     def size(self) -> int:
@@ -128,7 +131,7 @@ class Writer:
 
     def emit(self, expression: str, sources: Iterable[Val], *,
              shape: Sequence[int] | None = None, dtype: str | None = None,
-             bound: float | None = None, exact: bool = False) -> Val:
+             bound: float | None = None, exact: bool = False, clamped: bool = False) -> Val:
         """Writes ``name = expression``.
 
         Args:
@@ -138,6 +141,7 @@ class Writer:
           dtype: of the result.
           bound: on the magnitude of finite elements; by default the sources' largest.
           exact: the result is exact if the sources are.
+          clamped: a start index may be out of range.
         """
         sources = list(sources)
         dtype = dtype or sources[0].dtype
@@ -150,6 +154,6 @@ class Writer:
         name = f"v{len(self.values)}"
         self.lines.append(f"    {name} = {expression}")
         out = Val(name, tuple(sources[0].shape if shape is None else shape), dtype, bound,
-                  is_exact, eps)
+                  is_exact, eps, clamped or any(v.clamped for v in sources))
         self.values.append(out)
         return out

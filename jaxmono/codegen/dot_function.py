@@ -10,13 +10,11 @@ from jaxmono.codegen.dot import (
     emit_epilogue,
     emit_loader,
     epilogue_lanes,
-    row_demands,
-    store_offset,
 )
-from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
-from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
+from jaxmono.codegen.emit import c_type
+from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.indexing import Index, Var
+from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.plan import Store
 from jaxmono.hlo.ir import Value
 
@@ -87,9 +85,12 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     else:
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only)
     w.line("syncthreads();  // the previous task is done with shared memory")
+    panel = Panel.of(code) if form.row_prologue else None
+    if panel is not None:
+        panel.emit_fetch(w, pointers, names, threads)
     w.line("G::prologue(smem, m0, n0, k0, k_tiles, load_a, load_b);")
-    if form.row_prologue:
-        _panel(w, code, pointers, outputs, read_only, names, threads)
+    if panel is not None:
+        panel.emit(w, pointers, outputs, read_only, names, threads)
     w.line("G::mainloop(smem, m0, n0, k0, k_tiles, load_a, load_b);")
     stores = _tile_stores(code)
     bm, row0 = str(s.bm), ""
@@ -145,49 +146,6 @@ def _simt(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequ
                   read="G::read({acc}, smem, {r}, {c})", accumulator=acc, row0="",
                   pointers=pointers, outputs=outputs, names=names, read_only=read_only,
                   threads=threads)
-
-
-def _panel(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
-           read_only: Sequence[Value], names: Mapping[Var, str], threads: int) -> None:
-    """Each warp computes whole rows of the left operand into the panel.
-
-    Outputs over (batch, m, k), a normalised value that others read too, are written by the tiles
-    of column 0 only.
-    """
-    form, s, body = code.form, code.s, code.sig.body
-    assert code.element is not None
-    t, k = c_type(code.element), form.k
-    stores = [x for x in form.stores if k in x.over]
-    roots = [RowOutput(form.dot.lhs, form.lhs_index)]
-    roots += [RowOutput(body.outputs[x.result], x.index) for x in stores]
-    sinks = [(Index.of(k), code.element.itemsize)]
-    sinks += [(store_offset(body, x), body.outputs[x.result].type.dtype.itemsize) for x in stores]
-    lanes = vector_width(body, [(r.value, r.index) for r in roots], sinks, k,
-                         reduction=lambda op, at: row_demands(op, at, k),
-                         limit=16 // code.element.itemsize)
-    warps = threads // 32
-    padded = code.k_tiles * s.bk
-    w.directive("#pragma unroll 2")
-    with w.block(f"for (int r = warp_id(); r < {s.bm}; r += {warps})"):
-        w.line("const int m = m0 + r;")
-        w.line(f"if (m >= {form.m.size}) continue;  // rows of the tile that are never stored")
-        em = BodyEmitter(w, body, pointers, lane=k, lanes=lanes,
-                         var_names={**names, form.m: "m"}, read_only=read_only)
-
-        def sink(i: int, x: Emitted) -> None:
-            if i == 0:
-                to = f"G::TileA::at(smem, r, {em.code(Index.of(k))})"
-                em.w.line(f"store<{t}{f', {lanes}' if lanes > 1 else ''}>({to}, {x});")
-                return
-            out = body.outputs[stores[i - 1].result]
-            with em.w.block("if (n0 == 0)"):
-                em.store(outputs[stores[i - 1].result], store_offset(body, stores[i - 1]), x,
-                         out.type.dtype)
-
-        emit_row_chain(em, k, roots, sink)
-        if padded > k.size:
-            w.line(f"for (int c = {k.size} + lane_id(); c < {padded}; c += 32) "
-                   f"*G::TileA::at(smem, r, c) = convert<{t}>(0.0f);")
 
 
 def _cpp(x: bool) -> str:

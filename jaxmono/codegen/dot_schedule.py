@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass
 
 from jaxmono.fusion.plan import Device
+from jaxmono.fusion.support import plain_algorithm
 from jaxmono.hlo.types import DType
 
 # Per SM, per microsecond. The measured times of 40 tiles are within 15 % of this model.
@@ -51,7 +52,7 @@ def mma_type(lhs: DType, rhs: DType, precision: tuple[str, str], algorithm: str)
 
     f32 at DEFAULT precision runs as tf32, as XLA does on these GPUs; HIGH and HIGHEST run in f32.
     """
-    if lhs != rhs or algorithm:
+    if lhs != rhs or not plain_algorithm(algorithm, lhs):
         return None
     if lhs in (DType.BF16, DType.F16):
         return lhs

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from pathlib import Path
+from collections.abc import Hashable
 
 from jaxmono.codegen import contractions, loop, row  # noqa: F401  (they register their kinds)
 from jaxmono.codegen.compile import compile_kernel
@@ -13,20 +15,27 @@ from jaxmono.codegen.program import Program
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Request, code_for
 from jaxmono.codegen.target import Target
-from jaxmono.fusion.plan import Device, Plan
+from jaxmono.fusion.plan import Device, DotForm, Plan, Sig
 from jaxmono.fusion.text import plan_to_text
 
 
 def default_schedule(plan: Plan, target: Target, device: Device) -> KernelSchedule:
     """The analytic choice for every Sig: no measurement, deterministic."""
-    siblings: Counter[str] = Counter()
+    siblings: dict[str, int] = {}
     for stage in plan.stages:
-        for key, n in Counter(g.sig.key for g in stage.groups).items():
-            siblings[key] = max(siblings[key], n)
+        shapes = Counter(_shape(g.sig) for g in stage.groups)
+        for g in stage.groups:
+            siblings[g.sig.key] = max(siblings.get(g.sig.key, 0), shapes[_shape(g.sig)])
     shared = min(target.shared_bytes, device.shared_bytes)
-    sigs = {s.key: code_for(s).choose(s, Request(device, target.threads, shared, siblings[s.key]))
-            for s in plan.sigs}
+    sigs = {s.key: code_for(s).choose(
+        s, Request(device, target.threads, shared, siblings[s.key])) for s in plan.sigs}
     return KernelSchedule(threads=target.threads, blocks_per_sm=1, sigs=sigs)
+
+
+def _shape(sig: Sig) -> Hashable:
+    """Groups of equal shape share the SMs of a stage, whatever their prologues and epilogues."""
+    f = sig.form
+    return (f.batch, f.m, f.n, f.k) if isinstance(f, DotForm) else sig.key
 
 
 def emit(plan: Plan, target: Target, device: Device, name: str,
@@ -37,13 +46,14 @@ def emit(plan: Plan, target: Target, device: Device, name: str,
 
 
 def generate(plan: Plan, target: Target, device: Device, name: str,
-             schedule: KernelSchedule | None = None) -> Program:
+             schedule: KernelSchedule | None = None, *, cache_dir: Path | None = None) -> Program:
     """Generates and compiles the kernel of a plan.
 
     Args:
       plan: verified. target: what to compile for. device: the facts that scheduling uses.
       name: of the kernel in profilers; made a C identifier.
       schedule: by default `default_schedule`.
+      cache_dir: where the emulator's own object file is kept between processes.
 
     Raises:
       CodegenError: the plan holds something without code.
@@ -57,7 +67,7 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
     pointers = len(inputs) + len(outputs) + (kernel.scratch_bytes > 0)
     binary, source, resources = compile_kernel(
         kernel.source, target, identifier(name), pointers=pointers, threads=chosen.threads,
-        shared_bytes=kernel.shared_bytes)
+        shared_bytes=kernel.shared_bytes, cache_dir=cache_dir)
     return Program(
         name=identifier(name), target=target.kind, arch=target.arch, source=source, binary=binary,
         threads=chosen.threads, blocks_per_sm=chosen.blocks_per_sm, max_blocks=kernel.max_blocks,

@@ -25,7 +25,11 @@ from jaxmono.codegen.sig_code import Function, SigCode, code_for
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
 
-INCLUDES = ("attention", "gemm", "gemm_simt", "kernel", "reduce", "split_k", "vec")
+_INCLUDES = {
+    "loop": (), "row": ("reduce",), "dot": ("gemm", "gemm_simt", "reduce", "split_k"),
+    "attention": ("attention", "reduce"),
+}
+"""Device headers that a kind of Sig needs besides kernel and vec."""
 _UNIT = 256
 """Scratch offsets are counted in these bytes in reference tables."""
 _CONSTANT_BYTES = 32 * 1024
@@ -156,7 +160,8 @@ class _Assembly:
         self._kernel(kernel)
         w = self.w
         w.comment(header)
-        w.lines += [f'#include "jaxmono/{x}.cuh"' for x in INCLUDES]
+        headers = {"kernel", "vec"}.union(*(_INCLUDES[u.sig.kind] for u in self.units.values()))
+        w.lines += [f'#include "jaxmono/{x}.cuh"' for x in sorted(headers)]
         pointers = self.inputs + self.outputs + (self.scratch_bytes > 0)
         w.lines += ["", "namespace jaxmono {", "",
                     f"struct Params {{ void* buf[{max(pointers, 1)}]; }};", ""]
@@ -164,7 +169,9 @@ class _Assembly:
             w.lines += [*declared.splitlines(), ""]
         kind = "JM_CONSTANT" if self.table_bytes <= _CONSTANT_BYTES else "JM_TABLE"
         w.lines += [t.replace("TABLE_KIND", kind, 1) for t in self.tables]
-        w.lines += ["JM_STATE GridBarrier barrier_state;", "", *functions.lines,
+        if self.plan.barriers:
+            w.lines += ["JM_STATE GridBarrier barrier_state;", ""]
+        w.lines += [*functions.lines,
                     "}  // namespace jaxmono", "", *kernel.lines]
         shared = max((u.code.shared_bytes(u.sig, u.schedule, self.schedule.threads)
                       for u in self.units.values()), default=0)

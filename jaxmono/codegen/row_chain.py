@@ -115,7 +115,9 @@ class _RowChain:
         for o in self.outputs:
             self._order((o.value, o.index))
         self.sweeps = max(self.level.values(), default=0)
-        self.kept = self._kept(keep_words)
+        self.kept: dict[Key, int] = {}
+        self.early: list[Key] = []
+        self._plan_registers(keep_words)
         self.arrays: dict[Key, tuple[str, Emitted]] = {}
 
     # ---- analysis ------------------------------------------------------------------------------
@@ -134,6 +136,8 @@ class _RowChain:
     def _operands(self, op: ops.Reduce, index: IndexMap) -> list[Key]:
         """What one column contributes to a reduce."""
         shape = [op.args[0].type.dims[d] for d in sorted(op.dimensions)]
+        if math.prod(shape) == self.col.size == 0:
+            return []
         if math.prod(shape) != self.col.size:
             raise refuse(op, f"it reduces {shape}, not the {self.col.size} columns of its row")
         if depends_on(index, self.col_vars):
@@ -147,7 +151,7 @@ class _RowChain:
         most = 0
         for op, index in self._reduces([root]):
             if (op, index) not in self.level:
-                behind = [self._order(k) for k in self._operands(op, index)]
+                behind = [0, *(self._order(k) for k in self._operands(op, index))]
                 behind += [self._order((v, ())) for v in op.inits]
                 self.level[op, index] = 1 + max(behind)
             most = max(most, self.level[op, index])
@@ -163,24 +167,50 @@ class _RowChain:
     def _varies(self, n: Node) -> bool:
         return depends_on(n.index, self.col_vars)
 
-    def _kept(self, budget: int) -> dict[Key, int]:
-        """(value, index) that are computed in one sweep and used in a later one -> that sweep."""
+    def _plan_registers(self, budget: int) -> None:
+        """Decides what of a row stays in registers: all that sweeps share, or nothing.
+
+        With room left, what only later sweeps read is read in the first one too (a scale, a
+        residual): nothing then waits for memory behind the first combination.
+        """
         made: dict[Key, int] = {}
         kept: dict[Key, int] = {}
-        for sweep in range(1, self.sweeps + 2):
-            def reached(value: Value, index: IndexMap) -> bool:
-                if (value, index) in made and self._costly((value, index)):
-                    kept.setdefault((value, index), made[value, index])
-                    return True
-                return False
 
-            roots = self._roots(sweep)
-            new = [(n.value, n.index) for n in self._walk(roots, reached)
-                   if self._varies(n)]
-            for k in new:
-                made.setdefault(k, sweep)
-        words = sum(-(-v.type.dtype.itemsize // 4) for v, _ in kept) * self.fragments * self.em.lanes
-        return kept if words <= budget else {}
+        def reached(value: Value, index: IndexMap) -> bool:
+            key = (value, index)
+            if key in made and self._costly(key):
+                kept.setdefault(key, made[key])
+                return True
+            return False
+
+        for sweep in range(1, self.sweeps + 2):
+            new = [n for n in self._walk(self._roots(sweep), reached) if self._varies(n)]
+            for n in new:
+                made.setdefault((n.value, n.index), sweep)
+        left = budget - sum(map(self._words, kept))
+        if left < 0:
+            return
+        self.kept = kept
+        for sweep in range(2, self.sweeps + 2):
+            for key in self._plain_loads(self._roots(sweep)):
+                if key not in kept and made[key] == sweep and self._words(key) <= left:
+                    left -= self._words(key)
+                    self.kept[key] = 1
+                    self.early.append(key)
+
+    def _words(self, key: Key) -> int:
+        return -(-key[0].type.dtype.itemsize // 4) * self.fragments * self.em.lanes
+
+    def _plain_loads(self, roots: Sequence[Key]) -> list[Key]:
+        """Buffer elements per column that are read whatever the guards on the way say."""
+        guarded: set[Key] = set()
+        out: list[Key] = []
+        for n in self._walk(roots, lambda v, i: (v, i) in self.kept):
+            if n.guards:
+                guarded.update((m.value, m.index) for m in self._walk([(n.value, n.index)]))
+            if n.value in self.em.params and self._varies(n):
+                out.append((n.value, n.index))
+        return [k for k in out if k not in guarded]
 
     def _costly(self, key: Key) -> bool:
         """Whether computing the value again would read memory once per column."""
@@ -195,7 +225,7 @@ class _RowChain:
             if o.per_row:
                 self.sink(i, self.em.emit(o.value, o.index))
         columns = [(i, o) for i, o in enumerate(self.outputs) if not o.per_row]
-        if columns:
+        if columns and self.col.size:
             self._row_values(self.sweeps + 1)
             self.em.w.comment("outputs")
             with self._columns(self.sweeps + 1):
@@ -220,12 +250,20 @@ class _RowChain:
                       f"{op.body.ops[0].opcode if not op.body.ops else _label(op)}  {op.loc}")
             em.w.line(f"reset<{reducer.name}>({acc});")
             reducers.append((reducer, acc))
+        if self.col.size:
+            self._accumulate(sweep, todo, reducers)
+        for (op, index), (reducer, acc), init in zip(todo, reducers, starts, strict=True):
+            self._finish(op, index, reducer, acc, init)
+
+    def _accumulate(self, sweep: int, todo: list[tuple[ops.Reduce, IndexMap]],
+                    reducers: list[tuple[Reducer, str]]) -> None:
+        em = self.em
         with self._columns(sweep):
+            for key in self.early if sweep == 1 else ():
+                em.emit(*key)
             for (op, index), (reducer, acc) in zip(todo, reducers, strict=True):
                 xs = [em.emit(*k).name for k in self._operands(op, index)]
                 em.w.line(f"accumulate<{reducer.name}>({acc}, {', '.join(xs)});")
-        for (op, index), (reducer, acc), init in zip(todo, reducers, starts, strict=True):
-            self._finish(op, index, reducer, acc, init)
 
     def _finish(self, op: ops.Reduce, index: IndexMap, reducer: Reducer, acc: str,
                 init: list[Emitted]) -> None:
@@ -255,6 +293,8 @@ class _RowChain:
         """Emits, before a column loop, what the loop uses and is the same for all columns."""
         em = self.em
         guarded: set[Key] = set()
+        if self.col.size == 0:
+            return
         for n in self._walk(self._roots(sweep), lambda v, i: (
                 (v, i) in self.arrays or em.known(v, i) is not None)):
             key = (n.value, n.index)

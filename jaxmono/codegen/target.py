@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass
 
 from jaxmono.codegen.errors import CodegenError
+from jaxmono.codegen.host_compiler import host_arch
 
 
 @dataclass(frozen=True)
@@ -78,5 +78,5 @@ def arch_of(major: int, minor: int) -> str:
 
 def interpret_target() -> Target:
     """The SIMT emulator on the host; its blocks are small, since threads cost time there."""
-    return Target("interpret", f"{platform.machine()}-{platform.system().lower()}", 128,
+    return Target("interpret", host_arch(), 128,
                   227 * _KB, True, True)

@@ -137,3 +137,5 @@ def _replace_body(ctx: LoweringRuleContext, function: ir.Operation, options: Opt
         warn(f"jaxmono: {name} could not be made into kernels ({type(error).__name__}: {error}); "
              f"XLA runs it, with the same results. JAXMONO_LOGS=debug shows where it failed; "
              f"on_unsupported='error' raises")
+        if not note:
+            compiler.observe(imported, options, platform, f"its kernels could not be used: {error}")

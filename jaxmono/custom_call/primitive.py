@@ -38,8 +38,6 @@ def mono_call(closed: jex.ClosedJaxpr, operands: Sequence[Any], *, options: Opti
     Returns:
       The results, flat.
     """
-    if not closed.out_avals:
-        return []
     hoisted, consts = _compat.hoist_constants(closed)
     word = re.sub(r"\W+", "_", name, flags=re.ASCII).strip("_") or "fun"
     return mono_call_p.bind(*consts, *operands, call_jaxpr=hoisted, options=options, name=word)

@@ -7,13 +7,19 @@ that probability [b, m, n] needs lies in row (b, m), the three become one draft.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from jaxmono.fusion.dots import dot_dims, operand_index, result_index
-from jaxmono.fusion.draft import ANCHORS, MATRIX_DTYPES, Draft, State
+from jaxmono.fusion.draft import ANCHORS, Draft, State
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.rows import reduced_shape
-from jaxmono.fusion.support import MAX_ATTENTION_KEYS, MAX_ATTENTION_WIDTH
+from jaxmono.fusion.support import (
+    MAX_ATTENTION_KEYS,
+    MAX_ATTENTION_WIDTH,
+    attention_bytes,
+    matrix_dtype,
+)
 from jaxmono.fusion.walk import Walk
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -51,7 +57,8 @@ def place_attention(state: State, second: ops.DotGeneral) -> Draft | None:
             inside = _closed(state, chain, scores, second)
             if inside is None or not isinstance(scores.anchor, ops.DotGeneral):
                 continue
-            if any(_uses(state, value, o) for o in inside):
+            if state.graph.producer.get(value) in inside \
+                    or not _fits(state, scores.anchor, second, side):
                 continue
             if prove(state.graph, scores.anchor, second, side, set(inside)) is None:
                 continue
@@ -99,18 +106,19 @@ def _closed(state: State, chain: Draft, scores: Draft, second: ops.DotGeneral) -
     return sorted(inside, key=order.__getitem__)
 
 
-def _uses(state: State, value: Value, op: Op) -> bool:
-    return any(r is value for r in op.results) or state.graph.producer.get(value) is op
+def _fits(state: State, first: ops.DotGeneral, second: ops.DotGeneral, side: str) -> bool:
+    _, _, n, k, v = attention_vars(first, second, side)
+    t = matrix_dtype(first)
+    return (t is not None and t is matrix_dtype(second)
+            and 2 <= n.size <= MAX_ATTENTION_KEYS
+            and min(k.size, v.size) > 0 and max(k.size, v.size) <= MAX_ATTENTION_WIDTH
+            and attention_bytes(n.size, k.size, v.size, t.itemsize) <= state.device.shared_bytes)
 
 
 def prove(graph: Graph, first: ops.DotGeneral, second: ops.DotGeneral, side: str,
           inside: set[Op]) -> Proof | None:
     """Shows that row (b, m) of the probabilities needs row (b, m) of the scores only."""
-    b, m, n, k, v = attention_vars(first, second, side)
-    if n.size > MAX_ATTENTION_KEYS or max(k.size, v.size) > MAX_ATTENTION_WIDTH or n.size < 2:
-        return None
-    if any(x.type.dtype not in MATRIX_DTYPES for x in (*first.inputs, *second.inputs)):
-        return None
+    b, m, n, _, _ = attention_vars(first, second, side)
     probs = second.lhs if side == "lhs" else second.rhs
     index = operand_index(second, side, Index.of(b), Index.of(m), Index.of(n))
     ok = True
@@ -118,10 +126,7 @@ def prove(graph: Graph, first: ops.DotGeneral, second: ops.DotGeneral, side: str
     def cols(op: ops.Reduce) -> IndexMap:
         nonlocal ok
         shape = reduced_shape(op)
-        size = 1
-        for d in shape:
-            size *= d
-        ok = ok and size == n.size
+        ok = ok and math.prod(shape) == n.size
         return delinearize(Index.of(n), shape)
 
     walk = Walk(graph, lambda o: o in inside and o is not first, cols)

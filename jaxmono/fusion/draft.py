@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 
 from jaxmono.fusion.demand import demands, start_index
 from jaxmono.fusion.indexing import Div, Dyn, Index, IndexMap, Var, delinearize, linearize
+from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
-from jaxmono.hlo.types import DType
 
 JOINABLE = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.ReducePrecision,
             ops.Reshape, ops.Transpose, ops.BroadcastInDim)
 ANCHORS = (ops.DotGeneral, ops.Reduce)
-MATRIX_DTYPES = (DType.F32, DType.BF16, DType.F16)
 
 
 @dataclass(eq=False)
@@ -77,6 +76,7 @@ class State:
     """
 
     graph: Graph
+    device: Device
     owner: dict[Op, Draft] = field(default_factory=dict)
     pot: dict[Value, int] = field(default_factory=dict)
     drafts: list[Draft] = field(default_factory=list)

@@ -14,9 +14,10 @@ import math
 from jaxmono.fusion import cost
 from jaxmono.fusion.bodies import prologue_walk
 from jaxmono.fusion.dots import dot_dims, dot_vars
-from jaxmono.fusion.draft import ANCHORS, MATRIX_DTYPES, Draft, State
+from jaxmono.fusion.draft import ANCHORS, Draft, State
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.rows import reduced_shape
+from jaxmono.fusion.support import matrix_dtype
 from jaxmono.fusion.trim import escapes
 from jaxmono.fusion.walk import leaves
 from jaxmono.hlo import ops
@@ -38,24 +39,24 @@ MAX_WEIGHT = 160
 """Lane operations for one element, row values counted as elements."""
 
 
-def fold(state: State, device: Device) -> None:
+def fold(state: State) -> None:
     """Folds row drafts into the contractions behind them where that saves a stage."""
     for chain in [d for d in state.drafts if d.kind == "row"]:
         if chain.anchor in state.banned:
             continue
-        hosts = _hosts(state, chain, device)
+        hosts = _hosts(state, chain)
         if hosts:
             _try(state, chain, hosts)
 
 
-def _hosts(state: State, chain: Draft, device: Device) -> list[Draft]:
+def _hosts(state: State, chain: Draft) -> list[Draft]:
     """Dot drafts that could take the chain in as their left operand."""
     out: list[Draft] = []
     for d in state.drafts:
         dot = d.anchor
         if d.kind != "dot" or d.folded or not isinstance(dot, ops.DotGeneral):
             continue
-        if chain.pot < d.pot and _fits(dot, device) and _provable(state, chain, d, dot):
+        if chain.pot < d.pot and _fits(dot, state.device) and _provable(state, chain, d, dot):
             out.append(d)
     return out
 
@@ -64,8 +65,7 @@ def _fits(dot: ops.DotGeneral, device: Device) -> bool:
     dims = dot_dims(dot)
     rows = dims.batch * dims.m
     panel = dims.k * dot.lhs.type.dtype.itemsize
-    return (dot.lhs.type.dtype in MATRIX_DTYPES and dot.rhs.type.dtype in MATRIX_DTYPES
-            and 0 < rows <= MAX_ROWS and dims.k > 1
+    return (matrix_dtype(dot) is not None and 0 < rows <= MAX_ROWS and dims.k > 1
             and panel * TILE_ROWS <= device.shared_bytes // 2 - RING_BYTES
             and panel * min(rows, TILE_ROWS) * PANEL_US_PER_BYTE <= 0.6 * device.phase_us)
 

@@ -58,12 +58,12 @@ def formulate(graph: Graph, device: Device) -> Formulation:
     """
     banned: set[Op] = set()
     for _ in range(MAX_ATTEMPTS):
-        state = State(graph, banned=set(banned))
+        state = State(graph, device, banned=set(banned))
         find_in_place(state)
         grow(state)
         trim(state)
-        fold(state, device)
-        materialise(state, device)
+        fold(state)
+        materialise(state)
         state.drafts.extend(copies(state))
         made = _finish(state)
         if isinstance(made, Formulation):
@@ -76,7 +76,7 @@ def formulate(graph: Graph, device: Device) -> Formulation:
 def _finish(state: State) -> Formulation | set[Op]:
     """The formulation, or the ops that may not grow again because it cannot be ordered."""
     stored = _outputs(state)
-    groups = [d for d in state.drafts if d.outputs]
+    groups = [d for d in state.drafts if any(v.type.size for v in d.outputs)]
     reads = {d: tuple(body_order(state, d, stored)[1]) for d in groups}
     groups, stored, reads = _needed(state, groups, stored, reads)
     if (unsafe := _read_and_updated(state, groups, stored)):

@@ -22,7 +22,8 @@ def grow(state: State) -> None:
     """Fills ``state.drafts``, ``state.owner`` and ``state.pot``."""
     for op in state.graph.ops:
         if isinstance(op, ops.DotGeneral):
-            place_attention(state, op) or start_dot(state, op)
+            if place_attention(state, op) is None:
+                start_dot(state, op)
         elif isinstance(op, ops.Reduce):
             place_reduce(state, op)
         elif not _join(state, op):

@@ -11,9 +11,8 @@ import math
 
 from jaxmono.fusion import cost
 from jaxmono.fusion.dots import dot_dims
-from jaxmono.fusion.draft import Draft, State
+from jaxmono.fusion.draft import Draft, State, forward
 from jaxmono.fusion.indexing import Index, as_map, variables
-from jaxmono.fusion.draft import forward
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
@@ -27,7 +26,7 @@ MAX_INLINE_OPS = 192
 _CAP = 1 << 40
 
 
-def materialise(state: State, device: Device) -> None:
+def materialise(state: State) -> None:
     """Makes a loop draft for every floating value that is to live in a buffer."""
     holders = _holders(state)
     outputs = state.outputs_set()
@@ -41,7 +40,7 @@ def materialise(state: State, device: Device) -> None:
                 _spread_grouped(op, d, evals, sinks)
             continue
         stored = any(r in outputs for r in op.results) or op in state.in_place or _repeats(
-            op, evals, sinks, weights, counts, device)
+            op, evals, sinks, weights, counts, state.device)
         if stored:
             made.append(_loop(state, op))
             for v in op.uses:

@@ -17,7 +17,8 @@ def dependences(groups: Sequence[Draft], reads: Mapping[Draft, Sequence[Value]],
       updates: old value of a buffer to the group that overwrites it in place; all other
         readers of the old value come first.
     """
-    writer = {v: d for d in groups for v in d.outputs}
+    # a copy of a program input "writes" what everybody can read from the input
+    writer = {v: d for d in groups for v in d.outputs if v not in reads[d]}
     before: dict[Draft, dict[Draft, None]] = {d: {} for d in groups}
     for d in groups:
         for v in reads[d]:

@@ -13,6 +13,7 @@ import dataclasses
 
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import ANCHORS
+from jaxmono.fusion.support import plain_algorithm
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.types import TensorType
@@ -26,7 +27,8 @@ def orient(graph: Graph) -> Graph:
     for o in graph.ops:
         below = max((depth.get(v, 0) for v in o.uses), default=0)
         depth.update(dict.fromkeys(o.results, below + isinstance(o, ANCHORS)))
-        if isinstance(o, ops.DotGeneral) and depth.get(o.lhs, 0) < depth.get(o.rhs, 0):
+        if isinstance(o, ops.DotGeneral) and depth.get(o.lhs, 0) < depth.get(o.rhs, 0) \
+                and plain_algorithm(o.algorithm, o.lhs.type.dtype):
             out.extend(_swapped(o))
             changed = True
         else:

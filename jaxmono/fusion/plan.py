@@ -18,7 +18,6 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import TensorType
 
-
 # ---- what one group computes -------------------------------------------------------------------
 
 

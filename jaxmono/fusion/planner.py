@@ -13,14 +13,13 @@ from jaxmono.fusion.draft import Draft
 from jaxmono.fusion.edges import sync_edges
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.formulate import Formulation, formulate
-from jaxmono.fusion.orient import orient
 from jaxmono.fusion.plan import Buffer, Device, Group, Place, Plan, Sig, Stage
+from jaxmono.fusion.prepare import prepare
 from jaxmono.fusion.roll import find_loops
 from jaxmono.fusion.stages import place
 from jaxmono.fusion.support import refusal
 from jaxmono.fusion.verify import verify
 from jaxmono.hlo.ir import Graph, Value
-from jaxmono.hlo.passes import dead_code
 from jaxmono.hlo.types import TensorType
 
 MODES = ("monolithic", "auto")
@@ -50,7 +49,7 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
             raise PlanError(f"{o.opcode} at {o.loc}: {reason}; leave it to XLA (regions.cut)")
     if graph.captures:
         raise PlanError("the graph uses values from outside; make them inputs (regions.cut)")
-    graph = orient(dead_code(graph))
+    graph = prepare(graph, device)
     form = formulate(graph, device)
     plan = _assemble(graph, device, form)
     notes = list(plan.notes)
@@ -127,7 +126,8 @@ class _Buffers:
                 alias[out] = graph.inputs.index(o.inputs[0])
         for i, v in enumerate(graph.outputs):
             b = self._add(v.type, Place.OUTPUT, index=i, alias=alias.get(i),
-                          first=stage[writer[v]], last=last_stage)
+                          first=stage[writer[v]] if v in writer else 0,
+                          last=last_stage)
             self.outputs.setdefault(v, []).append(b)
             self.of.setdefault(v, b) if v not in graph.inputs else None
         self.chain = {v: self.outputs[graph.outputs[out]][0] for v, out in chained.items()}

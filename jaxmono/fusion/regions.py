@@ -67,7 +67,7 @@ def find_regions(graph: Graph) -> tuple[tuple[Region, ...], Refusals]:
     for c in sorted(members):
         indices = members[c]
         if not _worth_launching(graph, indices):
-            reasons.update(dict.fromkeys(indices, "only moves data; nothing to launch a kernel for"))
+            reasons.update(dict.fromkeys(indices, "only moves data; not worth a kernel"))
             continue
         region = _cut(graph, indices, free)
         regions.append(region)
@@ -134,13 +134,15 @@ def _levels(rows: Sequence[int], before: dict[int, list[int]],
     number: dict[int, int] = {}
     for i in rows:
         mine = i not in reasons
+        # XLA's ops that follow no kernel can all run before the first one
         number[i] = max((number[p] + (1 if mine and p in reasons else 0) for p in before[i]),
-                        default=0)
+                        default=0 if mine else -1)
     return {i: n for i, n in number.items() if i not in reasons}
 
 
 def _worth_launching(graph: Graph, indices: Sequence[int]) -> bool:
-    return any(not is_view(graph.ops[i]) and graph.ops[i].results[0].type.is_static
+    return any(not (is_view(graph.ops[i]) or isinstance(graph.ops[i], ops.OptimizationBarrier))
+               and graph.ops[i].results[0].type.is_static
                and any(r.type.size for r in graph.ops[i].results) for i in indices)
 
 

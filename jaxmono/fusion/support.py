@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
+from jaxmono.hlo.rewrite import is_splat
 from jaxmono.hlo.types import DType
 
 MAX_ATTENTION_KEYS = 4096
-"""Longest row of scores that stays inside a block (f32 rows of a tile in shared memory)."""
+"""Longest row of scores that stays inside a block."""
 
 MAX_ATTENTION_WIDTH = 512
 """Widest head (k or v) that stays inside a block."""
+
+MAX_LITERAL_BYTES = 1 << 16
+"""Larger constants (unless one element repeats) stay buffers that XLA fills."""
+
+MATRIX_DTYPES = (DType.F32, DType.BF16, DType.F16)
 
 MAX_RANK = 16
 
@@ -29,7 +35,6 @@ REFUSED_OPS: dict[type[Op], str] = {
     ops.Case: "branches are not generated yet",
     ops.RngBitGenerator: "random bit generation is not generated yet",
     ops.CustomCall: "a custom call runs code that jaxmono cannot see",
-    ops.OptimizationBarrier: "an optimization barrier keeps its sides apart on purpose",
     ops.Unknown: "jaxmono does not know this op",
 }
 
@@ -63,9 +68,45 @@ def refusal(op: Op) -> str | None:
             return reason
     if isinstance(op, ops.BitcastConvert) and op.operand.type.rank != op.result.type.rank:
         return "a bitcast between element types of different width is not generated yet"
+    if isinstance(op, ops.Constant) and op.value.nbytes > MAX_LITERAL_BYTES \
+            and not is_splat(op.value):
+        return f"a literal of {op.value.nbytes} bytes is kept in a buffer by XLA"
     if isinstance(op, ops.Reduce):
         return _refused_reducer(op)
     return None
+
+
+def matrix_dtype(op: ops.DotGeneral) -> DType | None:
+    """The operand type with which a contraction runs on tensor cores, None if it cannot.
+
+    f32 does only where the program asks for no more than DEFAULT precision.
+    """
+    t = op.lhs.type.dtype
+    if t is not op.rhs.type.dtype or t not in MATRIX_DTYPES or not plain_algorithm(op.algorithm, t):
+        return None
+    if op.result.type.dtype is DType.F64:
+        return None
+    return None if t is DType.F32 and op.precision != ("DEFAULT", "DEFAULT") else t
+
+
+def plain_algorithm(algorithm: str, t: DType) -> bool:
+    """Whether a dot algorithm asks for what tensor cores do anyway with operands of type ``t``:
+    one product of the operands as they are, accumulated in f32. "" asks for nothing."""
+    if not algorithm:
+        return True
+    name = {DType.F32: "tf32"}.get(t, t.value)
+    wanted = (f"lhs_precision_type = {name},", f"rhs_precision_type = {name},",
+              "accumulation_type = f32,", "lhs_component_count = 1,", "rhs_component_count = 1,",
+              "num_primitive_operations = 1,")
+    return all(w in algorithm for w in wanted)
+
+
+def attention_bytes(n: int, k: int, v: int, itemsize: int) -> int:
+    """Shared memory of the smallest attention tile: 16 rows of f32 scores, their probabilities,
+    the rows' queries, and two slots of 64 keys."""
+    keys = -(-n // 64) * 64
+    rows = 16 * (max(keys, v) + 4) * 4 + 16 * (keys + 8) * itemsize
+    return rows + (16 + 2 * 64) * (max(k, v) + 24) * itemsize
 
 
 def _refused_type(v: Value) -> str | None:

@@ -291,6 +291,14 @@ def test_callbacks_and_effects_inside(kernels: OpByOp, xw: Any) -> None:
     jax.effects_barrier()
     assert len(seen) == 1
 
+    def only_noise(x: Any) -> Any:
+        jax.debug.callback(lambda v: seen.append(float(v)), x.sum())
+        return ()
+
+    assert wrap(only_noise, on_unsupported="xla")(xw[0]) == ()
+    jax.effects_barrier()
+    assert len(seen) == 2
+
 
 def test_random_bits_inside(kernels: OpByOp) -> None:
     def noise(key: Any) -> Any:

@@ -66,7 +66,7 @@ def test_missing_library_tells_how_to_build_it(monkeypatch: pytest.MonkeyPatch) 
 
 def test_probe_of_a_kernel_that_cannot_be_loaded() -> None:
     one = [TensorType((1,), DType.F32)]
-    with pytest.raises(CompileError, match="kernel mono_f.*could not be loaded"):
+    with pytest.raises(CompileError, match=r"kernel mono_f.*could not be loaded"):
         registration.probe(program("", one, one, name="mono_f", binary=b"\x7fELF"))
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from examples import embed
 from examples.latency import interleaved
 from examples.xla_kernels import count_kernels, described
@@ -39,7 +40,7 @@ def test_sentences_come_from_arguments_file_or_standard_input(
 def test_bad_sources_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(embed.BadInput, match="arguments or with --file, not both"):
         embed.read_sentences(["A."], "x")
-    with pytest.raises(embed.BadInput, match="cannot read --file=.*missing.txt: No such file"):
+    with pytest.raises(embed.BadInput, match=r"cannot read --file=.*missing\.txt: No such file"):
         embed.read_sentences([], str(tmp_path / "missing.txt"))
     empty = tmp_path / "empty.txt"
     empty.write_text("\n \n")
@@ -47,7 +48,7 @@ def test_bad_sources_say_what_to_do(tmp_path: Path) -> None:
         embed.read_sentences([], str(empty))
     binary = tmp_path / "binary"
     binary.write_bytes(b"caf\xe9")
-    with pytest.raises(embed.BadInput, match="not UTF-8 text: .* at byte 3"):
+    with pytest.raises(embed.BadInput, match=r"not UTF-8 text: .* at byte 3"):
         embed.read_sentences([], str(binary))
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from examples.embed import DEFAULT_FILE
 from examples.models import bert, minilm, opt
 

@@ -53,6 +53,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "sort nan": (lambda f: (jnp.sort(f), lax.top_k(f, 4)), (F,)),
     "sort keys": (lambda a, b: lax.sort((a, b, a * 2), num_keys=2),
                   (R.integers(0, 3, (40, 2)).astype(np.int32), rand(40, 2))),
+    "sort stable": (lambda i: (jnp.argsort(i, stable=True), jnp.argsort(-i, axis=0)),
+                    (R.integers(0, 3, (5, 33)).astype(np.int32),)),
     "argmax": (lambda x: (jnp.argmax(x, 1), jnp.argmin(x, 0)), (X,)),
     "argmax nan": (lambda f: (jnp.argmax(f), lax.argmin(f, 0, jnp.int32)), (F,)),
     "top_k": (lambda x, i: (lax.top_k(x, 3), lax.top_k(i, 2)), (X, ROWS)),

@@ -263,6 +263,11 @@ RULES: dict[str, tuple[Callable[[Builder, Value], Value], list[str]]] = {
     "square": (lambda b, x: b.elementwise("square", x), ["square"]),
     # Movement
     "transpose back": (lambda b, x: b.transpose(b.transpose(x, [1, 0]), [1, 0]), []),
+    "transpose cycles": (lambda b, x: b.transpose(b.transpose(
+        b.reshape(x, [2, 2, 8]), [1, 2, 0]), [0, 2, 1]), ["reshape", "transpose"]),
+    "broadcast of a cycle": (lambda b, x: b.broadcast_in_dim(b.transpose(
+        b.reshape(x, [2, 2, 8]), [1, 2, 0]), [2, 3, 8, 2], [0, 2, 3]),
+        ["reshape", "broadcast_in_dim"]),
     "reshape chain": (lambda b, x: b.reshape(b.reshape(b.reshape(x, [32]), [2, 16]), [4, 8]),
                       []),
     "keepdims": (lambda b, x: b.broadcast_in_dim(b.reshape(b.reduce(
@@ -285,6 +290,9 @@ RULES: dict[str, tuple[Callable[[Builder, Value], Value], list[str]]] = {
     "dot of transpose": (lambda b, x: b.dot_general(
         b.transpose(x, [1, 0]), x, batch=((), ()), contract=((1,), (0,)), dtype=F32),
         ["dot_general"]),
+    "dot of swapped free dimensions": (lambda b, x: b.dot_general(
+        b.transpose(b.reshape(x, [2, 2, 8]), [1, 0, 2]), x, batch=((), ()),
+        contract=((2,), (1,)), dtype=F32), ["reshape", "transpose", "dot_general"]),
     "transpose of dot": (lambda b, x: b.transpose(b.dot_general(
         x, b.elementwise("tanh", x), batch=((), ()), contract=((1,), (1,)), dtype=F32), [1, 0]),
         ["tanh", "dot_general"]),

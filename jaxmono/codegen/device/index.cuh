@@ -4,6 +4,17 @@
 
 namespace jaxmono {
 
+#ifdef JAXMONO_EMULATE  // built into CUDA
+template <class I>
+JM_DEVICE I min(I a, I b) {
+  return b < a ? b : a;
+}
+template <class I>
+JM_DEVICE I max(I a, I b) {
+  return a < b ? b : a;
+}
+#endif
+
 template <class T>
 struct IndexBits;
 template <>

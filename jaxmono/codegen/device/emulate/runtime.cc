@@ -1,0 +1,163 @@
+// The emulator's scheduler: fibers, collectives, barriers, deadlock detection.
+//
+// Within a warp, a lane that has to wait switches straight to the next lane; the scheduler is
+// entered only when no lane of the warp can go on. C library only: kernels link this statically.
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "emulate/grid.h"
+#include "emulate/matrix.h"
+#include "emulate/switch.h"
+
+namespace jaxmono::emulate {
+namespace {
+
+ModuleState* module_states = nullptr;
+
+bool aborted(const Grid& grid) { return __atomic_load_n(&grid.aborted, __ATOMIC_RELAXED); }
+
+// The first message wins.
+void abort_with(Grid& grid, const char* format, va_list args) {
+  pthread_mutex_lock(&grid.mutex);
+  if (!aborted(grid)) {
+    if (grid.error_bytes > 0) vsnprintf(grid.error, static_cast<size_t>(grid.error_bytes), format, args);
+    __atomic_store_n(&grid.aborted, true, __ATOMIC_RELAXED);
+  }
+  pthread_mutex_unlock(&grid.mutex);
+}
+
+// Leaves `lane`, which cannot go on, for another lane of its warp or else for the scheduler.
+void leave(Warp& w, int lane) {
+  int n = lane;
+  for (int i = 0; i < 31; ++i) {
+    n = (n + w.step) & 31;
+    if (w.state[n] == RUNNABLE) {
+      jaxmono_switch(&w.sp[lane], w.sp[n]);
+      return;
+    }
+  }
+  jaxmono_switch(&w.sp[lane], w.worker->sp);
+}
+
+void run_lane() {
+  Lane& me = self();
+  Warp& w = *me.warp;
+  const Launch& launch = *w.worker->grid->launch;
+  launch.kernel(launch.params);
+  w.state[me.lane_id] = EXITED;
+  ++me.block->exited;
+  --w.worker->live;
+  ++w.worker->events;
+  leave(w, me.lane_id);
+  abort();  // an exited lane is never resumed
+}
+
+}  // namespace
+
+void collective(void* arg, Compute* compute, const char* what) {
+  Lane& me = self();
+  Warp& w = *me.warp;
+  const int lane = me.lane_id;
+  if (w.arrived == 0) {
+    w.compute = compute;
+    w.name = what;
+  } else if (w.compute != compute) {
+    fail("the lanes of warp %d of block %d meet at different collectives: %s and, lane %d, %s",
+         w.index, me.block_id, w.name, lane, what);
+  }
+  w.args[lane] = arg;
+  if (++w.arrived < 32) {
+    w.state[lane] = IN_COLLECTIVE;
+    leave(w, lane);
+    return;
+  }
+  w.arrived = 0;
+  compute(w.args);
+  memset(w.state, RUNNABLE, sizeof w.state);
+  Worker& worker = *w.worker;
+  ++worker.events;
+  if (worker.random != 0 && draw(worker.random) % 16 == 0) {
+    w.preempted = true;
+    w.ready = true;
+    jaxmono_switch(&w.sp[lane], worker.sp);
+  }
+}
+
+void barrier(int id, int threads, const char* what) {
+  Lane& me = self();
+  Block& block = *me.block;
+  if (id < 0 || id >= BARRIERS || threads % 32 != 0 || threads > me.threads)
+    fail("%s %d of %d threads: ids are 0..15, counts multiples of 32 up to %d", what, id, threads,
+         me.threads);
+  Barrier& b = block.barriers[id];
+  if (b.arrived != 0 && b.threads != threads)
+    fail("barrier %d of block %d is asked for %d and for %d threads", id, block.index, b.threads,
+         threads);
+  b.threads = threads;
+  b.what = what;
+  ++me.warp->worker->events;
+  const uint8_t waiting = static_cast<uint8_t>(AT_BARRIER + id);
+  if (++b.arrived < threads) {
+    me.warp->state[me.lane_id] = waiting;
+    leave(*me.warp, me.lane_id);
+    return;
+  }
+  b.arrived = 0;
+  for (int i = 0; i < block.n_warps; ++i) {
+    Warp& w = block.warps[i];
+    for (int l = 0; l < 32; ++l) {
+      if (w.state[l] == waiting) w.state[l] = RUNNABLE, w.ready = true;
+    }
+  }
+  Worker& worker = *me.warp->worker;
+  if (worker.random != 0 && draw(worker.random) % 2 == 0) {
+    me.warp->preempted = true;
+    me.warp->ready = true;
+    jaxmono_switch(&me.warp->sp[me.lane_id], worker.sp);
+  }
+}
+
+void pause(const char* what) {
+  Lane& me = self();
+  Warp& w = *me.warp;
+  w.state[me.lane_id] = POLLING;
+  w.what[me.lane_id] = what;
+  ++w.polling;
+  ++w.worker->polling;
+  leave(w, me.lane_id);
+}
+
+void resumed() { ++self().warp->worker->events; }
+
+void fail(const char* format, ...) {
+  Lane& me = self();
+  Warp& w = *me.warp;
+  va_list args;
+  va_start(args, format);
+  abort_with(*w.worker->grid, format, args);
+  va_end(args);
+  jaxmono_switch(&w.sp[me.lane_id], w.worker->sp);
+  abort();  // nothing runs after an abort
+}
+
+void grow(Copies& q) {
+  const uint32_t capacity = 2 * (q.mask + 1);
+  auto* ring = static_cast<Copy*>(malloc(capacity * sizeof(Copy)));
+  if (ring == nullptr) fail("out of memory for pending cp.async");
+  for (uint32_t i = q.head; i != q.tail; ++i) ring[i & (capacity - 1)] = q.ring[i & q.mask];
+  free(q.ring);
+  q.ring = ring;
+  q.mask = capacity - 1;
+}
+
+ModuleState::ModuleState(void* data, size_t bytes) : next(module_states), data(data), bytes(bytes) {
+  module_states = this;
+}
+
+}  // namespace jaxmono::emulate
+
+#include "emulate/schedule.h"
+#include "emulate/launch.h"

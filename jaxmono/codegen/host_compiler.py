@@ -1,0 +1,163 @@
+"""Generated source to a shared object for the target ``interpret``, by the host C++ compiler.
+
+    source + emulate/emulate.h --g++--> object
+    emulate/runtime.cc         --g++--> object, once per compiler and generator version (cached)
+    both                       --link-> ELF shared object that exports jaxmono_emulate
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from jaxmono._errors import CompileError
+from jaxmono.codegen.headers import DEVICE, headers_hash
+
+_COMPILERS = ("g++", "clang++", "c++")
+# -fno-gnu-unique: otherwise the dynamic linker shares template statics between kernels.
+_FLAGS = ("-std=c++17", "-fPIC", "-pthread", "-fno-exceptions", "-fno-rtti", "-fno-math-errno",
+          "-fno-trapping-math", "-fno-strict-aliasing", "-fvisibility=hidden", "-w", "-pipe")
+_KERNEL_FLAGS = ("-O1", "-include", "emulate/emulate.h")
+_RUNTIME_FLAGS = ("-O3",)
+_X86_64_V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
+
+
+class MissingCompilerError(CompileError):
+    """There is no C++ compiler on this machine, or $CXX does not name one."""
+
+
+class HostCompileError(CompileError):
+    """The host compiler refused a generated kernel; a fault of jaxmono."""
+
+
+def compile_host(source: str, *, cache_dir: Path | None = None) -> tuple[bytes, float]:
+    """Compiles a self-contained source (`headers.bundle`) to an ELF shared object.
+
+    The source ends with ``JAXMONO_EMULATE_MAIN(...)``; see device/emulate/emulate.h.
+
+    Args:
+      cache_dir: where the compiled emulator runtime is kept between processes; without it, each
+        process compiles it once.
+
+    Returns:
+      The shared object, and the seconds it took.
+
+    Raises:
+      MissingCompilerError: no compiler.
+      HostCompileError: the compiler's first messages.
+    """
+    start = time.perf_counter()
+    command = _compiler()
+    with tempfile.TemporaryDirectory(prefix="jaxmono-") as folder:
+        work = Path(folder)
+        runtime = _runtime(command, cache_dir)
+        (work / "runtime.o").write_bytes(runtime)
+        (work / "kernel.cc").write_text(source)
+        _run((*command, *_flags(command), *_KERNEL_FLAGS, "-I", str(DEVICE), "-shared",
+              "kernel.cc", "runtime.o", "-Wl,--as-needed", "-lm", "-o", "kernel.so"), work)
+        binary = (work / "kernel.so").read_bytes()
+    return binary, time.perf_counter() - start
+
+
+def host_arch() -> str:
+    """What a compiled kernel needs to run: ``x86_64-v3``, or ``x86_64`` on CPUs without AVX2."""
+    machine = platform.machine()
+    return f"{machine}-v3" if machine == "x86_64" and _has_v3() else machine
+
+
+def host_compiler_version() -> str:
+    """First line of the compiler's ``--version``, and the flags; for cache keys.
+
+    Raises:
+      MissingCompilerError: no compiler.
+    """
+    command = _compiler()
+    return " ".join((_version(command), *_flags(command), *_KERNEL_FLAGS))
+
+
+def _compiler() -> tuple[str, ...]:
+    chosen = os.environ.get("CXX", "").strip()
+    if chosen:
+        command = tuple(shlex.split(chosen))
+        if shutil.which(command[0]) is None:
+            raise MissingCompilerError(f"CXX={chosen!r}: {command[0]!r} is not found; set CXX to a "
+                                       "C++ compiler, or unset it to use g++")
+        return command
+    for name in _COMPILERS:
+        if shutil.which(name) is not None:
+            return (name,)
+    raise MissingCompilerError(
+        "interpret=True compiles kernels with the host C++ compiler, and none of "
+        f"{', '.join(_COMPILERS)} is found; install one (Debian and Ubuntu: apt-get install g++; "
+        "Fedora: dnf install gcc-c++) or set CXX")
+
+
+@lru_cache(maxsize=8)
+def _version(command: tuple[str, ...]) -> str:
+    return _run((*command, "--version"), None).splitlines()[0]
+
+
+def _flags(command: tuple[str, ...]) -> tuple[str, ...]:
+    march = ("-march=x86-64-v3",) if host_arch().endswith("-v3") else ()
+    unique = () if "clang" in _version(command).lower() else ("-fno-gnu-unique",)
+    return (*_FLAGS, *march, *unique)
+
+
+@lru_cache(maxsize=1)
+def _has_v3() -> bool:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return _X86_64_V3 <= set(flags.split())
+
+
+def _runtime(command: tuple[str, ...], cache_dir: Path | None) -> bytes:
+    """The compiled emulate/runtime.cc."""
+    flags = (*_flags(command), *_RUNTIME_FLAGS)
+    if cache_dir is None:
+        return _runtime_in_process(command, flags)
+    key = hashlib.sha256("\0".join((headers_hash(), _version(command), *flags)).encode())
+    path = cache_dir / f"emulator-{key.hexdigest()[:32]}.o"
+    if path.is_file():
+        return path.read_bytes()
+    data = _runtime_in_process(command, flags)
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=cache_dir)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+    Path(name).replace(path)  # atomic: another process sees all of it or nothing
+    return data
+
+
+@lru_cache(maxsize=4)
+def _runtime_in_process(command: tuple[str, ...], flags: tuple[str, ...]) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="jaxmono-") as folder:
+        work = Path(folder)
+        _run((*command, *flags, "-I", str(DEVICE), "-c", str(DEVICE / "emulate" / "runtime.cc"),
+              "-o", "runtime.o"), work)
+        return (work / "runtime.o").read_bytes()
+
+
+def _run(command: Sequence[str], folder: Path | None) -> str:
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise MissingCompilerError(f"{command[0]!r} could not be started ({error}); install g++ or "
+                                   "set CXX to a working C++ compiler") from error
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if "error" in line] or \
+            done.stderr.splitlines()
+        raise HostCompileError(f"{command[0]} could not compile the kernel "
+                               f"(exit status {done.returncode}): " + "\n".join(lines[:8]))
+    return done.stdout

@@ -1,0 +1,29 @@
+"""What happens to a region's Graph before groups are formed; the meaning stays."""
+
+from __future__ import annotations
+
+from jaxmono.fusion.orient import orient
+from jaxmono.fusion.plan import Device
+from jaxmono.fusion.split_reduce import split_reduces
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.passes import dead_code
+from jaxmono.hlo.rewrite import replace_values
+
+
+def prepare(graph: Graph, device: Device) -> Graph:
+    """Drops optimization barriers and dead ops, splits long reduces, orients contractions."""
+    return orient(split_reduces(dead_code(without_barriers(graph)), device))
+
+
+def without_barriers(graph: Graph) -> Graph:
+    """Barriers keep XLA from merging what the user wants twice (remat); inside a kernel nothing
+    is merged any more, so they are identities."""
+    same: dict[Value, Value] = {}
+    for o in graph.ops:
+        if isinstance(o, ops.OptimizationBarrier):
+            same.update(zip(o.results, o.args, strict=True))
+    if not same:
+        return graph
+    kept = tuple(o for o in graph.ops if not isinstance(o, ops.OptimizationBarrier))
+    return replace_values(Graph(graph.inputs, kept, graph.outputs, graph.name), same)

@@ -1,0 +1,270 @@
+"""Element-wise groups and movement, as kernels of the interpreter against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import DEVICE, check, compile_graph, run_program
+from harness_graphs import ALL, FLOATS, INTEGERS, data, graph, value
+
+from jaxmono.codegen.generate import default_schedule
+from jaxmono.codegen.schedule import KernelSchedule, LoopSchedule
+from jaxmono.codegen.target import interpret_target
+from jaxmono.fusion import make_plan
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.rewrite import Builder
+from jaxmono.hlo.types import DType, TensorType
+
+S32 = DType.S32
+
+
+def run(inputs: list[Value], make: Callable[..., Any], *arrays: Any, **kw: Any) -> Any:
+    g = graph(inputs, make)
+    given = arrays or [data(v, i) for i, v in enumerate(inputs)]
+    return check(g, given, **kw)
+
+
+@pytest.mark.parametrize("dtype", ALL, ids=lambda d: d.value)
+@pytest.mark.parametrize("size", [1, 7, 1024])
+def test_add_of_every_type(dtype: DType, size: int) -> None:
+    run([value((size,), dtype), value((size,), dtype)], lambda b, x, y: b.elementwise("add", x, y))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.value)
+def test_float_chain_with_nan_and_infinities(dtype: DType) -> None:
+    def make(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+        t = b.elementwise("tanh", b.elementwise("multiply", x, y))
+        e = b.elementwise("exponential", b.elementwise("negate", b.elementwise("abs", t)))
+        big = b.compare("GT", x, y)
+        return (e, b.elementwise("select", big, t, e), b.elementwise("maximum", x, y),
+                b.elementwise("is_finite", x, type=TensorType(x.type.shape, DType.PRED)),
+                b.elementwise("floor", x), b.elementwise("sign", y))
+
+    run([value((3, 40), dtype), value((3, 40), dtype)], make)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=lambda d: d.value)
+def test_integer_chain(dtype: DType) -> None:
+    def make(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+        return (b.elementwise("divide", x, y), b.elementwise("remainder", x, y),
+                b.elementwise("xor", b.elementwise("multiply", x, y), b.elementwise("not", x)),
+                b.elementwise("shift_left", x, y), b.elementwise("shift_right_logical", x, y),
+                b.elementwise("popcnt", x), b.compare("LE", x, y))
+
+    run([value((129,), dtype), value((129,), dtype)], make)
+
+
+@pytest.mark.parametrize("source", ALL, ids=lambda d: d.value)
+def test_convert_to_every_type(source: DType) -> None:
+    def make(b: Builder, x: Value) -> tuple[Value, ...]:
+        return tuple(b.convert(x, t) for t in ALL if t is not source)
+
+    run([value((64,), source)], make)
+
+
+def test_narrow_convert_rounds_between_ops() -> None:
+    """f32 -> bf16 -> f32 in the program drops bits; it is no identity."""
+    x = value((256,))
+    g = graph([x], lambda b, x: b.convert(b.convert(x, DType.BF16), DType.F32))
+    a = np.random.default_rng(1).standard_normal(256).astype(np.float32)
+    (out,) = run_program(compile_graph(g), [a])
+    np.testing.assert_array_equal(out, a.astype(DType.BF16.numpy).astype(np.float32))
+    assert (out != a).any()
+
+
+def test_narrow_chain_is_closer_than_rounding_every_op() -> None:
+    x, y, z = (value((512,), DType.BF16) for _ in range(3))
+    g = graph([x, y, z], lambda b, x, y, z: b.elementwise("subtract", b.elementwise("add", x, y), z))
+    arrays = [data(v, i, special=False) for i, v in enumerate((x, y, z))]
+    (out,) = run_program(compile_graph(g), arrays)
+    a, b, c = (x.astype(np.float64) for x in arrays)
+    exact = a + b - c
+    stepwise = (arrays[0] + arrays[1]) - arrays[2]
+    ours = np.abs(out.astype(np.float64) - exact).max()
+    assert ours < np.abs(stepwise.astype(np.float64) - exact).max()
+
+
+def test_comparison_of_an_unrounded_value_sees_the_rounded_one() -> None:
+    """x + y == bf16(x + y) holds, though the sum is still in f32 registers."""
+    x, y = value((256,), DType.BF16), value((256,), DType.BF16)
+
+    def make(b: Builder, x: Value, y: Value) -> Value:
+        s = b.elementwise("add", x, y)
+        again = b.convert(b.convert(s, DType.F32), DType.BF16)
+        return b.compare("EQ", s, again)
+
+    arrays = [data(v, i, special=False) for i, v in enumerate((x, y))]
+    (out,) = run_program(compile_graph(graph([x, y], make)), arrays)
+    assert out.all()
+
+
+def test_bitcast_of_an_unrounded_value() -> None:
+    x = value((128,), DType.BF16)
+
+    def make(b: Builder, x: Value) -> Value:
+        s = b.elementwise("add", x, x)
+        return b.emit1(ops.BitcastConvert, TensorType((128,), DType.U16), operand=s)
+
+    run([x], make)
+
+
+@pytest.mark.parametrize("shape", [(4, 24), (5, 7), (1, 33)])
+def test_movement(shape: tuple[int, int]) -> None:
+    m, n = shape
+
+    def make(b: Builder, x: Value, row: Value) -> tuple[Value, ...]:
+        t = b.transpose(x, (1, 0))
+        r = b.elementwise("add", x, b.broadcast_in_dim(row, shape, (1,)))
+        flat = b.reshape(r, (m * n,))
+        rev = b.emit1(ops.Reverse, x.type, operand=x, dimensions=(1,))
+        return (t, flat, rev, b.slice(x, (0, n // 3), (m, n), (1, 2)))
+
+    run([value(shape), value((n,))], make)
+
+
+@pytest.mark.parametrize("extent", [8, 5])
+def test_concatenate(extent: int) -> None:
+    def make(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+        return (b.elementwise("negate", b.concatenate([x, y, x], 1)), b.concatenate([x, y], 0))
+
+    run([value((3, extent)), value((3, extent))], make)
+
+
+@pytest.mark.parametrize("low,high,interior", [((1, 0), (0, 8), (0, 0)), ((0, -1), (2, 3), (1, 2))])
+def test_pad(low: tuple[int, int], high: tuple[int, int], interior: tuple[int, int]) -> None:
+    shape = tuple(lo + hi + n + (n - 1) * i for lo, hi, n, i in
+                  zip(low, high, (3, 16), interior, strict=True))
+
+    def make(b: Builder, x: Value) -> Value:
+        c = b.constant(np.float32(np.inf))
+        p = b.emit1(ops.Pad, TensorType(shape, DType.F32), operand=x, padding_value=c, low=low,
+                    high=high, interior=interior)
+        return b.elementwise("abs", p)
+
+    run([value((3, 16))], make)
+
+
+@pytest.mark.parametrize("start", [-3, 0, 2, 100])
+@pytest.mark.parametrize("index", [DType.S32, DType.S64, DType.U8])
+def test_dynamic_slice_clamps(start: int, index: DType) -> None:
+    def make(b: Builder, x: Value, i: Value, j: Value) -> Value:
+        s = b.emit1(ops.DynamicSlice, TensorType((2, 8), DType.F32), operand=x,
+                    start_indices=(i, j), slice_sizes=(2, 8))
+        return b.elementwise("tanh", s)
+
+    x, i, j = value((5, 16)), value((), index), value((), index)
+    near = np.asarray(max(start, 0) if index is DType.U8 else start, index.numpy)
+    run([x, i, j], make, data(x), near, np.asarray(3, index.numpy))
+
+
+@pytest.mark.parametrize("start", [-1, 1, 9])
+def test_dynamic_update_slice(start: int) -> None:
+    def make(b: Builder, x: Value, u: Value, i: Value) -> Value:
+        zero = b.constant(np.int32(0))
+        y = b.emit1(ops.DynamicUpdateSlice, x.type, operand=x, update=u, start_indices=(i, zero))
+        return b.elementwise("add", y, y)
+
+    x, u, i = value((6, 8)), value((2, 8)), value((), S32)
+    run([x, u, i], make, data(x), data(u, 1), np.int32(start))
+
+
+def test_update_in_place_writes_only_the_update() -> None:
+    def make(b: Builder, x: Value, u: Value, i: Value) -> Value:
+        zero = b.constant(np.int32(0))
+        twice = b.elementwise("add", u, u)
+        return b.emit1(ops.DynamicUpdateSlice, x.type, operand=x, update=twice,
+                       start_indices=(i, zero))
+
+    x, u, i = value((64, 8)), value((1, 8)), value((), S32)
+    program = run([x, u, i], make, data(x), data(u, 1), np.int32(17))
+    assert program.aliases == ((0, 0),)
+    assert program.max_blocks == 1
+
+
+def test_gather_rows_and_indices_as_values() -> None:
+    def make(b: Builder, table: Value, ids: Value) -> tuple[Value, ...]:
+        rows = b.emit1(
+            ops.Gather, TensorType((6, 16), DType.F32), operand=table, start_indices=ids,
+            offset_dims=(1,), collapsed_slice_dims=(0,), operand_batching_dims=(),
+            start_indices_batching_dims=(), start_index_map=(0,), index_vector_dim=1,
+            slice_sizes=(1, 16))
+        return (b.elementwise("add", rows, rows), b.elementwise("add", ids, ids))
+
+    table, ids = value((10, 16)), value((6, 1), S32)
+    run([table, ids], make, data(table), np.array([[3], [0], [-2], [9], [12], [5]], np.int32))
+
+
+def test_gather_along_the_vectorised_dimension() -> None:
+    """Every lane reads its own index."""
+    def make(b: Builder, x: Value, ids: Value) -> Value:
+        g = b.emit1(
+            ops.Gather, TensorType((64,), DType.F32), operand=x, start_indices=ids,
+            offset_dims=(), collapsed_slice_dims=(0,), operand_batching_dims=(),
+            start_indices_batching_dims=(), start_index_map=(0,), index_vector_dim=1,
+            slice_sizes=(1,))
+        return b.elementwise("negate", g)
+
+    x, ids = value((30,)), value((64, 1), S32)
+    run([x, ids], make, data(x), np.random.default_rng(0).integers(-5, 40, (64, 1), np.int32))
+
+
+def test_iota_and_constants() -> None:
+    def make(b: Builder, x: Value) -> tuple[Value, ...]:
+        i = b.iota((4, 12), DType.BF16, 1)
+        j = b.iota((4, 12), S32, 0)
+        table = b.constant(np.array([1.5, np.nan, -np.inf, -0.0, 1e-45, 3.4e38, 0.1, 7, 8, 9, 10,
+                                     11], np.float32))
+        nan = b.splat(np.nan, x.type)
+        t = b.elementwise("add", x, b.broadcast_in_dim(table, (4, 12), (1,)))
+        half = b.constant(np.array([[0.5], [1.5], [2.5], [-1]], DType.F16.numpy))
+        return (i, j, t, b.elementwise("maximum", x, nan),
+                b.broadcast_in_dim(half, (4, 12), (0, 1)),
+                b.splat(-(2**63), TensorType((8,), DType.S64)),
+                b.splat(2**64 - 1, TensorType((8,), DType.U64)))
+
+    run([value((4, 12))], make)
+
+
+def test_scalar_and_one_element() -> None:
+    run([value(()), value(())], lambda b, x, y: b.elementwise("atan2", x, y))
+
+
+def test_total_order() -> None:
+    def make(b: Builder, x: Value, y: Value) -> Value:
+        return b.compare("LT", x, y, "TOTALORDER")
+
+    for dtype in (DType.F32, DType.BF16):
+        run([value((200,), dtype), value((200,), dtype)], make)
+
+
+@pytest.mark.parametrize("lanes,unroll", [(1, 1), (1, 3), (2, 2), (8, 4)])
+def test_every_schedule_computes_the_same(lanes: int, unroll: int) -> None:
+    """Any unrolling, with sizes that end inside a task."""
+    g = graph([value((7, 88), DType.BF16), value((88,), DType.BF16)], lambda b, x, y: b.elementwise(
+        "multiply", x, b.broadcast_in_dim(y, (7, 88), (1,))))
+    plan = make_plan(g, DEVICE)
+    schedule = KernelSchedule(64, 1, {s.key: LoopSchedule(lanes, unroll) for s in plan.sigs})
+    check(g, [data(v, i) for i, v in enumerate(g.inputs)], plan=plan, schedule=schedule)
+
+
+def _lanes(g: Graph) -> int:
+    plan = make_plan(g, DEVICE)
+    (sig,) = plan.sigs
+    return default_schedule(plan, interpret_target(), DEVICE).sigs[sig.key].lanes
+
+
+def test_vector_width() -> None:
+    add = lambda b, x, y: b.elementwise("add", x, y)  # noqa: E731
+    assert _lanes(graph([value((64,)), value((64,))], add)) == 4
+    assert _lanes(graph([value((64,), DType.BF16), value((64,), DType.BF16)], add)) == 8
+    assert _lanes(graph([value((66,)), value((66,))], add)) == 2
+    assert _lanes(graph([value((63,)), value((63,))], add)) == 1
+    assert _lanes(graph([value((8, 8)), value((8, 8))],
+                        lambda b, x, y: b.elementwise("add", b.transpose(x, (1, 0)), y))) == 1
+    # halves of 12 are aligned to 4 elements: the branch is the same for the whole vector
+    assert _lanes(graph([value((8, 12)), value((8, 12))],
+                        lambda b, x, y: b.concatenate([x, y], 1))) == 4

@@ -1,0 +1,243 @@
+"""What plans look like: golden texts, stages and barriers of known programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import pytest
+
+from jaxmono.fusion import PlanError, make_plan
+from jaxmono.fusion.interp import run_plan
+from jaxmono.fusion.plan import AttentionForm, Device, DotForm, Loop, Plan
+from jaxmono.fusion.text import plan_to_text
+from jaxmono.hlo.interp import evaluate
+
+Golden = Callable[[str, str], None]
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def bf16(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def plan(fn: Callable[..., Any], *args: Any, device: Device | None = None) -> Plan:
+    """Plans ``fn`` and checks that the plan computes it, whatever the order inside stages."""
+    graph = models.graph_of(fn, *args)
+    made = make_plan(graph, device or Device())
+    inputs = models.random_inputs(graph)
+    expected = evaluate(graph, inputs)
+    for seed in range(2):
+        for got, want in zip(run_plan(made, inputs, seed=seed), expected, strict=True):
+            np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64),
+                                       rtol=1e-3, atol=1e-4)
+    return made
+
+
+def kinds(p: Plan) -> list[list[str]]:
+    return [[g.sig.kind for g in s.groups] for s in p.stages]
+
+
+def test_softmax_is_one_group(golden: Golden) -> None:
+    p = plan(lambda x: jax.nn.softmax(x, -1), f32(64, 32))
+    assert kinds(p) == [["row"]]
+    golden("plan_softmax", plan_to_text(p))
+
+
+def test_softmax_over_a_middle_dimension() -> None:
+    p = plan(lambda x: jax.nn.softmax(x, 1), f32(4, 8, 6))
+    assert kinds(p) == [["row"]]
+
+
+def test_norm_is_folded_into_the_dots_behind_it(golden: Golden) -> None:
+    def fn(x: Any, s: Any, b: Any, w: Any, u: Any) -> Any:
+        h = models.norm(x, s, b)
+        return h @ w, h @ u + h
+
+    p = plan(fn, bf16(8, 64), bf16(64), bf16(64), bf16(64, 32), bf16(64, 64))
+    golden("plan_norm_dot", plan_to_text(p))
+    # h + ... reads h where the second dot writes: the first dot can fold it, the second waits
+    assert any(isinstance(g.sig.form, DotForm) and g.sig.form.row_prologue for g in p.groups) or \
+        kinds(p)[0] == ["row"]
+
+
+def test_norm_of_many_rows_has_its_own_stage() -> None:
+    p = plan(lambda x, s, b, w: models.norm(x, s, b) @ w,
+             f32(1024, 16), f32(16), f32(16), f32(16, 8))
+    assert kinds(p) == [["row"], ["dot"]]
+
+
+def test_norm_that_others_need_is_written_by_one_dot() -> None:
+    def fn(x: Any, s: Any, b: Any, w: Any, u: Any) -> Any:
+        h = models.norm(x, s, b)
+        return h + jax.nn.relu(h @ w) @ u
+
+    p = plan(fn, f32(8, 16), f32(16), f32(16), f32(16, 32), f32(32, 16))
+    assert kinds(p) == [["dot"], ["dot"]]
+    form = p.stages[0].groups[0].sig.form
+    assert isinstance(form, DotForm) and form.row_prologue
+    assert [tuple(v.name for v in s.over) for s in form.stores] == [("b", "m", "k"),
+                                                                    ("b", "m", "n")]
+
+
+@pytest.mark.parametrize("fn", [
+    lambda q, k, v: jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(
+        jnp.einsum("bqhd,bkhd->bhqk", q, k) * 0.3, -1), v),
+    lambda q, k, v: jax.nn.dot_product_attention(q, k, v),
+    lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True),
+    lambda q, k, v: jnp.einsum("bhqk,bkhd->bhqd",
+                               jax.nn.softmax(jnp.einsum("bkhd,bqhd->bhqk", k, q), -1), v),
+], ids=["einsum", "dot_product", "causal", "keys_first"])
+def test_attention_is_one_group(fn: Callable[..., Any]) -> None:
+    p = plan(fn, f32(2, 6, 4, 8), f32(2, 6, 4, 8), f32(2, 6, 4, 8))
+    assert kinds(p) == [["attention"]]
+
+
+def test_attention_golden(golden: Golden) -> None:
+    p = plan(lambda q, k, v, m: jax.nn.dot_product_attention(q, k, v, mask=m),
+             bf16(2, 6, 4, 8), bf16(2, 10, 2, 8), bf16(2, 10, 2, 8),
+             jax.ShapeDtypeStruct((2, 1, 6, 10), jnp.bool_))
+    golden("plan_attention", plan_to_text(p))
+    form = p.groups[0].sig.form
+    assert isinstance(form, AttentionForm)
+    assert (form.n.size, form.k.size, form.v.size) == (10, 8, 8)
+
+
+def test_attention_whose_weights_are_returned_is_not_hidden() -> None:
+    def fn(q: Any, k: Any, v: Any) -> Any:
+        weights = jax.nn.softmax(q @ k.T, -1)
+        return weights, weights @ v
+
+    assert not any(isinstance(g.sig.form, AttentionForm)
+                   for g in plan(fn, f32(6, 8), f32(6, 8), f32(6, 8)).groups)
+
+
+def test_attention_in_full_precision_stays_apart() -> None:
+    """f32 at HIGHEST does not run on tensor cores, which the attention template needs."""
+    def fn(q: Any, k: Any, v: Any) -> Any:
+        with jax.default_matmul_precision("highest"):
+            return jax.nn.softmax(q @ k.T, -1) @ v
+
+    assert "attention" not in {g.sig.kind for g in
+                               plan(fn, f32(6, 8), f32(6, 8), f32(6, 8)).groups}
+
+
+def test_long_attention_does_not_fit_a_block() -> None:
+    small = Device(shared_bytes=8 * 1024)
+    p = plan(lambda q, k, v: jax.nn.dot_product_attention(q, k, v),
+             f32(1, 64, 1, 8), f32(1, 64, 1, 8), f32(1, 64, 1, 8), device=small)
+    assert "attention" not in {g.sig.kind for g in p.groups}
+
+
+def test_encoder_layer(golden: Golden) -> None:
+    p = plan(*_encoder(1))
+    golden("plan_encoder", plan_to_text(p))
+
+
+def test_encoder_layers_roll_into_a_loop() -> None:
+    p = make_plan(models.encoder_graph(5), Device())
+    assert p.loops == (Loop(2, 5, 4),)
+    layer = [[g.sig.kind for g in s.groups] for s in p.stages[2:7]]
+    assert layer == [["attention"], ["dot"], ["dot"], ["dot"], ["dot"] * 3]
+    assert p.barriers < p.barriers_before_merging
+    # code does not grow with depth
+    assert len(p.sigs) == len(make_plan(models.encoder_graph(3), Device()).sigs)
+
+
+def test_bert_base_is_planned_quickly_and_small() -> None:
+    graph = models.encoder_graph(12, 1, 128, 768, 12, 3072, True)
+    p = make_plan(graph, Device())
+    assert p.loops == (Loop(2, 5, 11),)
+    assert len(p.stages) == 64
+    # the largest live set: one layer's activations, not twelve
+    assert p.scratch_bytes < 2 * 2**20
+
+
+def _encoder(layers: int) -> tuple[Any, ...]:
+    fn, args = models.encoder(layers)
+    return fn, *args
+
+
+def test_queries_keys_and_values_share_a_stage_and_a_sig() -> None:
+    def fn(x: Any, a: Any, b: Any, c: Any) -> Any:
+        return x @ a, x @ b, x @ c
+
+    p = plan(fn, f32(8, 16), f32(16, 4), f32(16, 4), f32(16, 4))
+    assert kinds(p) == [["dot"] * 3]
+    assert len(p.sigs) == 1
+
+
+def test_gated_unit_is_inlined_while_small() -> None:
+    def fn(x: Any, g: Any, u: Any, d: Any) -> Any:
+        return (jax.nn.silu(x @ g) * (x @ u)) @ d
+
+    p = plan(fn, f32(4, 16), f32(16, 32), f32(16, 32), f32(32, 16))
+    assert kinds(p) == [["dot", "dot"], ["dot"]]
+
+
+def test_epilogue_writes_the_narrow_type_only() -> None:
+    """bf16 sums that an f32 norm reads are stored as bf16; the norm converts."""
+    def fn(x: Any, w: Any, r: Any, s: Any, b: Any) -> Any:
+        return models.norm((x @ w + r).astype(jnp.float32), s, b)
+
+    p = plan(fn, bf16(1024, 16), bf16(16, 16), bf16(1024, 16), f32(16), f32(16))
+    assert kinds(p) == [["dot"], ["row"]]
+    scratch = [b.type for b in p.buffers if b.place.value == "scratch"]
+    assert [str(t) for t in scratch] == ["bf16[1024,16]"]
+
+
+def test_attention_output_is_written_row_by_row() -> None:
+    """Features of one position are neighbours, so that the next dot loads whole rows."""
+    def fn(q: Any, k: Any, v: Any, w: Any) -> Any:
+        o = jnp.einsum("bhqk,bkhd->bqhd",
+                       jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k), -1), v)
+        return o.reshape(*o.shape[:2], -1) @ w
+
+    p = plan(fn, f32(2, 6, 4, 8), f32(2, 6, 4, 8), f32(2, 6, 4, 8), f32(32, 16))
+    form = p.stages[0].groups[0].sig.form
+    assert isinstance(form, AttentionForm)
+    assert form.stores[0].index[-1].coefficient(form.v) == 1
+
+
+def test_full_sum_of_a_long_array_takes_two_steps() -> None:
+    p = plan(jnp.max, f32(512, 1024))
+    assert kinds(p) == [["row"], ["row"]]
+    assert kinds(plan(jnp.sum, f32(16, 16))) == [["row"]]
+
+
+def test_outputs_may_repeat_and_be_inputs_and_be_empty() -> None:
+    p = plan(lambda x, y: (x + y, x * y, x, jnp.zeros((3,)), x + y, jnp.zeros((0, 2)), y[:0]),
+             f32(6, 6), f32(6, 6))
+    assert len(p.stages) == 1
+
+
+def test_contraction_over_nothing() -> None:
+    p = plan(lambda a, b: (a @ b, a.sum(1)), f32(4, 0), f32(0, 5))
+    assert len(p.outputs) == 2
+
+
+def test_same_graph_same_text() -> None:
+    graph = models.encoder_graph(2)
+    assert plan_to_text(make_plan(graph, Device())) == plan_to_text(make_plan(graph, Device()))
+
+
+def test_refused_ops_and_modes_are_named() -> None:
+    graph = models.graph_of(lambda x: jnp.sort(x) + 1, f32(8))
+    with pytest.raises(PlanError, match="sort at .*: sorting"):
+        make_plan(graph, Device())
+    with pytest.raises(NotImplementedError, match="available: monolithic"):
+        make_plan(models.graph_of(jnp.sin, f32(2)), Device(), mode="stitch")
+
+
+def test_remat_barriers_are_identities() -> None:
+    def fn(x: Any, w: Any) -> Any:
+        return jax.grad(lambda x: jax.checkpoint(lambda x: jnp.tanh(x @ w))(x).sum())(x)
+
+    plan(fn, f32(4, 8), f32(8, 8))
