@@ -25,6 +25,7 @@ try:
     from absl import app, flags
 
     import jaxmono
+    from examples import sentences as shipped
     from examples.cli import flags_parser
     from examples.latency import interleaved
     from examples.models import minilm
@@ -36,7 +37,6 @@ except ModuleNotFoundError as missing:
                      f"installs all that is needed; by hand: pip install 'jaxmono[demo]'\n")
     sys.exit(2)
 
-DEFAULT_FILE = Path(__file__).resolve().parent / "data" / "sentences.txt"
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
 
 _FILE = flags.DEFINE_string("file", None, "Read the sentences from this file, one per line.")
@@ -78,7 +78,7 @@ def read_sentences(arguments: Sequence[str], file: str | None) -> list[str]:
     elif arguments:
         lines, source = list(arguments), "the arguments"
     else:
-        path = DEFAULT_FILE if file is None else Path(file)
+        path = shipped.FILE if file is None else Path(file)
         source = str(path)
         try:
             lines = path.read_text(encoding="utf-8").splitlines()

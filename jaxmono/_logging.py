@@ -37,6 +37,7 @@ def configure() -> None:
         logger, handler = _handlers.pop()
         logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)
+        logger.propagate = True
     spec = _config.read().logs
     if spec is None:
         return
@@ -48,6 +49,7 @@ def configure() -> None:
         handler.setLevel(spec.level)
         logger.addHandler(handler)
         logger.setLevel(spec.level)
+        logger.propagate = False  # a program with a handler of its own would show it twice
         _handlers.append((logger, handler))
 
 

@@ -48,9 +48,10 @@ def supported_ops() -> str:
     for kind, reason in sorted(support.REFUSED_ELEMENTWISE.items()):
         reasons.setdefault(reason.replace(f"{kind} has", "has"), []).append(kind)
     for dtype, reason in support.REFUSED_DTYPES.items():
-        reasons.setdefault(reason, []).append(dtype.value)
+        known = dtype is not DType.OPAQUE
+        reasons.setdefault(reason, []).append(dtype.value if known else "any other element type")
     reasons.setdefault(refused["unknown"], []).append("any other op")
-    lines += [f"| {', '.join(f'`{n}`' if n != 'any other op' else n for n in names)} | {why} |"
+    lines += [f"| {', '.join(n if ' ' in n else f'`{n}`' for n in names)} | {why} |"
               for why, names in reasons.items()]
     return "\n".join(lines)
 

@@ -3,10 +3,13 @@ behind the API is one warning line and XLA's result."""
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxmono
@@ -96,3 +99,141 @@ def test_unknown_dialects_of_both_stages() -> None:
             stage.as_text("cudaa")
         with pytest.raises(ValueError, match="dialect=3"):
             stage.as_text(3)  # pyright: ignore[reportArgumentType]
+
+
+# ---- failures behind the API: one warning line, XLA's result ----------------------------------
+
+
+def soft(x: Any) -> Any:
+    e = jnp.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+X = np.linspace(-3.0, 3.0, 24, dtype=np.float32).reshape(4, 6)
+
+
+def falls_back(fun: Any, *says: str) -> None:
+    """``fun`` in the interpreter: exactly one warning line that says all of it; XLA's result."""
+    with pytest.warns(jaxmono.JaxmonoWarning) as seen:
+        got = jaxmono.jit(fun, interpret=True)(X)
+    np.testing.assert_array_equal(got, jax.jit(fun)(X))
+    (warning,) = [str(w.message) for w in seen if w.category is jaxmono.JaxmonoWarning]
+    assert "\n" not in warning
+    for part in (*says, "XLA runs it"):
+        assert part in warning
+
+
+def fresh(scale: float) -> Any:
+    """A program that no other test has put into the cache."""
+    return lambda x: soft(x * scale)
+
+
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("JAXMONO_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    falls_back(fresh(1.1), "mono_lambda", "g++", "install")
+    with pytest.raises(jaxmono.CompileError, match=r"g\+\+"):
+        jaxmono.jit(fresh(1.2), interpret=True, on_unsupported="error")(X)
+    assert jaxmono.explain(fresh(1.3), interpret=True)(X).kernels == 1, "planning needs none"
+
+
+def test_a_compiler_that_refuses_the_kernel(monkeypatch: pytest.MonkeyPatch,
+                                            empty_cache: Path) -> None:
+    def bad(*_: Any, **__: Any) -> Any:
+        raise jaxmono.CompileError("the compiler said\nno")
+
+    monkeypatch.setattr("jaxmono._build.generate", bad)
+    falls_back(fresh(2.0), "CompileError: the compiler said no", "on_unsupported='error'")
+    with pytest.warns(jaxmono.JaxmonoWarning):
+        report = jaxmono.jit(fresh(2.1), interpret=True).lower(X).explain()
+    assert report.kernels == 0
+    assert {r.reason for r in report.refused} == {
+        "building its kernel failed: the compiler said\nno"}
+    with pytest.raises(jaxmono.CompileError, match="the compiler said"):
+        jaxmono.jit(fresh(2.2), interpret=True, on_unsupported="error")(X)
+
+
+def test_a_planner_that_fails(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
+    def bad(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no plan")
+
+    monkeypatch.setattr("jaxmono._build.make_plan", bad)
+    falls_back(fresh(3.0), "RuntimeError: no plan")
+
+
+def test_one_failing_kernel_leaves_the_others(monkeypatch: pytest.MonkeyPatch,
+                                              empty_cache: Path) -> None:
+    from jaxmono import _build
+
+    real = _build.generate
+
+    def first_only(plan: Any, target: Any, device: Any, name: str) -> Any:
+        if name.endswith("_1"):
+            raise jaxmono.CompileError("not this one")
+        return real(plan, target, device, name)
+
+    monkeypatch.setattr("jaxmono._build.generate", first_only)
+
+    def split(x: Any) -> Any:
+        return soft(jnp.sort(soft(x)))
+
+    with pytest.warns(jaxmono.JaxmonoWarning, match="mono_split_1"):
+        lowered = jaxmono.jit(split, interpret=True).lower(X)
+    assert lowered.explain().kernels == 1
+    np.testing.assert_allclose(lowered.compile()(X), jax.jit(split)(X), rtol=1e-5)
+
+
+def test_a_binary_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch,
+                                        empty_cache: Path) -> None:
+    from jaxmono import _build
+
+    real = _build.generate
+    monkeypatch.setattr("jaxmono._build.generate", lambda *args: dataclasses.replace(
+        real(*args), binary=b"no shared object"))
+    falls_back(fresh(4.0), "lambda")
+    with pytest.warns(jaxmono.JaxmonoWarning):
+        report = jaxmono.jit(fresh(4.1), interpret=True).lower(X).explain()
+    assert report.kernels == 0 and "could not be used" in report.note
+
+
+def test_a_damaged_cache_entry_is_one_warning_and_a_miss(empty_cache: Path) -> None:
+    f = fresh(5.0)
+    want = jaxmono.jit(f, interpret=True)(X)
+    (entry,) = empty_cache.rglob("*.program")
+    good = entry.read_bytes()
+    for damage in (good[:-100], b"", good[:200] + b"x" + good[201:], b"garbage" * 100):
+        entry.write_bytes(damage)
+        with pytest.warns(jaxmono.JaxmonoWarning, match="unusable") as seen:
+            lowered = jaxmono.jit(f, interpret=True).lower(X)
+        assert len(seen) == 1
+        assert lowered.explain().kernels == 1 and lowered.explain().cached is False
+        np.testing.assert_array_equal(lowered.compile()(X), want)
+        assert jaxmono.jit(f, interpret=True).lower(X).explain().cached is True
+
+
+def test_a_malformed_setting_raises_and_does_not_fall_back(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXMONO_CACHE", "perhaps")
+    with pytest.raises(jaxmono.ConfigError, match="JAXMONO_CACHE='perhaps'"):
+        jaxmono.jit(fresh(6.0), interpret=True)(X)
+
+
+def test_lowering_for_a_gpu_that_is_not_here() -> None:
+    def lowered(f: Any) -> str:
+        return jaxmono.jit(f).trace(X).lower(lowering_platforms=("cuda",)).as_text()
+
+    with pytest.warns(jaxmono.JaxmonoWarning, match="no GPU to compile cuda kernels for"):
+        text = lowered(fresh(7.0))
+    assert "custom_call" not in text and "stablehlo.exponential" in text
+
+
+def test_interpret_and_a_gpu_do_not_go_together() -> None:
+    f = jaxmono.jit(fresh(7.1), interpret=True)
+    text = f.trace(X).lower(lowering_platforms=("cuda",)).as_text()
+    assert "custom_call" not in text

@@ -13,6 +13,9 @@ import pytest
 
 import jaxmono
 from jaxmono import _driver, _explain, _measure
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.types import DType, TensorType
 
 X = np.linspace(-2.0, 2.0, 32, dtype=np.float32).reshape(4, 8)
 
@@ -64,13 +67,18 @@ def test_refused_ops_have_source_line_and_reason() -> None:
 
 
 def test_dead_ops_and_constants_do_not_count() -> None:
-    def with_dead(x: Any) -> Any:
-        jnp.sort(x)
-        return x * 2.0
+    x = Value(TensorType((4,), DType.F32))
 
-    report = jaxmono.explain(with_dead, interpret=True)(X)
-    assert not report.refused
-    assert report.total.ops <= 2  # multiply, and the broadcast of 2.0
+    def op(kind: str, *args: Value) -> ops.Elementwise:
+        return ops.Elementwise(results=(Value(x.type),), args=args, kind=kind)
+
+    one = ops.Constant(results=(Value(x.type),), value=np.ones(4, np.float32))
+    dead, alive = op("tanh", x), op("add", x, one.result)
+    effect = ops.CustomCall(results=(), args=(x,), target="t", has_side_effect=True)
+    graph = Graph((x,), (one, dead, alive, effect), (alive.result,))
+    live = _measure.live_ops(graph)
+    assert list(live) == [one, alive, effect]
+    assert _measure.work(live) == _explain.Work(2, 4 * 16, 4)
 
 
 def test_error_instead_of_xla() -> None:
@@ -136,3 +144,62 @@ def test_function_names_lose_what_the_lowering_added() -> None:
     assert _measure.function_name(f"f{options.tag}", options) == "f"
     assert _measure.function_name("f_xla_0", options) == "f"
     assert _measure.function_name("my_xla_thing", options) == "my_xla_thing"
+
+
+def test_compiled_reports_texts_and_the_cache(monkeypatch: pytest.MonkeyPatch,
+                                              tmp_path: Path) -> None:
+    monkeypatch.setenv("JAXMONO_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("JAXMONO_DUMP_TO", str(tmp_path / "dump"))
+    f = jaxmono.jit(block, interpret=True)
+    w = (X.T @ X) / 8
+    lowered = f.lower(X, w)
+    first = lowered.explain()
+    assert first.kernels == 1 and first.cached is False
+    assert first.compile_seconds is not None and first.compile_seconds > 0
+    (kernel,) = first.planned
+    assert kernel.shared_bytes is not None
+
+    banner = "// ==== mono_block ("
+    plan, source, ptxas = (lowered.as_text(d) for d in ("plan", "cuda", "ptxas"))
+    for text in (plan, source, ptxas):
+        assert text.startswith(banner)
+    assert f"{kernel.stages} stages" in plan
+    assert "__global__" in source and "mono_block(" in source
+    assert "dynamic shared memory: " in ptxas and "target: interpret" in ptxas
+    assert lowered.as_text().count("stablehlo.custom_call") == 1
+
+    compiled = lowered.compile()
+    np.testing.assert_allclose(compiled(X, w), jax.jit(block)(X, w), rtol=5e-3, atol=5e-3)
+    assert compiled.as_text("cuda") == source
+    assert str(compiled.explain()) == str(first)
+
+    second = f.lower(X, w).explain()
+    assert second.cached is True and "cached" in str(second)
+    assert second.planned[0].stages == kernel.stages
+    monkeypatch.setenv("JAXMONO_CACHE", "off")
+    assert f.lower(X, w).explain().cached is False
+
+    dumped = sorted(p.name.split(".", 1)[1] for p in (tmp_path / "dump").iterdir())
+    assert dumped == ["cu", "hlo.txt", "json", "plan.txt", "ptxas.txt"]
+    (dumped_source,) = (tmp_path / "dump").glob("mono_block-*.cu")
+    assert dumped_source.read_text() in source
+
+
+def test_several_kernels_are_concatenated_under_banners() -> None:
+    def split(x: Any) -> Any:
+        return jnp.exp(jnp.sort(jnp.tanh(x)))
+
+    lowered = jaxmono.jit(split, interpret=True).lower(X)
+    report = lowered.explain()
+    assert [k.name for k in report.planned] == ["mono_split_0", "mono_split_1"]
+    assert report.stages == 2 and report.barriers == 0
+    source = lowered.as_text("cuda")
+    assert source.count("// ==== mono_split_") == 2
+    np.testing.assert_allclose(lowered.compile()(X), split(X), rtol=1e-5)
+
+
+def test_no_kernel_texts_say_why() -> None:
+    text = jaxmono.jit(jnp.sort, interpret=True).lower(X).as_text("cuda")
+    assert text == "// no jaxmono kernel: nothing could be taken\n"
+    text = jaxmono.jit(block).lower(X, X.T @ X).as_text("cuda")
+    assert text.endswith("(only planned)\n")

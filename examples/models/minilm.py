@@ -112,13 +112,21 @@ def load_tokenizer(directory: Path | None = None) -> Callable[[Sequence[str]], T
 Tokens = tuple[np.ndarray[Any, np.dtype[np.int32]], np.ndarray[Any, np.dtype[np.int32]]]
 
 
+def package_directory() -> Path:
+    """Where the installed package has weights and tokenizer.
+
+    Raises:
+      NotInstalled: it is not installed.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
+        raise NotInstalled(f"the Python package {PACKAGE.replace('_', '-')}, which carries the "
+                           f"weights, is not installed")
+    return Path(spec.origin).parent / "model"
+
+
 def _file(name: str, directory: Path | None) -> Path:
-    if directory is None:
-        spec = importlib.util.find_spec(PACKAGE)
-        if spec is None or spec.origin is None:
-            raise NotInstalled(f"the Python package {PACKAGE.replace('_', '-')}, which carries the "
-                               f"weights, is not installed")
-        directory = Path(spec.origin).parent / "model"
+    directory = package_directory() if directory is None else directory
     if not (directory / name).is_file():
         raise FileNotFoundError(f"there is no {name} in {directory}")
     return directory / name

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxmono.codegen.dot import emit_epilogue, emit_loader, epilogue_lanes, row_demands
+from jaxmono.codegen.panel import rows_of_warp
 from jaxmono.codegen.dot_schedule import mma_type
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.errors import CodegenError
@@ -145,25 +146,27 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
               outputs: Sequence[str], read_only: Sequence[Value], threads: int) -> None:
     """The statements of one task; C variables in scope: ``int task``, ``unsigned char* smem``."""
     form, s, body = code.form, code.s, code.sig.body
-    tiles = math.ceil(form.m.size / s.bq)
+    row_tiles = math.ceil(form.m.size / s.bq)
     t = c_type(code.element)
     names: dict[Var, str] = {form.batch: "b"}
     flags = ", ".join("true" if x.k_major else "false" for x in (code.q, code.k, code.v))
     w.line(f"using A = Attention<{t}, {s.warps}, {s.bq}, {form.n.size}, {form.k.size}, "
            f"{form.v.size}, {s.chunk}, {s.stages}, {flags}>;")
     w.line(f"static_assert(A::SHARED_BYTES <= {shared_bytes_of(form, s)}, \"shared memory\");")
-    w.line(f"const int m0 = task % {tiles} * {s.bq}, b = task / {tiles};")
+    w.line(f"const int m0 = task % {row_tiles} * {s.bq}, b = task / {row_tiles};")
     w.line("constexpr int n0 = 0;")
+    step = 16 // code.element.itemsize * 2
+    tiles = {form.m: s.bq, form.n: s.chunk, form.k: step, form.v: 16}
     for name, x in (("load_q", code.q), ("load_k", code.k), ("load_v", code.v)):
-        emit_loader(w, name, body, x, code.element, pointers, names, read_only)
+        emit_loader(w, name, body, x, code.element, pointers, names, read_only, tiles)
     w.line("syncthreads();  // the previous task is done with shared memory")
     w.line("A::first(smem, m0, load_q, load_k, load_v);")
     _row_chain(w, code, pointers, names, read_only)
     w.line("A::second(smem, load_k, load_v);")
-    lanes = epilogue_lanes(body, form.stores, form.v, 8)
+    width = math.ceil(form.v.size / 16) * 16
+    lanes = epilogue_lanes(body, form.stores, form.v, rows=s.bq, cols=width, threads=threads)
     emit_epilogue(w, body, form.stores, result=form.second.result, identity=code.identity,
-                  m=form.m, n=form.v, bm=str(s.bq), bn=math.ceil(form.v.size / lanes) * lanes,
-                  lanes=lanes, read="A::read({acc}, smem, {r}, {c})", accumulator="float",
+                  m=form.m, n=form.v, tile_m=s.bq, bm=str(s.bq), bn=width, lanes=lanes, read="A::read({acc}, smem, {r}, {c})", accumulator="float",
                   row0="", pointers=pointers, outputs=outputs, names=names, read_only=read_only,
                   threads=threads)
 
@@ -176,9 +179,7 @@ def _row_chain(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
     root = RowOutput(form.probs, form.p_index)
     lanes = vector_width(body, [(root.value, root.index)], [(Index.of(n), 4)], n,
                          reduction=lambda op, at: row_demands(op, at, n), limit=4)
-    with w.block(f"for (int r = warp_id(); r < {s.bq}; r += {s.warps})"):
-        w.line("const int m = m0 + r;")
-        w.line(f"if (m >= {form.m.size}) continue;  // rows of the tile that are never stored")
+    with rows_of_warp(w, s.bq, s.warps, form.m.size, unroll=min(4, max(1, 512 // n.size))):
         em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
                          var_names={**names, form.m: "m"}, read_only=read_only)
 

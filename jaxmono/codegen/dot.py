@@ -120,18 +120,23 @@ def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
 
 def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                 pointers: Mapping[Value, str], names: Mapping[Var, str],
-                read_only: Sequence[Value]) -> None:
+                read_only: Sequence[Value], tiles: Mapping[Var, int]) -> None:
     """``const auto NAME = [&](void* to, int <outer or k>, int <k or outer>)``: fills one piece.
 
     The two indices come in the order of the tile's rows and columns: columns are ``x.major``.
     Elements outside the operand are written as zeros.
+
+    Args:
+      tiles: extent of a tile along the operand's Vars; no test is made where it divides the size.
     """
     row = x.outer if x.k_major else x.k
     r, c = ("o", "k") if x.k_major else ("k", "o")
     own = {**names, row: r, x.major: c}
     piece = 16 // element.itemsize
     t = c_type(element)
-    inside = f"{r} < {row.size} && {c} < {x.major.size}"
+    bounds = [f"{at} < {var.size}" for at, var in ((r, row), (c, x.major))
+              if var.size % tiles[var]]
+    inside = " && ".join(bounds) or "true"
     with w.block(f"const auto {name} = [&](void* to, int {r}, int {c})", "};"):
         if x.param is not None:
             assert x.offset is not None
@@ -139,7 +144,7 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                 em = BodyEmitter(w, body, pointers, lane=x.major, lanes=piece, var_names=own)
                 w.line(f"cp_async_16(to, {pointers[x.param]} + {em.code(x.offset)}, {inside});")
                 return
-            with w.block(f"if ({inside})"):  # the index itself is read from memory
+            with w.block(f"if ({inside})"):  # no index may be read for elements outside
                 em = BodyEmitter(w, body, pointers, lane=x.major, lanes=piece, var_names=own,
                                  read_only=read_only)
                 w.line(f"cp_async_16(to, {pointers[x.param]} + {em.code(x.offset)}, true);")
@@ -184,7 +189,15 @@ def emit_element_loader(w: Writer, name: str, body: Graph, x: Operand, order: tu
 # ---- epilogue ----------------------------------------------------------------------------------
 
 
-def epilogue_lanes(body: Graph, stores: Sequence[Store], lane: Var, limit: int) -> int:
+def epilogue_lanes(body: Graph, stores: Sequence[Store], lane: Var, *, rows: int, cols: int,
+                   threads: int) -> int:
+    """Elements per thread at a time: 16 bytes if that keeps as many threads busy as fewer would."""
+    widest = _legal_lanes(body, stores, lane, 8)
+    choices = [n for n in (8, 4, 2, 1) if n <= widest and cols % n == 0 and lane.size % n == 0]
+    return min(choices, key=lambda n: (math.ceil(rows * cols / n / threads) * n, -n))
+
+
+def _legal_lanes(body: Graph, stores: Sequence[Store], lane: Var, limit: int) -> int:
     roots = [(body.outputs[s.result], s.index) for s in stores]
     sinks = [(store_offset(body, s), body.outputs[s.result].type.dtype.itemsize) for s in stores]
     return vector_width(body, roots, sinks, lane, limit=limit)
@@ -202,20 +215,24 @@ def row_demands(op: ops.Reduce, index: IndexMap, cols: Var) -> list[Demand]:
 
 
 def emit_epilogue(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value,
-                  identity: IndexMap, m: Var, n: Var, bm: str, bn: int, lanes: int, read: str,
-                  accumulator: str, row0: str, pointers: Mapping[Value, str],
+                  identity: IndexMap, m: Var, n: Var, tile_m: int, bm: str, bn: int, lanes: int,
+                  read: str, accumulator: str, row0: str, pointers: Mapping[Value, str],
                   outputs: Sequence[str], names: Mapping[Var, str],
                   read_only: Sequence[Value], threads: int) -> None:
     """The loop that turns a finished tile into the group's outputs.
 
     ``read``: C call text with ``{acc}``, ``{r}``, ``{c}``. ``bm``: rows that this block finishes,
-    from ``row0`` of the tile. C variables m0 and n0 hold the tile's origin.
+    from ``row0`` of the tile, which has ``tile_m`` rows. C variables m0 and n0 hold the tile's origin.
     """
     per_row = bn // lanes
-    with w.block(f"for (int i = thread_id(); i < ({bm}) * {per_row}; i += {threads})"):
+    w.directive("#pragma unroll 1")
+    with w.block(f"for (unsigned i = thread_id(); i < ({bm}) * {per_row}; i += {threads})"):
         w.line(f"const int r = {row0}i / {per_row}, c = i % {per_row} * {lanes};")
         w.line("const int m = m0 + r, n = n0 + c;")
-        w.line(f"if (m >= {m.size} || n >= {n.size}) continue;")
+        outside = [f"{at} >= {var.size}" for at, var, size in (("m", m, tile_m), ("n", n, bn))
+                   if var.size % size]
+        if outside:
+            w.line(f"if ({' || '.join(outside)}) continue;")
         w.line(f"{accumulator} acc[{lanes}];")
         w.line(read.format(acc="acc", r="r", c="c") + ";")
         t = compute(result.type.dtype)

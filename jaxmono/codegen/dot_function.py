@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from jaxmono.codegen.dot import (
@@ -72,18 +73,19 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     panel = code.k_tiles * s.bk if form.row_prologue else 0
     w.line(f"using G = Gemm<{t}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, {warps}, {flags}, {panel}>;")
     w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code)}, \"shared memory\");")
-    tiles = str(code.k_tiles)
+    k_tiles = str(code.k_tiles)
     if s.split_k > 1:
         w.line(f"const int k0 = split * {code.split_tiles * s.bk};")
-        tiles = f"min({code.split_tiles}, {code.k_tiles} - split * {code.split_tiles})"
+        k_tiles = f"min({code.split_tiles}, {code.k_tiles} - split * {code.split_tiles})"
     else:
         w.line("const int k0 = 0;")
-    w.line(f"const int k_tiles = {tiles};")
-    emit_loader(w, "load_b", body, code.rhs, code.element, pointers, names, read_only)
+    w.line(f"const int k_tiles = {k_tiles};")
+    tiles = {form.m: s.bm, form.n: s.bn, form.k: s.bk}
+    emit_loader(w, "load_b", body, code.rhs, code.element, pointers, names, read_only, tiles)
     if form.row_prologue:
         w.line("const auto load_a = [](void*, int, int) {};  // the panel is computed below")
     else:
-        emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only)
+        emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles)
     w.line("syncthreads();  // the previous task is done with shared memory")
     panel = Panel.of(code) if form.row_prologue else None
     if panel is not None:
@@ -101,9 +103,10 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
         w.line(f"S::exchange(smem, parts, split, {arrivals} + tile);")
         read = "S::read({acc}, parts, {r}, {c})"
         bm, row0 = f"min(S::ROWS, {s.bm} - split * S::ROWS)", "split * S::ROWS + "
-    lanes = epilogue_lanes(body, stores, form.n, 8)
+    lanes = epilogue_lanes(body, stores, form.n, rows=math.ceil(s.bm / s.split_k), cols=s.bn,
+                           threads=threads)
     emit_epilogue(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
-                  n=form.n, bm=bm, bn=s.bn, lanes=lanes, read=read, accumulator="float",
+                  n=form.n, tile_m=s.bm, bm=bm, bn=s.bn, lanes=lanes, read=read, accumulator="float",
                   row0=row0, pointers=pointers, outputs=outputs, names=names,
                   read_only=read_only, threads=threads)
 
@@ -140,9 +143,10 @@ def _simt(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequ
                         read_only)
     fast = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
     w.line(f"G::template run<{fast}>(smem, m0, n0, 0, {code.k_tiles}, load_a, load_b);")
-    lanes = epilogue_lanes(body, _tile_stores(code), form.n, 8)
+    lanes = epilogue_lanes(body, _tile_stores(code), form.n, rows=s.bm, cols=s.bn,
+                           threads=threads)
     emit_epilogue(w, body, _tile_stores(code), result=form.dot.result, identity=code.identity,
-                  m=form.m, n=form.n, bm=str(s.bm), bn=s.bn, lanes=lanes,
+                  m=form.m, n=form.n, tile_m=s.bm, bm=str(s.bm), bn=s.bn, lanes=lanes,
                   read="G::read({acc}, smem, {r}, {c})", accumulator=acc, row0="",
                   pointers=pointers, outputs=outputs, names=names, read_only=read_only,
                   threads=threads)

@@ -13,7 +13,7 @@ Movement ops cost nothing: they rewrite the index. Every (value, index) is compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -72,7 +72,8 @@ class BodyEmitter:
       lane: the Var that is vectorised, or None; its size must be a multiple of ``lanes``.
       lanes: values per vector. A value that differs between lanes is emitted as
         ``Vec<compute(dtype), lanes>``, the others as scalars.
-      var_names: C integer variables. That of ``lane`` holds the first lane: a multiple of ``lanes``.
+      var_names: C integer variables. That of ``lane`` holds the first lane, a
+        multiple of ``lanes``.
       read_only: inputs that nothing in this launch writes (non-coherent loads).
       inline_reduces: compute a reduce by a serial loop where it is demanded and not bound.
     """
@@ -143,7 +144,7 @@ class BodyEmitter:
         self._scopes.pop()
 
     @contextmanager
-    def scope(self, head: str = "", *, pragma: str = "") -> Iterator[None]:
+    def scope(self, head: str = "", *, pragma: str = "") -> Generator[None]:
         """A C block ``head { ... }``; what is emitted inside is not known after it."""
         if pragma:
             self.w.directive(f"#pragma {pragma}")
@@ -393,19 +394,19 @@ class BodyEmitter:
     # ---- branches and loops --------------------------------------------------------------------
 
     @contextmanager
-    def _lane_loop(self) -> Iterator[str]:
-        l = self.w.fresh("l")
-        with self.scope(f"for (int {l} = 0; {l} < {self.lanes}; ++{l})", pragma="unroll"):
-            self._scopes[-1].lane = l
-            yield l
+    def _lane_loop(self) -> Generator[str]:
+        name = self.w.fresh("l")
+        with self.scope(f"for (int {name} = 0; {name} < {self.lanes}; ++{name})", pragma="unroll"):
+            self._scopes[-1].lane = name
+            yield name
 
     def _per_lane(self, dtype: DType, make: Callable[[], Emitted]) -> Emitted:
         """A Vec whose lanes are computed one by one, as scalars."""
         name = self.w.fresh()
         self.w.line(f"{self._type(dtype, True)} {name};")
-        with self._lane_loop() as l:
+        with self._lane_loop() as lane:
             x = make()
-            self.w.line(f"{name}.x[{l}] = {x};")
+            self.w.line(f"{name}.x[{lane}] = {x};")
         return Emitted(name, True, x.exact)
 
     def _choose(self, op: Op, value: Value, index: IndexMap) -> Emitted:

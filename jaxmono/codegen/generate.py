@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from pathlib import Path
 from collections.abc import Hashable
+from pathlib import Path
 
-from jaxmono.codegen import contractions, loop, row  # noqa: F401  (they register their kinds)
 from jaxmono.codegen.compile import compile_kernel
 from jaxmono.codegen.kernel import Kernel, emit_kernel
 from jaxmono.codegen.program import Program

@@ -119,7 +119,7 @@ def _has_v3() -> bool:
     except OSError:
         return False
     flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return _X86_64_V3 <= set(flags.split())
+    return _X86_64_V3.issubset(flags.split())
 
 
 def _runtime(command: tuple[str, ...], cache_dir: Path | None) -> bytes:

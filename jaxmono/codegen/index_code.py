@@ -29,7 +29,7 @@ def fits_int(index: Index) -> bool:
     for a, c in index.terms:
         al, ah = Index.of(a).bounds if not isinstance(a, Var) else (0, max(a.size - 1, 0))
         low, high = low + min(c * al, c * ah, 0), high + max(c * al, c * ah, 0)
-    return -_INT_MAX <= low and high <= _INT_MAX
+    return low >= -_INT_MAX and high <= _INT_MAX
 
 
 def index_code(index: Index, names: Mapping[Var, VarCode], dynamic: Callable[[Dyn], str]) -> str:

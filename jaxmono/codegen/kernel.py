@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -115,8 +115,9 @@ class _Assembly:
         read_only = tuple(
             all(self._is_read_only(g.params[i]) for g in groups)
             for i in range(len(sig.body.inputs)))
-        return _Unit(sig, f"f{number}_{readable}", code, s, code.tasks(sig, s, self.schedule.threads),
-                     work, code.counters(sig, s), slots, alone, read_only)
+        tasks = code.tasks(sig, s, self.schedule.threads)
+        return _Unit(sig, f"f{number}_{readable}", code, s, tasks, work, code.counters(sig, s),
+                     slots, alone, read_only)
 
     def _of(self, group: Group) -> _Unit:
         return self.units[group.sig.key]
@@ -350,7 +351,7 @@ class _Call:
 
 
 @contextmanager
-def _trips(w: Writer, trips: int) -> Iterator[None]:
+def _trips(w: Writer, trips: int) -> Generator[None]:
     if trips == 1:
         yield
         return

@@ -14,7 +14,9 @@ from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.schedule import LoopSchedule, choose_loop, flat_loop, roots, store_offset
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.indexing import IndexMap
 from jaxmono.fusion.plan import LoopForm, Sig
+from jaxmono.hlo.ir import Value
 
 
 class LoopCode:
@@ -71,8 +73,8 @@ class LoopCode:
                     store(i, Emitted(f"{name}[u]", x.vector, x.exact))
 
     @staticmethod
-    def _compute(w: Writer, em: BodyEmitter, values: list[tuple], t: str, stride: int,
-                 unroll: int, last: int) -> list[tuple[str, Emitted]]:
+    def _compute(w: Writer, em: BodyEmitter, values: list[tuple[Value, IndexMap]], t: str,
+                 stride: int, unroll: int, last: int) -> list[tuple[str, Emitted]]:
         """The loop that fills one array per store; past the end it repeats the last vector."""
         inner = w.child()
         em.w = inner

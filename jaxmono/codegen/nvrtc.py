@@ -108,7 +108,7 @@ def _nvrtc() -> Any:
     except (ImportError, OSError, RuntimeError) as error:
         raise MissingNvrtcError(
             f"NVRTC cannot be loaded ({error}); install it with pip: "
-            "pip install cuda-bindings nvidia-cuda-nvrtc (jax[cuda13] brings the latter)") from error
+            "pip install cuda-bindings nvidia-cuda-nvrtc (jax[cuda13] has the latter)") from error
     return nvrtc
 
 

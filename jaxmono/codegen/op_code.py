@@ -76,9 +76,9 @@ def expression(op: Op, args: Sequence[Emitted], rounded: Callable[[Emitted, DTyp
         a, b = (rounded(x, dtype) for x in args)
         direction = op.direction.lower()
         if op.compare_type == "TOTALORDER" and dtype.is_float:
-            t = f"<{storage(dtype)}>" if is_narrow(dtype) else ""
-            return Emitted(f"{p}compare_{direction}({p}total_order{t}({a}), "
-                           f"{p}total_order{t}({b}))", vector)
+            keys = [f"{'v_' if x.vector else 'op_'}total_order({_as_stored(x, dtype)})"
+                    for x in (a, b)]
+            return Emitted(f"{p}compare_{direction}({', '.join(keys)})", vector)
         return Emitted(f"{p}compare_{direction}({a}, {b})", vector)
     if isinstance(op, ops.Convert):
         return _convert(args[0], op.operand.type.dtype, op.result.type.dtype, rounded, vector)
@@ -97,7 +97,7 @@ def _elementwise(op: ops.Elementwise, args: Sequence[Emitted],
     if op.kind in _JUMP or op.kind == "next_after":
         args = [rounded(a, dtype) for a in args]
     if op.kind == "next_after" and is_narrow(dtype):
-        narrow = ", ".join(f"convert<{storage(dtype)}>({a})" for a in args)
+        narrow = ", ".join(_as_stored(a, dtype) for a in args)
         return Emitted(f"convert<float>({p}next_after({narrow}))", vector)
     exact = not is_narrow(op.result.type.dtype) or (
         op.kind in _KEEP and all(a.exact for a in args))
@@ -123,6 +123,10 @@ def _bitcast(op: ops.BitcastConvert, x: Emitted, vector: bool) -> Emitted:
     source, target = op.operand.type.dtype, op.result.type.dtype
     if source.itemsize != target.itemsize:
         raise CodegenError(f"bitcast_convert ({op.loc}) changes the number of elements")
-    text = f"convert<{storage(source)}>({x})" if is_narrow(source) else x.name
-    text = f"bitcast<{storage(target)}>({text})"
+    text = f"bitcast<{storage(target)}>({_as_stored(x, source)})"
     return Emitted(f"convert<float>({text})" if is_narrow(target) else text, vector)
+
+
+def _as_stored(x: Emitted, dtype: DType) -> str:
+    """``x`` in the C type that memory has."""
+    return f"convert<{storage(dtype)}>({x})" if is_narrow(dtype) else x.name

@@ -9,7 +9,8 @@ buffers per element, or another element type, reads global memory itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from jaxmono.codegen.dot import DotCode, row_demands, store_offset
@@ -79,11 +80,10 @@ class Panel:
         piece = 16 // self.element.itemsize
         em = BodyEmitter(w, self.code.sig.body, pointers, lane=form.k, lanes=piece,
                          var_names={**names, form.m: "m", form.k: "k"})
-        with w.block(f"for (int r = warp_id(); r < {s.bm}; r += {threads // 32})"):
-            w.line("const int m = m0 + r;")
+        with rows_of_warp(w, s.bm, threads // 32, form.m.size, unroll=1):
             w.line(f"for (int k = lane_id() * {piece}; k < {form.k.size}; k += {32 * piece})")
             w.line(f"  cp_async_16(G::TileA::at(smem, r, k), {pointers[value]} + "
-                   f"{em.code(offset)}, m < {form.m.size});")
+                   f"{em.code(offset)});")
         w.line("cp_async_commit();")
 
     def emit(self, w: Writer, pointers: Mapping[Value, str], outputs: Sequence[str],
@@ -101,11 +101,8 @@ class Panel:
         if self.source is not None:
             w.line("cp_async_wait<G::STAGES>();  // all but the right operand")
             w.line("syncwarp();")
-        # Several rows at once: the shuffles of one row's reduces hide behind those of the others.
-        w.directive(f"#pragma unroll {max(1, min(4, 96 // max(k.size // 32, 1)))}")
-        with w.block(f"for (int r = warp_id(); r < {s.bm}; r += {threads // 32})"):
-            w.line("const int m = m0 + r;")
-            w.line(f"if (m >= {form.m.size}) continue;  // rows of the tile that are never stored")
+        with rows_of_warp(w, s.bm, threads // 32, form.m.size,
+                          unroll=max(1, min(2, 64 // max(k.size // 32, 1)))):
             em = BodyEmitter(w, body, pointers, lane=k, lanes=lanes,
                              var_names={**names, form.m: "m"}, read_only=read_only)
             vec = f", {lanes}" if lanes > 1 else ""
@@ -132,3 +129,27 @@ class Panel:
             if padded > k.size:
                 w.line(f"for (int c = {k.size} + lane_id(); c < {padded}; c += 32) "
                        f"*G::TileA::at(smem, r, c) = convert<{t}>(0.0f);")
+
+
+@contextmanager
+def rows_of_warp(w: Writer, rows: int, warps: int, size: int, *, unroll: int) -> Iterator[None]:
+    """A loop over the rows ``r`` of a tile that a warp owns, ``m = m0 + r``, those below ``size``.
+
+    Where the warps share the rows out evenly the loop has no test that could differ between the
+    lanes of a warp: the compiler would guard every shuffle inside against it.
+
+    Args:
+      unroll: rows at once; the shuffles of one row's reduces hide behind those of the others.
+    """
+    w.directive(f"#pragma unroll {unroll}")
+    if rows % warps:
+        head = f"for (int r = warp_id(); r < {rows}; r += {warps})"
+    else:
+        head = f"for (int turn = 0; turn < {rows // warps}; ++turn)"
+    with w.block(head):
+        if rows % warps == 0:
+            w.line(f"const int r = turn * {warps} + warp_id();")
+        w.line("const int m = m0 + r;")
+        if size % rows:
+            w.line(f"if (m >= {size}) continue;  // rows of the tile that are never stored")
+        yield

@@ -58,7 +58,8 @@ def identity(kind: str, dtype: DType) -> str:
     if kind == "multiply":
         return literal(1, dtype)
     if kind == "and":
-        return literal(1, dtype) if dtype is DType.PRED else f"{compute(dtype)}(~{literal(0, dtype)})"
+        ones = f"{compute(dtype)}(~{literal(0, dtype)})"
+        return literal(1, dtype) if dtype is DType.PRED else ones
     low, high = _range(dtype)
     return literal(low if kind == "maximum" else high, dtype)
 

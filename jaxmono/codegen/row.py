@@ -50,7 +50,8 @@ class RowCode:
     def shared_bytes(self, sig: Sig, schedule: RowSchedule, threads: int) -> int:
         if schedule.tier == "warp":
             return 0
-        state = max(16 + 8 * len(o.results) for o in sig.body.ops if isinstance(o, ops.Reduce))
+        state = max((8 + 8 * len(o.results) for o in sig.body.ops if isinstance(o, ops.Reduce)),
+                    default=0)
         return threads // 32 * state * (32 * schedule.lanes if schedule.tier == "slice" else 1)
 
     def workspace_bytes(self, sig: Sig, schedule: RowSchedule) -> int:

@@ -38,7 +38,7 @@ class Team:
     Attributes:
       size: number of threads (or of column slices) that columns are dealt to.
       rank: C expression of this thread's number in the team, in [0, size).
-      combine: template name of device/reduce.cuh: "combine_warp", "combine_block" or "combine_slice".
+      combine: template of device/reduce.cuh: combine_warp, combine_block or combine_slice.
       argument: second template argument of `combine`.
       smem: C pointer to shared memory for `combine`, where it needs any.
       lanes_on_rows: the vectorised Var runs along rows: every lane has a row of its own.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -86,8 +87,14 @@ def register(kind: str, code: SigCode) -> None:
     _REGISTRY[kind] = code
 
 
+_MODULES = ("loop", "row", "contractions")
+"""Modules of this room that register kinds when they are imported."""
+
+
 def code_for(sig: Sig) -> SigCode:
     """The generator of a Sig's kind."""
+    for module in _MODULES if sig.kind not in _REGISTRY else ():
+        importlib.import_module(f"jaxmono.codegen.{module}")
     if sig.kind not in _REGISTRY:
         raise CodegenError(f"no generator for {sig.kind} groups ({sig.name}); the planner should "
                            "have left them to XLA")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
@@ -50,7 +50,7 @@ class Writer:
         self.lines.append(text)
 
     @contextmanager
-    def block(self, head: str, tail: str = "}") -> Iterator[None]:
+    def block(self, head: str, tail: str = "}") -> Generator[None]:
         """``head {`` ... ``tail``, the lines between them indented."""
         self.line(f"{head} {{" if head else "{")
         self._indent += 1

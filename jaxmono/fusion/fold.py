@@ -19,7 +19,6 @@ from jaxmono.fusion.plan import Device
 from jaxmono.fusion.rows import reduced_shape
 from jaxmono.fusion.support import matrix_dtype
 from jaxmono.fusion.trim import escapes
-from jaxmono.fusion.walk import leaves
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 
@@ -44,19 +43,42 @@ def fold(state: State) -> None:
     for chain in [d for d in state.drafts if d.kind == "row"]:
         if chain.anchor in state.banned:
             continue
-        hosts = _hosts(state, chain)
+        touched, readers = _touched(state, chain)
+        hosts = _hosts(state, chain, touched, readers)
         if hosts:
-            _try(state, chain, hosts)
+            _try(state, chain, hosts, readers, _inside(state, chain, touched))
 
 
-def _hosts(state: State, chain: Draft) -> list[Draft]:
+def _touched(state: State, chain: Draft) -> tuple[dict[Value, None], dict[Draft, None]]:
+    """Values that the chain makes or that float behind it, and the drafts that read them."""
+    values = {r: None for o in chain.ops for r in o.results}
+    readers: dict[Draft, None] = {}
+    todo = list(values)
+    while todo:
+        for u in state.graph.users.get(todo.pop(), ()):
+            owner = state.owner.get(u)
+            if owner is not None:
+                if owner is not chain:
+                    readers[owner] = None
+                continue
+            for r in u.results:
+                if r not in values:
+                    values[r] = None
+                    todo.append(r)
+    return values, readers
+
+
+def _hosts(state: State, chain: Draft, touched: dict[Value, None],
+           readers: dict[Draft, None]) -> list[Draft]:
     """Dot drafts that could take the chain in as their left operand."""
     out: list[Draft] = []
+    inside = _inside(state, chain, touched)
     for d in state.drafts:
         dot = d.anchor
-        if d.kind != "dot" or d.folded or not isinstance(dot, ops.DotGeneral):
+        if d not in readers or d.kind != "dot" or d.folded or not isinstance(dot, ops.DotGeneral):
             continue
-        if chain.pot < d.pot and _fits(dot, state.device) and _provable(state, chain, d, dot):
+        if chain.pot < d.pot and _fits(dot, state.device) \
+                and _provable(state, chain, d, dot, touched, inside):
             out.append(d)
     return out
 
@@ -70,28 +92,23 @@ def _fits(dot: ops.DotGeneral, device: Device) -> bool:
             and panel * min(rows, TILE_ROWS) * PANEL_US_PER_BYTE <= 0.6 * device.phase_us)
 
 
-def _reaches(state: State, v: Value, chain: Draft) -> bool:
-    found = leaves(state.graph, v, lambda o: o not in state.owner and not isinstance(o, ANCHORS))
-    return any(state.owner_of(x) is chain for x in found)
-
-
-def _provable(state: State, chain: Draft, draft: Draft, dot: ops.DotGeneral) -> bool:
-    if not _reaches(state, dot.lhs, chain):
+def _provable(state: State, chain: Draft, draft: Draft, dot: ops.DotGeneral,
+              touched: dict[Value, None], inside: set[Op]) -> bool:
+    if dot.lhs not in touched:
         return False
     for o in draft.ops:  # the epilogue and the other operand must not need it
         for v in o.uses:
-            if v not in draft.at and (v is not dot.lhs or o is not dot) \
-                    and _reaches(state, v, chain):
+            if v in touched and (o is not dot or v is not dot.lhs):
                 return False
-    if _reaches(state, dot.rhs, chain):
+    if dot.rhs in touched:
         return False
     b, m, _, k = dot_vars(dot)
-    inside = _inside(state, chain)
     walk = prologue_walk(state.graph, dot, inside, (b, m, k))
     if walk.failed is not None:
         return False
-    reduces = [o for o in inside if isinstance(o, ops.Reduce)]
-    for o in reduces:
+    for o in chain.ops:
+        if not isinstance(o, ops.Reduce):
+            continue
         if math.prod(reduced_shape(o)) != k.size:
             return False
         indices = {i for r in o.results for i in walk.reached.get(r, {})}
@@ -103,12 +120,21 @@ def _provable(state: State, chain: Draft, draft: Draft, dot: ops.DotGeneral) -> 
             and not any(isinstance(o, ops.Gather) for o in made))
 
 
-def _inside(state: State, chain: Draft) -> set[Op]:
-    return set(chain.ops) | {o for o in state.graph.ops
-                             if o not in state.owner and not isinstance(o, ANCHORS)}
+def _inside(state: State, chain: Draft, touched: dict[Value, None]) -> set[Op]:
+    """The chain, what floats behind it, and what floats before it."""
+    inside = set(chain.ops)
+    inside.update(o for v in touched if (o := state.graph.producer[v]) not in state.owner)
+    todo = [v for o in inside for v in o.uses]
+    while todo:
+        o = state.graph.producer.get(todo.pop())
+        if o is not None and o not in inside and o not in state.owner:
+            inside.add(o)
+            todo.extend(o.uses)
+    return inside
 
 
-def _try(state: State, chain: Draft, hosts: list[Draft]) -> None:
+def _try(state: State, chain: Draft, hosts: list[Draft], readers: dict[Draft, None],
+         inside: set[Op]) -> None:
     outputs = state.outputs_set()
     kept: dict[Value, None] = {}
     for o in chain.ops:
@@ -116,12 +142,11 @@ def _try(state: State, chain: Draft, hosts: list[Draft]) -> None:
             if escapes(state, chain, r, outputs) and not _only_for(state, chain, r, hosts, outputs):
                 kept[r] = None
     if kept:
-        others = [d.pot for d in state.drafts if d is not chain and d not in hosts
-                  and any(_reaches(state, v, chain) for o in d.ops for v in o.uses)]
+        others = [d.pot for d in readers if d not in hosts]
         # somebody else needs the rows as early as the hosts run: no stage would be saved
         if any(p <= max(h.pot for h in hosts) for p in others):
             return
-        writer = next((h for h in hosts if _can_store(state, chain, h, list(kept))), None)
+        writer = next((h for h in hosts if _can_store(state, inside, h, list(kept))), None)
         if writer is None:
             return
         writer.extra = tuple(kept)
@@ -160,10 +185,10 @@ def _only_for(state: State, chain: Draft, v: Value, hosts: list[Draft],
     return True
 
 
-def _can_store(state: State, chain: Draft, host: Draft, values: list[Value]) -> bool:
+def _can_store(state: State, inside: set[Op], host: Draft, values: list[Value]) -> bool:
     dot = host.anchor
     assert isinstance(dot, ops.DotGeneral)
     b, m, _, k = dot_vars(dot)
-    walk = prologue_walk(state.graph, dot, _inside(state, chain), (b, m, k))
+    walk = prologue_walk(state.graph, dot, inside, (b, m, k))
     return all(v.type.size == b.size * m.size * k.size and walk.only(v) is not None
                for v in values)

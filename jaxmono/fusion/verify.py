@@ -19,12 +19,12 @@ from jaxmono.fusion.plan import (
     Buffer,
     DotForm,
     Group,
-    LoopForm,
     Place,
     Plan,
     Sig,
     SyncEdge,
 )
+from jaxmono.fusion.proofs import check_form
 from jaxmono.hlo import ops
 
 Span = tuple[str, int, int]
@@ -113,8 +113,7 @@ def _check_sig(sig: Sig) -> None:
             raise PlanError(f"sig {sig.name} has contractions that its form does not name")
     elif any(isinstance(o, ops.DotGeneral) for o in body.ops):
         raise PlanError(f"sig {sig.name} is a {sig.kind} but holds a contraction")
-    if isinstance(form, LoopForm) and any(isinstance(o, ops.Reduce) for o in body.ops):
-        raise PlanError(f"sig {sig.name} is a loop but holds a reduce")
+    check_form(sig)
     for s in form.stores:
         _check_store(sig, s.result, s.over)
 

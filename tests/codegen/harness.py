@@ -67,8 +67,8 @@ def compile_graph(graph: Graph, *, plan: Plan | None = None, **kw: Any) -> Progr
     return generate(plan, interpret_target(), DEVICE, "test_kernel", **kw)
 
 
-def check(graph: Graph, inputs: Sequence[Any], *, rtol: float | None = None, seeds: tuple[int, ...] = (0,),
-          **kw: Any) -> Program:
+def check(graph: Graph, inputs: Sequence[Any], *, rtol: float | None = None,
+          seeds: tuple[int, ...] = (0,), **kw: Any) -> Program:
     """Runs the graph as a kernel and compares every output with the NumPy reference."""
     program = compile_graph(graph, **kw)
     wanted = evaluate(graph, inputs)

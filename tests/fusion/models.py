@@ -22,6 +22,10 @@ def graph_of(fn: Callable[..., Any], *args: Any) -> Graph:
     return simplify(importer.import_module(lowered.compiler_ir("stablehlo")).graph)
 
 
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
 def random_inputs(graph: Graph, seed: int = 0) -> list[np.ndarray[Any, Any]]:
     """Inputs of a graph: floats from a normal distribution, small non-negative integers."""
     rng = np.random.default_rng(seed)
@@ -78,7 +82,8 @@ class Encoder(nnx.Module):
 
 
 def encoder(layers: int = 2, batch: int = 2, length: int = 8, width: int = 32, heads: int = 4,
-            inner: int = 64, dtype: Any = jnp.float32) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+            inner: int = 64, dtype: Any = jnp.float32) -> tuple[Any, tuple[Any, ...]]:
+    """A function of (state, ids, mask), and abstract arguments for it."""
     model = nnx.eval_shape(lambda: Encoder(layers, width, heads, inner, 50, length, dtype))
     definition, state = nnx.split(model)
 

@@ -213,8 +213,8 @@ class RandomGraph:
         av, ai, bv, bi = Value(f), Value(s), Value(f), Value(s)
         inner = Builder()
         pick = inner.compare("GE", av, bv)
-        body = Graph((av, ai, bv, bi), (), ())
-        outs = (inner.elementwise("select", pick, av, bv), inner.elementwise("select", pick, ai, bi))
+        outs = (inner.elementwise("select", pick, av, bv),
+                inner.elementwise("select", pick, ai, bi))
         body = Graph((av, ai, bv, bi), tuple(inner.ops), outs, "body")
         shape = tuple(n for i, n in enumerate(x.type.dims) if i != d)
         top, at = self.b.emit(

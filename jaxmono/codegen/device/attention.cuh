@@ -72,6 +72,7 @@ struct Attention {
                               const LoadK& load_k, const LoadV& load_v) {
     if constexpr (Q_D_MAJOR) TileQ::template fill<THREADS>(smem, row0, 0, load_q);
     else TileQ::template fill<THREADS>(smem, 0, row0, load_q);
+#pragma unroll 1
     for (int t = 0; t < STAGES - 1; ++t) fetch(smem, t, load_k, load_v);
 
     const int warp = warp_id(), row = warp % WARPS_M * 16, col = warp / WARPS_M * NT1 * 8;

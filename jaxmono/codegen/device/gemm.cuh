@@ -72,6 +72,7 @@ struct Gemm {
   template <class LoadA, class LoadB>
   JM_DEVICE static void prologue(unsigned char* smem, int row0, int col0, int k0, int tiles,
                                  const LoadA& load_a_piece, const LoadB& load_b_piece) {
+#pragma unroll 1
     for (int t = 0; t < STAGES; ++t) {
       if (t < tiles) fetch(smem, t, row0, col0, k0, load_a_piece, load_b_piece);
       cp_async_commit();

@@ -19,7 +19,7 @@
 // Global memory, T of 1, 2, 4, 8 or 16 bytes (Bits128 for raw 16):
 //   T ld_global<T>(const T*)         through L1
 //   T ld_nc<T>(const T*)             read-only for the whole launch, on pain of stale values
-//   T ld_stream<T>(const T*)         read-only and read once: evicted first
+//   T ld_stream<T>(const T*)         read-only and read once: not kept in L1
 //   T ld_coherent<T>(const T*)       from L2 (ld.relaxed.gpu): data of other blocks of this launch
 //   void st_global<T>(T*, T), st_stream<T>(T*, T)
 //   Bits128 load_global_16(const void*), load_global_16_nc, load_global_16_stream,

@@ -36,7 +36,8 @@ namespace jaxmono {
   }
 JM_LOAD(ld_global, volatile, "global", "memory")
 JM_LOAD(ld_nc, , "global.nc", )  // nothing writes it: free to move
-JM_LOAD(ld_stream, , "global.nc.L1::no_allocate.L2::evict_first", )
+// An L2 policy would need a 32-byte load or a policy register.
+JM_LOAD(ld_stream, , "global.nc.L1::no_allocate", )
 #undef JM_LOAD
 
 template <class T>

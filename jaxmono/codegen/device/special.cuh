@@ -95,11 +95,12 @@ JM_DEVICE double erf_inv(double x) {
   return x < 0 ? -y : y;
 }
 
-// Derivative of log_gamma; NaN at zero and the negative integers. Reflection below 1/2, recurrence up
+// Derivative of log_gamma; -inf at zero, NaN at the negative integers. Reflection below 1/2, recurrence up
 // to 8, then the asymptotic series (Abramowitz and Stegun 6.3.7, 6.3.6, 6.3.18).
 JM_DEVICE double digamma(double x) {
   if (x == infinity<double>()) return x;
-  if (x <= 0 && x == floor(x)) return nan<double>();
+  if (x == 0) return -infinity<double>();
+  if (x < 0 && x == floor(x)) return nan<double>();
   double z = x < 0.5 ? 1.0 - x : x, shift = 0;
   while (z < 8) {
     shift -= 1.0 / z;
@@ -137,7 +138,7 @@ JM_DEVICE double bessel_i1e(double x) {
       term *= -(4.0 - odd * odd) / (k * 8.0 * a);
       sum += term;
     }
-    y = sum / sqrt(2 * PI * a);
+    y = sum / (sqrt(2 * PI) * sqrt(a));
   }
   return x < 0 ? -y : y;
 }

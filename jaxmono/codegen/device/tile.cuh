@@ -22,17 +22,25 @@ struct Tile {
   }
 
   // Calls load(destination, row, col) once for every 16-byte piece, spread over THREADS threads so
-  // that neighbouring threads take neighbouring pieces of a row.
+  // that neighbouring threads take neighbouring pieces of a row. Rows and pieces advance by addition:
+  // dividing for every piece costs more than the copy, and the code must stay small (a stage runs
+  // once and then gives the instruction cache to the next).
   template <int THREADS, class Load>
   JM_DEVICE static void fill(unsigned char* base, int row0, int col0, const Load& load) {
     constexpr int TOTAL = ROWS * PIECES;
     constexpr int TRIPS = (TOTAL + THREADS - 1) / THREADS;
-#pragma unroll(TRIPS <= 8 ? TRIPS : 8)
+    constexpr int ROW_STEP = THREADS / PIECES, PIECE_STEP = THREADS % PIECES;
+    int row = static_cast<int>(static_cast<unsigned>(thread_id()) / PIECES);
+    int piece = static_cast<int>(static_cast<unsigned>(thread_id()) % PIECES);
+#pragma unroll(TRIPS <= 4 ? TRIPS : 4)
     for (int i = 0; i < TRIPS; ++i) {
-      const int piece = i * THREADS + thread_id();
-      if (TOTAL % THREADS == 0 || piece < TOTAL) {
-        const int row = piece / PIECES, col = piece % PIECES * PIECE;
-        load(static_cast<void*>(at(base, row, col)), row0 + row, col0 + col);
+      if (TOTAL % THREADS == 0 || row < ROWS)
+        load(static_cast<void*>(at(base, row, piece * PIECE)), row0 + row, col0 + piece * PIECE);
+      row += ROW_STEP;
+      piece += PIECE_STEP;
+      if (PIECE_STEP != 0 && piece >= PIECES) {
+        piece -= PIECES;
+        ++row;
       }
     }
   }

@@ -85,10 +85,20 @@ constexpr T GREATEST = static_cast<T>(~static_cast<Bits<T>>(LEAST<T>));
 #ifndef JAXMONO_EMULATE
 
 JM_DEVICE float bf16_to_float(uint16_t x) { return __uint_as_float(static_cast<uint32_t>(x) << 16); }
-JM_DEVICE uint16_t float_to_bf16(float x) {
-  uint16_t out;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out) : "f"(x));
+// Two values as neighbours in memory. Packed conversions run at full rate; those of one value are
+// four times slower.
+JM_DEVICE uint32_t floats_to_bf16x2(float first, float second) {
+  uint32_t out;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(second), "f"(first));
   return out;
+}
+JM_DEVICE uint32_t floats_to_f16x2(float first, float second) {
+  uint32_t out;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(second), "f"(first));
+  return out;
+}
+JM_DEVICE uint16_t float_to_bf16(float x) {
+  return static_cast<uint16_t>(floats_to_bf16x2(x, 0.0f));
 }
 JM_DEVICE float f16_to_float(uint16_t x) {
   float out;
@@ -96,9 +106,7 @@ JM_DEVICE float f16_to_float(uint16_t x) {
   return out;
 }
 JM_DEVICE uint16_t float_to_f16(float x) {
-  uint16_t out;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out) : "f"(x));
-  return out;
+  return static_cast<uint16_t>(floats_to_f16x2(x, 0.0f));
 }
 JM_DEVICE uint16_t double_to_f16(double x) {
   uint16_t out;
@@ -112,6 +120,12 @@ JM_DEVICE float bf16_to_float(uint16_t x) { return emulate::bf16_to_float(x); }
 JM_DEVICE uint16_t float_to_bf16(float x) { return emulate::float_to_bf16(x); }
 JM_DEVICE float f16_to_float(uint16_t x) { return emulate::f16_to_float(x); }
 JM_DEVICE uint16_t float_to_f16(float x) { return emulate::float_to_f16(x); }
+JM_DEVICE uint32_t floats_to_bf16x2(float first, float second) {
+  return float_to_bf16(first) | static_cast<uint32_t>(float_to_bf16(second)) << 16;
+}
+JM_DEVICE uint32_t floats_to_f16x2(float first, float second) {
+  return float_to_f16(first) | static_cast<uint32_t>(float_to_f16(second)) << 16;
+}
 JM_DEVICE uint16_t double_to_f16(double x) { return emulate::double_to_f16(x); }
 
 #endif

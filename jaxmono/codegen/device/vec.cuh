@@ -93,7 +93,7 @@ JM_LIFT(add) JM_LIFT(and) JM_LIFT(atan2) JM_LIFT(divide) JM_LIFT(maximum) JM_LIF
 JM_LIFT(multiply) JM_LIFT(or) JM_LIFT(power) JM_LIFT(remainder) JM_LIFT(shift_left)
 JM_LIFT(shift_right_arithmetic) JM_LIFT(shift_right_logical) JM_LIFT(subtract) JM_LIFT(xor)
 JM_LIFT(next_after) JM_LIFT(polygamma) JM_LIFT(zeta)
-JM_LIFT(clamp) JM_LIFT(select) JM_LIFT(reduce_precision)
+JM_LIFT(clamp) JM_LIFT(select) JM_LIFT(reduce_precision) JM_LIFT(total_order)
 JM_LIFT(compare_eq) JM_LIFT(compare_ne) JM_LIFT(compare_lt) JM_LIFT(compare_le)
 JM_LIFT(compare_gt) JM_LIFT(compare_ge)
 
@@ -101,11 +101,26 @@ JM_LIFT(compare_gt) JM_LIFT(compare_ge)
 
 // ---- conversions ---------------------------------------------------------------------------------
 
+template <class A, class B>
+constexpr bool same_type = false;
+template <class A>
+constexpr bool same_type<A, A> = true;
+
 template <class To, class T, int N>
 JM_DEVICE Vec<To, N> convert(const Vec<T, N>& v) {
   Vec<To, N> r;
+  if constexpr (N % 2 == 0 && same_type<T, float> && (same_type<To, bf16> || same_type<To, f16>)) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) r.x[i] = convert<To>(v.x[i]);
+    for (int i = 0; i < N; i += 2) {
+      const uint32_t pair = same_type<To, bf16> ? floats_to_bf16x2(v.x[i], v.x[i + 1])
+                                                : floats_to_f16x2(v.x[i], v.x[i + 1]);
+      r.x[i] = bitcast<To>(static_cast<uint16_t>(pair));
+      r.x[i + 1] = bitcast<To>(static_cast<uint16_t>(pair >> 16));
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) r.x[i] = convert<To>(v.x[i]);
+  }
   return r;
 }
 
@@ -124,10 +139,7 @@ JM_DEVICE float rounded(const T& x) {
 }
 template <class To, class T, int N>
 JM_DEVICE Vec<float, N> rounded(const Vec<T, N>& v) {
-  Vec<float, N> r;
-#pragma unroll
-  for (int i = 0; i < N; ++i) r.x[i] = convert<float>(convert<To>(v.x[i]));
-  return r;
+  return convert<float>(convert<To>(v));
 }
 
 // ---- memory --------------------------------------------------------------------------------------

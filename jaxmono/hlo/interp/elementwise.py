@@ -164,7 +164,8 @@ def convert(op: ops.Convert, ctx: Context) -> Sequence[Any]:
 def _float_to_integer(x: Array, target: DType) -> Array:
     """Truncates; clamps what is out of range; NaN gives 0."""
     info = np.iinfo(target.numpy)
-    # NaN fails both comparisons. 2**63 - 1 is no float64: compare with the power of two and never cast beyond it.
+    # NaN fails both comparisons. 2**63 - 1 is no float64: compare with the power of two, and
+    # never cast what is beyond it.
     low, high = float(info.min), float(info.max) if info.max < 2**53 else float(info.max) + 1
     inside = np.where((x > low) & (x < high), x, 0.0).astype(target.numpy)
     out = np.where(x >= high, info.max, inside).astype(target.numpy)

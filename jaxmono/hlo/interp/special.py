@@ -67,7 +67,7 @@ _BERNOULLI = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12
 
 
 def digamma(x: F64) -> F64:
-    """Derivative of lgamma; NaN at zero and the negative integers, as in XLA.
+    """Derivative of lgamma; NaN at the negative integers; -inf at zeros (NaN until JAX 0.10).
 
     Reflection for x < 0.5, recurrence up to x >= 8, then the asymptotic series with Bernoulli
     numbers (Abramowitz and Stegun 6.3.7, 6.3.6, 6.3.18).
@@ -87,7 +87,7 @@ def digamma(x: F64) -> F64:
     # tan has period pi: reducing first keeps its argument exact.
     y = np.where(reflect, y - math.pi / np.tan(math.pi * (x - np.rint(x))), y)
     pole = (x <= 0) & (x == np.floor(x))
-    y = np.where(pole, np.nan, y)
+    y = np.where(pole, np.where(x == 0, -np.inf, np.nan), y)
     return np.where(x == np.inf, np.inf, y)
 
 

@@ -1,0 +1,1 @@
+"""Measurements on a GPU: `python -m benchmarks.gpu` writes benchmarks/results."""

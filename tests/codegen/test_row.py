@@ -1,0 +1,223 @@
+"""Row groups: every tier, every reducer, odd sizes, against the reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import DEVICE, check, compile_graph, run_program
+from harness_graphs import ALL, FLOATS, data, graph, value
+
+from jaxmono.codegen.generate import default_schedule
+from jaxmono.codegen.schedule import KernelSchedule, RowSchedule
+from jaxmono.codegen.target import interpret_target
+from jaxmono.fusion import make_plan
+from jaxmono.fusion.plan import RowForm
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.rewrite import Builder
+from jaxmono.hlo.types import DType, TensorType
+
+F32, S32 = DType.F32, DType.S32
+
+
+def start(b: Builder, kind: str, dtype: DType) -> Value:
+    """The usual initial value of a reduction."""
+    if kind in ("maximum", "minimum"):
+        low, high = ((-np.inf, np.inf) if dtype.is_float else (0, 1) if dtype is DType.PRED
+                     else (np.iinfo(dtype.numpy).min, np.iinfo(dtype.numpy).max))
+        return b.constant(low if kind == "maximum" else high, dtype)
+    if kind == "and":
+        return b.constant(np.invert(np.zeros((), dtype.numpy)))
+    return b.constant({"add": 0, "multiply": 1, "or": 0}[kind], dtype)
+
+
+def softmax(b: Builder, x: Value) -> Value:
+    m, n = x.type.dims
+    wide = b.convert(x, F32)
+    most = b.reduce(wide, start(b, "maximum", F32), "maximum", (1,))
+    e = b.elementwise("exponential", b.elementwise(
+        "subtract", wide, b.broadcast_in_dim(most, (m, n), (0,))))
+    total = b.reduce(e, b.constant(0, F32), "add", (1,))
+    y = b.elementwise("divide", e, b.broadcast_in_dim(total, (m, n), (0,)))
+    return b.convert(y, x.type.dtype)
+
+
+def layer_norm(b: Builder, x: Value, scale: Value, bias: Value) -> tuple[Value, ...]:
+    m, n = x.type.dims
+    inv = b.broadcast_in_dim(b.constant(1.0 / n, F32), (m,), ())
+    wide = b.convert(x, F32)
+    mean = b.elementwise("multiply", b.reduce(wide, b.constant(0, F32), "add", (1,)), inv)
+    centred = b.elementwise("subtract", wide, b.broadcast_in_dim(mean, (m, n), (0,)))
+    var = b.elementwise("multiply", b.reduce(b.elementwise("square", centred), b.constant(0, F32),
+                                             "add", (1,)), inv)
+    eps = b.broadcast_in_dim(b.constant(1e-5, F32), (m,), ())
+    r = b.elementwise("rsqrt", b.elementwise("add", var, eps))
+    y = b.elementwise("multiply", centred, b.broadcast_in_dim(r, (m, n), (0,)))
+    y = b.elementwise("multiply", y, b.broadcast_in_dim(b.convert(scale, F32), (m, n), (1,)))
+    y = b.elementwise("add", y, b.broadcast_in_dim(b.convert(bias, F32), (m, n), (1,)))
+    return b.convert(y, x.type.dtype), mean
+
+
+def argmax(b: Builder, x: Value, dim: int = 1) -> tuple[Value, ...]:
+    """As jnp.argmax lowers: the first NaN, else the first largest element."""
+    shape = tuple(n for i, n in enumerate(x.type.dims) if i != dim)
+    i = b.iota(x.type.dims, S32, dim)
+    t = x.type.dtype
+    av, ai, bv, bi = (value((), d) for d in (t, S32, t, S32))
+    r = Builder()
+    nan = r.compare("NE", av, av)
+    better = r.elementwise("or", r.compare("GT", av, bv), nan)
+    same = r.compare("EQ", av, bv)
+    first = r.elementwise("and", same, r.compare("LT", ai, bi))
+    take = r.elementwise("or", better, first)
+    out = (r.elementwise("select", better, av, bv), r.elementwise("select", take, ai, bi))
+    body = Graph((av, ai, bv, bi), tuple(r.ops), out)
+    return b.emit(ops.Reduce, [TensorType(shape, t), TensorType(shape, S32)], args=(x, i),
+                  inits=(b.constant(-np.inf, t), b.constant(0, S32)), body=body, dimensions=(dim,))
+
+
+def tiers(columns: int) -> list[RowSchedule]:
+    out = [RowSchedule("warp", g, lanes) for g, lanes in ((1, 1), (4, 1), (32, 1), (32, 4))]
+    out += [RowSchedule("block", 64, 1), RowSchedule("block", 64, 2), RowSchedule("slice", 32, 1),
+            RowSchedule("warp", 32, 1, keep_words=0), RowSchedule("block", 64, 1, keep_words=0)]
+    return [s for s in out if s.tier == "slice" or columns % s.lanes == 0]
+
+
+def each_tier(g: Graph, columns: int, **kw: Any) -> None:
+    plan = make_plan(g, DEVICE)
+    assert all(isinstance(s.form, RowForm) for s in plan.sigs), "the plan is not made of rows"
+    for s in tiers(columns):
+        check(g, [data(v, i, special=kw.get("special", True)) for i, v in enumerate(g.inputs)],
+              plan=plan, schedule=KernelSchedule(64, 1, {x.key: s for x in plan.sigs}))
+
+
+@pytest.mark.parametrize("shape", [(5, 37), (67, 8)])
+def test_softmax_in_every_tier(shape: tuple[int, int]) -> None:
+    each_tier(graph([value(shape)], softmax), shape[1])
+
+
+@pytest.mark.parametrize("dtype", [DType.BF16, F32], ids=lambda d: d.value)
+def test_layer_norm_in_every_tier(dtype: DType) -> None:
+    g = graph([value((9, 96), dtype), value((96,), dtype), value((96,), dtype)], layer_norm)
+    each_tier(g, 96, special=False)
+
+
+def test_argmax_in_every_tier() -> None:
+    each_tier(graph([value((6, 24))], argmax), 24)
+
+
+@pytest.mark.parametrize("dtype", ALL, ids=lambda d: d.value)
+def test_reducers_of_every_type(dtype: DType) -> None:
+    kinds = ["maximum", "minimum", "add", "multiply"]
+    if not dtype.is_float:
+        kinds += ["and", "or"]
+
+    def make(b: Builder, x: Value) -> tuple[Value, ...]:
+        return tuple(b.reduce(x, start(b, k, dtype), k, (1,)) for k in kinds)
+
+    x = value((7, 33), dtype)
+    scale = 1.0 if dtype is DType.F16 else 2.0
+    g = graph([x], make)
+    check(g, [data(x, special=False, scale=scale)])
+    check(g, [data(x, special=True, scale=scale)])
+
+
+@pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1), (0, 1, 2)])
+def test_any_dimensions(dims: tuple[int, ...]) -> None:
+    check(graph([value((5, 34, 12))], lambda b, x: b.reduce(x, start(b, "add", F32), "add", dims)),
+          [data(value((5, 34, 12)), special=False)])
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+def test_slices_of_columns_with_vectors_of_rows(lanes: int) -> None:
+    """Lanes have rows of their own; row values and accumulators are vectors."""
+    def make(b: Builder, x: Value) -> tuple[Value, ...]:
+        m, n = x.type.dims
+        most = b.reduce(x, start(b, "maximum", F32), "maximum", (0,))
+        y = b.elementwise("subtract", x, b.broadcast_in_dim(most, (m, n), (1,)))
+        return b.elementwise("exponential", y), *argmax(b, y, 0)
+
+    g = graph([value((21, 140))], make)
+    plan = make_plan(g, DEVICE)
+    schedule = KernelSchedule(64, 1, {s.key: RowSchedule("slice", 32, lanes) for s in plan.sigs})
+    check(g, [data(g.inputs[0])], plan=plan, schedule=schedule, seeds=(0, 1))
+
+
+def test_initial_value_counts_once() -> None:
+    def make(b: Builder, x: Value, i: Value) -> tuple[Value, ...]:
+        return (b.reduce(x, i, "add", (1,)), b.reduce(x, i, "maximum", (1,)),
+                b.reduce(x, i, "multiply", (1,)))
+
+    x, i = value((3, 50)), value(())
+    for first in (100.0, np.nan, -0.0):
+        check(graph([x, i], make), [data(x, special=False), np.float32(first)])
+
+
+def test_sum_of_negative_zeros_is_negative_zero() -> None:
+    x, i = value((2, 40)), value(())
+    g = graph([x, i], lambda b, x, i: b.reduce(x, i, "add", (1,)))
+    (out,) = run_program(compile_graph(g), [np.full((2, 40), -0.0, np.float32), np.float32(-0.0)])
+    assert np.signbit(out).all()
+
+
+@pytest.mark.parametrize("kind", ["maximum", "minimum"])
+def test_nan_wins(kind: str) -> None:
+    a = np.arange(120, dtype=np.float32).reshape(3, 40)
+    a[1, 17] = np.nan
+    g = graph([value((3, 40))], lambda b, x: b.reduce(x, start(b, kind, F32), kind, (1,)))
+    (out,) = run_program(compile_graph(g), [a])
+    assert np.isnan(out).tolist() == [False, True, False]
+
+
+def test_full_reduction_of_a_long_vector() -> None:
+    x = value((10_007,))
+    g = graph([x], lambda b, x: b.reduce(x, b.constant(0, F32), "add", (0,)))
+    check(g, [data(x, special=False)], rtol=1e-4)
+
+
+def test_one_row_over_two_dimensions_of_columns() -> None:
+    def make(b: Builder, x: Value) -> Value:
+        t = b.transpose(x, (0, 2, 1))
+        s = b.reduce(t, b.constant(0, F32), "add", (1, 2))
+        return b.elementwise("subtract", t, b.broadcast_in_dim(s, (4, 6, 10), (0,)))
+
+    check(graph([value((4, 10, 6))], make), [data(value((4, 10, 6)), special=False)])
+
+
+def test_guards_inside_rows() -> None:
+    """A concatenation and a pad of the columns, whose elements come from short buffers."""
+    def make(b: Builder, x: Value, y: Value) -> Value:
+        z = b.concatenate([x, y], 1)
+        p = b.emit1(ops.Pad, TensorType((5, 30), F32), operand=z, padding_value=b.constant(1, F32),
+                    low=(0, 3), high=(0, 7), interior=(0, 0))
+        return softmax(b, p)
+
+    x, y = value((5, 8)), value((5, 12))
+    check(graph([x, y], make), [data(x), data(y, 1)])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.value)
+def test_results_do_not_depend_on_the_order_of_threads(dtype: DType) -> None:
+    x = value((11, 200), dtype)
+    g = graph([x], lambda b, x: b.reduce(x, b.constant(0, dtype), "add", (1,)))
+    program = compile_graph(g)
+    a = data(x, special=False)
+    (first,) = run_program(program, [a])
+    for seed in (1, 2):
+        (again,) = run_program(program, [a], seed=seed, blocks=1 + seed)
+        assert first.tobytes() == again.tobytes()
+
+
+def test_tier_follows_the_layout() -> None:
+    def tier(shape: tuple[int, ...], dims: tuple[int, ...]) -> str:
+        g = graph([value(shape)], lambda b, x: b.reduce(x, b.constant(0, F32), "add", dims))
+        plan = make_plan(g, DEVICE)
+        (sig,) = plan.sigs
+        return default_schedule(plan, interpret_target(), DEVICE).sigs[sig.key].tier
+
+    assert tier((64, 96), (1,)) == "warp"
+    assert tier((64, 96), (0,)) == "slice"
+    assert tier((2, 4096), (1,)) == "block"
+    assert tier((4096,), (0,)) == "block"

@@ -1,0 +1,135 @@
+"""What becomes a kernel and what stays with XLA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+
+from jaxmono.fusion import make_plan
+from jaxmono.fusion.plan import Device
+from jaxmono.fusion.regions import Region, find_regions
+from jaxmono.hlo.importer import import_module
+from jaxmono.hlo.interp import evaluate
+from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.passes import simplify
+
+
+def raw(fn: Any, *args: Any) -> Graph:
+    lowered = jax.jit(fn, keep_unused=True).lower(*args)
+    return import_module(lowered.compiler_ir("stablehlo")).graph
+
+
+def run(graph: Graph, regions: tuple[Region, ...], inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """Executes a graph with its regions as single steps; fails if they are not convex."""
+    env: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    taken = {i for r in regions for i in r.op_indices}
+    free = {v for i in taken for v in graph.ops[i].results} - {
+        v for r in regions for v in r.outputs}
+    todo: list[Region | int] = [*regions, *(i for i in range(len(graph.ops)))]
+    while todo:
+        left: list[Region | int] = []
+        for step in todo:
+            if isinstance(step, Region):
+                uses, results = step.inputs, step.outputs
+                sub = step.subgraph(graph)
+            else:
+                op = graph.ops[step]
+                if all(r in env for r in op.results) or (
+                        step in taken and not all(r in free for r in op.results)):
+                    continue
+                uses, results = op.uses, op.results
+                sub = Graph(tuple(dict.fromkeys(uses)), (op,), results)
+            if all(v in env for v in uses):
+                made = evaluate(sub, [env[v] for v in sub.inputs])
+                env.update(zip(results, made, strict=True))
+            else:
+                left.append(step)
+        if len(left) == len(todo):
+            break
+        todo = left
+    return [env[v] for v in graph.outputs]
+
+
+def check(fn: Any, *args: Any) -> tuple[tuple[Region, ...], list[tuple[str, str]]]:
+    graph = raw(fn, *args)
+    regions, refused = find_regions(graph)
+    inputs = models.random_inputs(graph)
+    for got, want in zip(run(graph, regions, inputs), evaluate(graph, inputs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+    for r in regions:
+        make_plan(simplify(r.subgraph(graph)), Device())
+    return regions, [(o.opcode, why) for o, why in refused]
+
+
+f32 = models.f32
+
+
+def test_all_of_a_supported_program_is_one_region() -> None:
+    regions, refused = check(lambda x, w: jax.nn.softmax(x @ w), f32(4, 8), f32(8, 8))
+    assert len(regions) == 1
+    assert refused == []
+
+
+def test_a_sort_in_the_middle_makes_two() -> None:
+    regions, refused = check(lambda x, w: jnp.sort(jnp.tanh(x @ w)) @ w, f32(4, 8), f32(8, 8))
+    assert len(regions) == 2
+    assert [op for op, _ in refused] == ["sort"]
+    assert "not generated" in refused[0][1]
+
+
+def test_what_does_not_meet_the_sort_joins_either_side() -> None:
+    def fn(x: Any, y: Any) -> Any:
+        a = jnp.tanh(x)
+        return jnp.sort(y) + a, a * 2
+
+    regions, _ = check(fn, f32(8), f32(8))
+    assert len(regions) == 1
+
+
+def test_a_diamond_around_a_sort_stays_convex() -> None:
+    def fn(x: Any) -> Any:
+        a = jnp.tanh(x)
+        return jnp.sort(a) + a
+
+    regions, _ = check(fn, f32(8))
+    assert len(regions) == 2
+
+
+def test_views_alone_are_not_worth_a_kernel() -> None:
+    regions, refused = check(lambda x: (x.T, jnp.zeros((3,))), f32(4, 6))
+    assert regions == ()
+    assert refused[0][1] == "only moves data; not worth a kernel"
+
+
+def test_constants_are_copied_into_every_region() -> None:
+    regions, _ = check(lambda x: jnp.sort(x * 3.0) * 3.0, f32(8))
+    assert len(regions) == 2
+    assert all(len(r.inputs) == 1 for r in regions)
+
+
+def test_complex_and_symbolic_and_empty_are_left_to_xla() -> None:
+    _, refused = check(lambda x: jnp.real(x * (1 + 2j)), f32(8))
+    assert any("complex" in why for _, why in refused)
+    regions, _ = check(lambda x: x[:0] * 2, f32(8))
+    assert regions == ()
+
+
+def test_large_literals_stay_buffers() -> None:
+    table = np.arange(40_000, dtype=np.float32)
+    graph = raw(lambda x: x * table, f32(40_000))
+    regions, refused = find_regions(graph)
+    assert len(regions) == 1
+    assert len(regions[0].inputs) == 2
+    assert "literal of 160000 bytes" in refused[0][1]
+
+
+def test_dead_ops_are_not_reported() -> None:
+    def fn(x: Any) -> Any:
+        jnp.sort(x)
+        return x + 1
+
+    assert check(fn, f32(8))[1] == []
