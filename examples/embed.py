@@ -154,8 +154,8 @@ def _latency(result: Run, *, interpret: bool) -> list[str]:
     if not result.compiled.explain().kernels:
         return ["XLA ran both sides, so there is nothing to time."]
     if interpret:
-        return ["The kernel ran in the SIMT interpreter on the CPU, which shows that it is right "
-                "and is no measure of speed."]
+        return ["The kernel ran in the SIMT interpreter on the CPU: a check of results, no measure "
+                "of speed."]
     times = interleaved({"XLA": lambda: result.xla(*result.args),
                          "jaxmono": lambda: result.compiled(*result.args)})
     return ["Time per call, queued back to back, both sides in turns in this run",

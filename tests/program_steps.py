@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from program_writer import FLOATS, MAX_ELEMENTS, NUMPY, SIZES, Val, Writer
+from program_writer import FLOATS, MAX_ELEMENTS, NUMPY, SIZES, TF32, Val, Writer
 
 Step = Callable[[Writer], Val | None]
 STEPS: dict[str, Step] = {}
@@ -402,6 +402,13 @@ def argmax(w: Writer) -> Val | None:
 # Contractions
 
 
+def _precision(w: Writer, dtype: str) -> tuple[str, float]:
+    """A keyword argument that asks for a precision, and the epsilon that it allows."""
+    if w.rng.random() < 0.5:
+        return ", precision='highest'", 0.0
+    return "", TF32 if dtype == "f32" else 0.0
+
+
 @step
 def dot_general(w: Writer) -> Val | None:
     x = w.pick(lambda v: len(v.shape) > 0 and v.is_float and v.size > 0)
@@ -427,9 +434,10 @@ def dot_general(w: Writer) -> Val | None:
              f"({batch}, {[where[i] for i in batch]}))")
     wide = x.dtype in ("bf16", "f16") and "f32" in w.dtypes and w.rng.random() < 0.5
     preferred = ", preferred_element_type=jnp.float32" if wide else ""
-    first, second = (x.name, y.name)
-    return w.emit(f"lax.dot_general({first}, {second}, {lists}{preferred})", [x, y], shape=shape,
-                  dtype="f32" if wide else x.dtype, bound=x.bound * y.bound * count)
+    asked, eps = _precision(w, x.dtype)
+    return w.emit(f"lax.dot_general({x.name}, {y.name}, {lists}{asked}{preferred})", [x, y],
+                  shape=shape, dtype="f32" if wide else x.dtype,
+                  bound=x.bound * y.bound * count, eps=eps)
 
 
 @step
@@ -440,8 +448,9 @@ def matmul(w: Writer) -> Val | None:
         return None
     n = w.rng.choice([s for s in SIZES if s * x.size // x.shape[-1] <= MAX_ELEMENTS] or [1])
     weight, bias = w.argument((x.shape[-1], n), x.dtype), w.argument((n,), x.dtype)
-    return w.emit(f"{x.name} @ {weight.name} + {bias.name}", [x, weight, bias],
-                  shape=(*x.shape[:-1], n), bound=x.bound * 3 * x.shape[-1] + 3)
+    asked, eps = _precision(w, x.dtype)
+    return w.emit(f"jnp.matmul({x.name}, {weight.name}{asked}) + {bias.name}", [x, weight, bias],
+                  shape=(*x.shape[:-1], n), bound=x.bound * 3 * x.shape[-1] + 3, eps=eps)
 
 
 # Chains of networks
@@ -488,13 +497,14 @@ def attention(w: Writer) -> Val | None:
                          and s * x.size // rows <= MAX_ELEMENTS] or [1])
     k, v = (w.argument((*batch, keys, width), x.dtype) for _ in range(2))
     axes = "bcdefg"[:len(batch)]
-    scores = w.emit(f"jnp.einsum('{axes}qx,{axes}kx->{axes}qk', {x.name}, {k.name}) * "
+    asked, eps = _precision(w, x.dtype)
+    scores = w.emit(f"jnp.einsum('{axes}qx,{axes}kx->{axes}qk', {x.name}, {k.name}{asked}) * "
                     f"{1 / (width * max(1.0, x.bound))!r}", [x, k], shape=(*batch, rows, keys),
-                    bound=3.0)
+                    bound=3.0, eps=eps)
     if w.rng.random() < 0.6:
         mask = w.argument((rows, keys), "pred")
         scores = w.emit(f"jnp.where({mask.name}, {scores.name}, -30.0)", [scores, mask],
                         bound=4.0)
     weights = w.emit(f"jax.nn.softmax({scores.name}, -1)", [scores], bound=1.0)
-    return w.emit(f"jnp.einsum('{axes}qk,{axes}kx->{axes}qx', {weights.name}, {v.name})",
-                  [weights, v], shape=x.shape, bound=3.0)
+    return w.emit(f"jnp.einsum('{axes}qk,{axes}kx->{axes}qx', {weights.name}, {v.name}{asked})",
+                  [weights, v], shape=x.shape, bound=3.0, eps=eps)

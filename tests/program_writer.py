@@ -27,6 +27,8 @@ NUMPY: dict[str, np.dtype[Any]] = {
 }
 FLOATS = ("f64", "f32", "f16", "bf16")
 EPS = {d: float(ml_dtypes.finfo(NUMPY[d]).eps) for d in FLOATS}
+TF32 = 2.0 ** -11
+"""What tensor cores may round f32 operands by, in a contraction of DEFAULT precision."""
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 32, 33)
 MAX_ELEMENTS = 4096
 LIMIT = 16.0
@@ -131,7 +133,8 @@ class Writer:
 
     def emit(self, expression: str, sources: Iterable[Val], *,
              shape: Sequence[int] | None = None, dtype: str | None = None,
-             bound: float | None = None, exact: bool = False, clamped: bool = False) -> Val:
+             bound: float | None = None, exact: bool = False, clamped: bool = False,
+             eps: float = 0.0) -> Val:
         """Writes ``name = expression``.
 
         Args:
@@ -142,11 +145,12 @@ class Writer:
           bound: on the magnitude of finite elements; by default the sources' largest.
           exact: the result is exact if the sources are.
           clamped: a start index may be out of range.
+          eps: of the step itself, where it is coarser than the dtypes of sources and result.
         """
         sources = list(sources)
         dtype = dtype or sources[0].dtype
         bound = max(v.bound for v in sources) if bound is None else bound
-        eps = max([EPS.get(dtype, 0.0), *(v.eps for v in sources)])
+        eps = max([eps, EPS.get(dtype, 0.0), *(v.eps for v in sources)])
         is_exact = (exact and all(v.exact for v in sources)) if dtype in FLOATS else True
         if bound > LIMIT and dtype in FLOATS:
             factor = 2.0 ** -math.ceil(math.log2(bound / 4))

@@ -30,11 +30,17 @@ class _Dot:
     def counters(self, sig: Sig, schedule: DotSchedule) -> int:
         return dot_function.counters(DotCode.of(sig, schedule))
 
+    def emit_prefetch(self, w: Writer, sig: Sig, schedule: DotSchedule,
+                      function: Function) -> bool:
+        return dot_function.emit_prefetch(w, DotCode.of(sig, schedule),
+                                          pointers=function.pointers,
+                                          read_only=tuple(function.read_only))
+
     def emit_body(self, w: Writer, sig: Sig, schedule: DotSchedule, function: Function) -> None:
         dot_function.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
                                outputs=function.outputs, read_only=tuple(function.read_only),
                                threads=function.threads, workspace=function.workspace,
-                               arrivals=function.arrivals)
+                               arrivals=function.arrivals, fetched=function.fetched)
 
 
 class _Attention:
@@ -58,6 +64,11 @@ class _Attention:
     def counters(self, sig: Sig, schedule: AttentionSchedule) -> int:
         del sig, schedule
         return 0
+
+    def emit_prefetch(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
+                      function: Function) -> bool:
+        del w, sig, schedule, function
+        return False
 
     def emit_body(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
                   function: Function) -> None:

@@ -54,12 +54,13 @@ def counters(code: DotCode) -> int:
 
 def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], outputs: Sequence[str],
               read_only: Sequence[Value], threads: int, workspace: str = "",
-              arrivals: str = "") -> None:
+              arrivals: str = "", fetched: str = "false") -> None:
     """The statements of one task; C variables in scope: ``int task``, ``unsigned char* smem``.
 
     Args:
       pointers: C pointer of every body input. outputs: of every body output.
       workspace, arrivals: ``float*`` and ``uint32_t*`` of this group, where split-K is used.
+      fetched: C bool, whether `emit_prefetch` ran for this task.
     """
     form, s, body = code.form, code.s, code.sig.body
     names: dict[Var, str] = {form.batch: "b"}
@@ -67,19 +68,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     if code.element is None:
         _simt(w, code, pointers, outputs, read_only, names, threads)
         return
-    t = c_type(code.element)
-    warps = ", ".join(map(str, s.warps))
-    flags = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
-    panel = code.k_tiles * s.bk if form.row_prologue else 0
-    w.line(f"using G = Gemm<{t}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, {warps}, {flags}, {panel}>;")
-    w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code)}, \"shared memory\");")
-    k_tiles = str(code.k_tiles)
-    if s.split_k > 1:
-        w.line(f"const int k0 = split * {code.split_tiles * s.bk};")
-        k_tiles = f"min({code.split_tiles}, {code.k_tiles} - split * {code.split_tiles})"
-    else:
-        w.line("const int k0 = 0;")
-    w.line(f"const int k_tiles = {k_tiles};")
+    _begin(w, code)
     tiles = {form.m: s.bm, form.n: s.bn, form.k: s.bk}
     emit_loader(w, "load_b", body, code.rhs, code.element, pointers, names, read_only, tiles)
     if form.row_prologue:
@@ -90,7 +79,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     panel = Panel.of(code) if form.row_prologue else None
     if panel is not None:
         panel.emit_fetch(w, pointers, names, threads)
-    w.line("G::prologue(smem, m0, n0, k0, k_tiles, load_a, load_b);")
+    w.line(f"G::prologue(smem, m0, n0, k0, k_tiles, {fetched}, load_a, load_b);")
     if panel is not None:
         panel.emit(w, pointers, outputs, read_only, names, threads)
     w.line("G::mainloop(smem, m0, n0, k0, k_tiles, load_a, load_b);")
@@ -109,6 +98,56 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
                   n=form.n, tile_m=s.bm, bm=bm, bn=s.bn, lanes=lanes, read=read, accumulator="float",
                   row0=row0, pointers=pointers, outputs=outputs, names=names,
                   read_only=read_only, threads=threads)
+
+
+def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
+                  read_only: Sequence[Value]) -> bool:
+    """Requests the right operand (weights) of a task and touches its small inputs; False if none.
+
+    Runs between the halves of the grid barrier before the dot's stage: the weights are on their way
+    while the other blocks arrive.
+    """
+    form, s, body = code.form, code.s, code.sig.body
+    if code.element is None or code.rhs.param not in read_only:
+        return False
+    assert code.rhs.offset is not None
+    if not code.rhs.offset.is_static:
+        return False
+    _decode_task(w, code)
+    w.line("(void)m0;")
+    _begin(w, code)
+    emit_loader(w, "load_b", body, code.rhs, code.element, pointers, {form.batch: "b"}, read_only,
+                {form.m: s.bm, form.n: s.bn, form.k: s.bk})
+    w.line("G::prefetch(smem, n0, k0, k_tiles, load_b);")
+    for v in body.inputs:  # bias, scale...: from HBM they take longer than the barrier
+        if v in read_only and v is not code.rhs.param and 0 < v.type.nbytes <= _SMALL:
+            lines = math.ceil(v.type.nbytes / 128)
+            w.line(f"if (thread_id() < {lines}) "
+                   f"prefetch_l2(reinterpret_cast<const char*>({pointers[v]}) + thread_id() * 128);")
+    return True
+
+
+_SMALL = 16 * 1024
+"""Bytes of an input that every block may touch in whole: one 128-byte line a thread."""
+
+
+def _begin(w: Writer, code: DotCode) -> None:
+    """The Gemm type and the share of k of a task."""
+    s, form = code.s, code.form
+    assert code.element is not None
+    warps = ", ".join(map(str, s.warps))
+    flags = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
+    panel = code.k_tiles * s.bk if form.row_prologue else 0
+    w.line(f"using G = Gemm<{c_type(code.element)}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, {warps}, "
+           f"{flags}, {panel}>;")
+    w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code)}, \"shared memory\");")
+    k_tiles = str(code.k_tiles)
+    if s.split_k > 1:
+        w.line(f"const int k0 = split * {code.split_tiles * s.bk};")
+        k_tiles = f"min({code.split_tiles}, {code.k_tiles} - split * {code.split_tiles})"
+    else:
+        w.line("const int k0 = 0;")
+    w.line(f"const int k_tiles = {k_tiles};")
 
 
 def _decode_task(w: Writer, code: DotCode) -> None:

@@ -70,6 +70,8 @@ class _Unit:
     alone: bool
     """No group of it reads and writes the same memory."""
     read_only: tuple[bool, ...]
+    prefetch: Writer | None
+    """Body of its prefetch function, where it has one."""
 
 
 def emit_kernel(plan: Plan, schedule: KernelSchedule, name: str, header: str = "") -> Kernel:
@@ -89,14 +91,14 @@ class _Assembly:
         self.buffers: dict[int, Buffer] = {b.id: b for b in plan.buffers}
         self.inputs, self.outputs = len(plan.inputs), len(plan.outputs)
         self.written = {b.alias for b in plan.outputs if b.alias is not None}
+        self.w = Writer()
         self.units = {s.key: self._unit(i, s) for i, s in enumerate(plan.sigs)}
         self.workspace_at = math.ceil(plan.scratch_bytes / _UNIT) * _UNIT
         self.scratch_bytes = plan.scratch_bytes
         most = max((sum(self._of(g).workspace for g in s.groups) for s in plan.stages), default=0)
         if most:
             self.scratch_bytes = self.workspace_at + most
-        self.w = Writer()
-        self.tables: list[str] = []
+        self.tables: dict[str, str] = {}
         self.table_bytes = 0
 
     # ---- analysis ------------------------------------------------------------------------------
@@ -116,8 +118,21 @@ class _Assembly:
             all(self._is_read_only(g.params[i]) for g in groups)
             for i in range(len(sig.body.inputs)))
         tasks = code.tasks(sig, s, self.schedule.threads)
-        return _Unit(sig, f"f{number}_{readable}", code, s, tasks, work, code.counters(sig, s),
-                     slots, alone, read_only)
+        w = Writer(indent=1, parent=self.w)
+        names = self._function_names(sig, read_only, workspace=False, counters=False)
+        prefetch = w if code.emit_prefetch(w, sig, s, names) else None
+        return _Unit(sig, f"f{number}_{readable}", code, s, code.tasks(sig, s, self.schedule.threads),
+                     work, code.counters(sig, s), slots, alone, read_only, prefetch)
+
+    def _function_names(self, sig: Sig, read_only: Sequence[bool], *, workspace: bool,
+                        counters: bool, fetched: bool = False) -> Function:
+        body = sig.body
+        return Function(
+            pointers={v: f"p{i}" for i, v in enumerate(body.inputs)},
+            outputs=tuple(f"r{i}" for i in range(len(body.outputs))),
+            read_only=frozenset(v for v, ro in zip(body.inputs, read_only, strict=True) if ro),
+            threads=self.schedule.threads, workspace="workspace" if workspace else "",
+            arrivals="arrivals" if counters else "", fetched="fetched" if fetched else "false")
 
     def _of(self, group: Group) -> _Unit:
         return self.units[group.sig.key]
@@ -169,7 +184,7 @@ class _Assembly:
         if declared := w.declared():
             w.lines += [*declared.splitlines(), ""]
         kind = "JM_CONSTANT" if self.table_bytes <= _CONSTANT_BYTES else "JM_TABLE"
-        w.lines += [t.replace("TABLE_KIND", kind, 1) for t in self.tables]
+        w.lines += [t.replace("TABLE_KIND", kind, 1) for t in self.tables.values()]
         if self.plan.barriers:
             w.lines += ["JM_STATE GridBarrier barrier_state;", ""]
         w.lines += [*functions.lines,
@@ -194,16 +209,17 @@ class _Assembly:
             extra.append("uint32_t* arrivals")
         w.comment(f"{u.sig.kind} {u.sig.name}: {_ops(u.sig)}")
         w.comment(f"{u.tasks} tasks, {u.schedule}")
+        if u.prefetch is not None:
+            w.comment(f"before the grid barrier in front of {u.name}")
+            args = ", ".join([*ins, *outs, *extra, "int task", "unsigned char* smem"])
+            with w.block(f"JM_DEVICE void {u.name}_prefetch({args})"):
+                w.extend(u.prefetch)
+            extra.append("bool fetched")
         args = ", ".join([*ins, *outs, *extra, "int task", "unsigned char* smem"])
         with w.block(f"JM_DEVICE void {u.name}({args})"):
-            u.code.emit_body(w, u.sig, u.schedule, Function(
-                pointers={v: f"p{i}" for i, v in enumerate(body.inputs)},
-                outputs=tuple(f"r{i}" for i in range(len(body.outputs))),
-                read_only=frozenset(v for v, ro in zip(body.inputs, u.read_only, strict=True)
-                                    if ro),
-                threads=self.schedule.threads,
-                workspace="workspace" if u.workspace else "",
-                arrivals="arrivals" if u.counters else ""))
+            u.code.emit_body(w, u.sig, u.schedule, self._function_names(
+                u.sig, u.read_only, workspace=u.workspace > 0, counters=u.counters > 0,
+                fetched=u.prefetch is not None))
         w.line()
 
     def _kernel(self, w: Writer) -> None:
@@ -214,53 +230,86 @@ class _Assembly:
             w.line("using namespace jaxmono;")
             w.line("unsigned char* const smem = dynamic_shared();")
             w.line("(void)smem;")
-            loops = {x.start: x for x in self.plan.loops if x.trips > 1}
-            at, first = 0, True
-            while at < len(self.plan.stages):
-                loop = loops.get(at)
-                period, trips = (loop.period, loop.trips) if loop is not None else (1, 1)
-                with _trips(w, trips):
-                    for i in range(period):
-                        rows = [self.plan.stages[at + t * period + i].groups for t in range(trips)]
-                        self._barrier(w, first, trips)
-                        first = False
-                        self._stage(w, at + i, period, rows)
-                at += period * trips
+            spans = list(self._spans())
+            for n, span in enumerate(spans):
+                after = spans[n + 1] if n + 1 < len(spans) else None
+                with _trips(w, span.trips):
+                    for i in range(span.period):
+                        self._stage(w, span, i)
+                        self._boundary(w, span, i, after)
 
-    @staticmethod
-    def _barrier(w: Writer, first: bool, trips: int) -> None:
-        if not first:
+    def _spans(self) -> Iterator[_Span]:
+        """The stages as single ones and periodic runs, in order."""
+        loops = {x.start: x for x in self.plan.loops if x.trips > 1}
+        at = 0
+        while at < len(self.plan.stages):
+            loop = loops.get(at)
+            period, trips = (loop.period, loop.trips) if loop is not None else (1, 1)
+            calls = tuple(
+                tuple(self._calls(at + i, [self.plan.stages[at + t * period + i].groups
+                                           for t in range(trips)])) for i in range(period))
+            yield _Span(at, period, trips, calls)
+            at += period * trips
+
+    def _boundary(self, w: Writer, span: _Span, i: int, after: _Span | None) -> None:
+        """The barrier behind stage ``i`` of a span, with the prefetch of the stage that follows."""
+        if i + 1 < span.period:
+            self._barrier(w, span.calls[i + 1], "trip")
+            return
+        if span.trips > 1:
+            with w.block(f"if (trip < {span.trips - 1})"):
+                self._barrier(w, span.calls[0], "trip + 1")
+            if after is not None:
+                with w.block("else"):
+                    self._barrier(w, after.calls[0], "0")
+        elif after is not None:
+            self._barrier(w, after.calls[0], "0")
+
+    def _barrier(self, w: Writer, calls: tuple[_Call, ...], trip: str) -> None:
+        """A grid barrier; ``calls``: of the stage behind it, in trip ``trip`` of its span."""
+        if not any(c.unit.prefetch is not None for c in calls):
             w.line("grid_barrier(&barrier_state);")
-        elif trips > 1:
-            w.line("if (trip > 0) grid_barrier(&barrier_state);")
+            return
+        ticket = w.fresh("ticket")
+        w.line(f"const uint32_t {ticket} = grid_arrive(&barrier_state);")
+        with w.block(f"if (const int t = block_id(); t < {sum(c.tasks for c in calls)})"):
+            self._dispatch(w, calls, trip, prefetch=True)
+        w.line(f"grid_wait(&barrier_state, {ticket});")
 
-    def _stage(self, w: Writer, number: int, period: int,
-               rows: list[tuple[Group, ...]]) -> None:
-        """One stage; ``rows``: its groups in every trip of the loop around it."""
-        calls = self._calls(number, rows)
+    def _stage(self, w: Writer, span: _Span, i: int) -> None:
+        calls = span.calls[i]
         total = sum(c.tasks for c in calls)
-        which = f"stage {number}" + (f" + {period} * trip" if len(rows) > 1 else "")
+        which = f"stage {span.start + i}" + (f" + {span.period} * trip" if span.trips > 1 else "")
         w.line()
         w.comment(f"{which}: {', '.join(c.label for c in calls)}")
         if not total:
             return
+        first = span.start == 0 and i == 0 and span.trips == 1
         with w.block(f"for (int t = block_id(); t < {total}; t += num_blocks())"):
-            begin = 0
-            for n, c in enumerate(calls):
-                task = f"t - {begin}" if begin else "t"
-                last = n == len(calls) - 1
-                head = "" if len(calls) == 1 else "{" if last else f"if (t < {begin + c.tasks}) {{"
-                if head:
-                    w.line(f"{'} else ' if n else ''}{head}")
-                inner = w.child() if head else Writer(parent=w)
-                if not head:
-                    inner = w
-                self._call(inner, c, task)
-                if head:
-                    w.extend(inner)
-                begin += c.tasks
-            if len(calls) > 1:
-                w.line("}")
+            if any(c.unit.prefetch is not None for c in calls):
+                # A span that begins the kernel has no barrier, and so no prefetch, before trip 0.
+                begins = span.start == 0 and i == 0
+                trip = " && trip > 0" if begins and not first else ""
+                w.line("const bool fetched = false;" if first
+                       else f"const bool fetched = t == block_id(){trip};")
+            self._dispatch(w, calls, "trip", prefetch=False)
+
+    def _dispatch(self, w: Writer, calls: tuple[_Call, ...], trip: str, *, prefetch: bool) -> None:
+        """Task ``t`` of a stage to the function of its group."""
+        begin = 0
+        for n, c in enumerate(calls):
+            task = f"t - {begin}" if begin else "t"
+            last = n == len(calls) - 1
+            if len(calls) == 1:
+                self._call(w, c, task, trip, prefetch=prefetch)
+                return
+            head = "{" if last else f"if (t < {begin + c.tasks}) {{"
+            w.line(f"{'} else ' if n else ''}{head}")
+            inner = w.child()
+            self._call(inner, c, task, trip, prefetch=prefetch)
+            w.extend(inner)
+            begin += c.tasks
+        w.line("}")
 
     def _calls(self, number: int, rows: list[tuple[Group, ...]]) -> list[_Call]:
         """The groups of a stage by Sig, with the references of every call and trip."""
@@ -287,8 +336,10 @@ class _Assembly:
                                    work[key]))
         return calls
 
-    def _call(self, w: Writer, c: _Call, task: str) -> None:
+    def _call(self, w: Writer, c: _Call, task: str, trip: str, *, prefetch: bool) -> None:
         u = c.unit
+        if prefetch and u.prefetch is None:
+            return
         varying = [i for i in range(len(c.table[0])) if len({row[i] for row in c.table}) > 1]
         many = c.groups > 1
         if many:
@@ -298,12 +349,13 @@ class _Assembly:
             cells = ", ".join(
                 "{" + ", ".join(f"{{{row[i][0]}, {row[i][1] // _UNIT}u}}" for i in varying) + "}"
                 for row in c.table)
-            self.table_bytes += len(c.table) * len(varying) * 8
-            self.tables.append(f"TABLE_KIND Reference {c.name}[{len(c.table)}][{len(varying)}] = "
-                               f"{{{cells}}};")
-            row = "trip" if c.trips > 1 else ""
+            if c.name not in self.tables:
+                self.table_bytes += len(c.table) * len(varying) * 8
+            self.tables[c.name] = (f"TABLE_KIND Reference {c.name}[{len(c.table)}]"
+                                   f"[{len(varying)}] = {{{cells}}};")
+            row = trip if c.trips > 1 else ""
             if many:
-                row = f"{row} * {c.groups} + group" if row else "group"
+                row = f"({row}) * {c.groups} + group" if row else "group"
             w.line(f"const Reference* const ref = {c.name}[{row}];")
         args: list[str] = []
         values = (*u.sig.body.inputs, *u.sig.body.outputs)
@@ -323,6 +375,11 @@ class _Assembly:
         if u.counters:
             step = f" + group * {u.counters}" if many else ""
             args.append(f"{u.name}_arrivals.count{step}")
+        if prefetch:
+            w.line(f"{u.name}_prefetch({', '.join([*args, task, 'smem'])});")
+            return
+        if u.prefetch is not None:
+            args.append("fetched")
         w.line(f"{u.name}({', '.join([*args, task, 'smem'])});")
 
 
@@ -348,6 +405,16 @@ class _Call:
     def label(self) -> str:
         many = f"{self.groups} x " if self.groups > 1 else ""
         return f"{many}{self.unit.name} ({self.unit.tasks} tasks)"
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A periodic run of stages (or one stage): the calls of each stage of a period."""
+
+    start: int
+    period: int
+    trips: int
+    calls: tuple[tuple[_Call, ...], ...]
 
 
 @contextmanager

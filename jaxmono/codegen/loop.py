@@ -6,6 +6,8 @@ vector are in flight before the first is used (MonoNN's instruction rescheduling
 
 from __future__ import annotations
 
+from typing import Any
+
 import math
 
 from jaxmono.codegen.emit import BodyEmitter
@@ -39,6 +41,10 @@ class LoopCode:
 
     def counters(self, sig: Sig, schedule: LoopSchedule) -> int:
         return 0
+
+    def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
+        del w, sig, schedule, function
+        return False
 
     def emit_body(self, w: Writer, sig: Sig, schedule: LoopSchedule, function: Function) -> None:
         form = sig.form

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import math
 
 from jaxmono.codegen.emit import BodyEmitter
@@ -59,6 +61,10 @@ class RowCode:
 
     def counters(self, sig: Sig, schedule: RowSchedule) -> int:
         return 0
+
+    def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
+        del w, sig, schedule, function
+        return False
 
     def emit_body(self, w: Writer, sig: Sig, schedule: RowSchedule, function: Function) -> None:
         form = sig.form

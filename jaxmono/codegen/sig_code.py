@@ -24,6 +24,7 @@ class Function:
       threads: of the block.
       workspace: ``float*``, this group's `SigCode.workspace_bytes` (or "").
       arrivals: ``unsigned*``, this group's `SigCode.counters` (or "").
+      fetched: ``bool``: this task's `SigCode.emit_prefetch` ran before the last grid barrier.
       task: ``int``, in [0, tasks). smem: ``unsigned char*``, 128-byte aligned shared memory, which
         the block's previous task may still be reading.
     """
@@ -34,6 +35,7 @@ class Function:
     threads: int
     workspace: str = ""
     arrivals: str = ""
+    fetched: str = "false"
     task: str = "task"
     smem: str = "smem"
 
@@ -72,6 +74,14 @@ class SigCode(Protocol):
 
     def counters(self, sig: Sig, schedule: Any) -> int:
         """``unsigned`` counters of one group: zero at module load, then left to its code."""
+        ...
+
+    def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
+        """The statements that may run before the grid barrier in front of the group's stage.
+
+        They read only inputs that nothing in the launch writes, and may use all of ``smem``: the
+        block's next task is the one that they were emitted for. False: there are none.
+        """
         ...
 
     def emit_body(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> None:

@@ -48,9 +48,8 @@ REFUSED_DTYPES: dict[DType, str] = {
     DType.OPAQUE: "jaxmono does not know this element type",
 }
 
-REFUSED_ELEMENTWISE: dict[str, str] = {
-    kind: "complex numbers are not generated" for kind in ("complex", "conj", "imag", "real")
-}
+REFUSED_ELEMENTWISE: dict[str, str] = dict.fromkeys(
+    ("complex", "conj", "imag", "real"), "complex numbers are not generated")
 
 REDUCER_OPS = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.Constant,
                ops.ReducePrecision, ops.BroadcastInDim, ops.Reshape)

@@ -105,6 +105,9 @@ FAULTS = {
     "cp_async destination: shared memory offset 1024":
         "cp_async_16(dynamic_shared() + 1024, p.buf[0]);",
     "cp_async source": "cp_async_16(dynamic_shared(), static_cast<char*>(p.buf[0]) + 2);",
+    "needs more than 128 KiB of stack":
+        "*reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(&emulate::self()) & "
+        "~(emulate::STACK_BYTES - 1)) + emulate::CANARY_AT) = 1;",
     "ids are 0..15": "named_barrier(16, 64);",
 }
 

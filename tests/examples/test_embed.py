@@ -54,10 +54,7 @@ def test_bad_sources_say_what_to_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (("--dtype=f64",), "value should be one of <f32|bf16>"),
-    (("--top=0",), "top"),
-    (("--file=/nowhere/at/all",), "cannot read --file=/nowhere/at/all"),
     (("-",), "no sentence in standard input"),
-    (("--weights=/nowhere",), "there is no tokenizer.json in /nowhere"),
 ])
 def test_the_program_ends_with_status_2_and_one_message(
         arguments: tuple[str, ...], message: str) -> None:
@@ -65,6 +62,11 @@ def test_the_program_ends_with_status_2_and_one_message(
     assert done.returncode == 2, done.stderr
     assert message in done.stderr and "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_wrong_weights_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=f"no model.safetensors in {tmp_path}"):
+        embed.minilm.load_pretrained(directory=tmp_path)
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from examples.models import bert, minilm, opt
 from examples.sentences import shipped
@@ -53,17 +54,19 @@ def test_tokenizer_pads_to_a_multiple_of_16_and_cuts_long_sentences() -> None:
 
 
 def test_padding_does_not_change_an_embedding() -> None:
-    model = bert.Encoder(bert.tiny(dtype=jnp.float32), rngs=bert.nnx.Rngs(1))
+    fn, state = minilm.functional(
+        bert.Encoder(bert.tiny(dtype=jnp.float32), rngs=nnx.Rngs(1)))
+    embed = jax.jit(fn)
     ids = jax.random.randint(jax.random.key(0), (3, 16), 0, 128)
-    short = minilm.embed(model, ids, jnp.ones_like(ids))
+    short = embed(state, ids, jnp.ones_like(ids))
     noise = jax.random.randint(jax.random.key(1), (3, 8), 0, 128)
-    long = minilm.embed(model, jnp.concatenate([ids, noise], 1),
-                        jnp.concatenate([jnp.ones_like(ids), jnp.zeros_like(noise)], 1))
+    long = embed(state, jnp.concatenate([ids, noise], 1),
+                 jnp.concatenate([jnp.ones_like(ids), jnp.zeros_like(noise)], 1))
     np.testing.assert_allclose(short, long, atol=1e-5)
 
 
 def test_bert_pools_the_first_token_and_masks_the_rest() -> None:
-    model = bert.create(bert.tiny(dtype=jnp.float32))
+    model = nnx.jit(bert.create(bert.tiny(dtype=jnp.float32)))
     ids = jax.random.randint(jax.random.key(0), (2, 16), 0, 128)
     mask = jnp.ones_like(ids).at[:, 12:].set(0)
     out = model(ids, mask)
@@ -75,7 +78,7 @@ def test_bert_pools_the_first_token_and_masks_the_rest() -> None:
 
 
 def test_same_seed_same_weights() -> None:
-    one, same, other = (bert.nnx.state(bert.create(bert.tiny(), seed=s)) for s in (0, 0, 1))
+    one, same, other = (nnx.state(bert.create(bert.tiny(), seed=s)) for s in (0, 0, 1))
     pairs = list(zip(jax.tree.leaves(one), jax.tree.leaves(same), strict=True))
     assert all(bool(jnp.array_equal(a, b)) for a, b in pairs)
     pairs = list(zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
@@ -107,4 +110,4 @@ def test_decoding_with_a_cache_equals_the_whole_sequence_at_once() -> None:
         logits, cache = step(state, cache, tokens[:, i], jnp.int32(i))
         got.append(logits)
     assert len(cache) == config.layers and cache[0][0].shape == (2, 16, 4, 16)
-    np.testing.assert_allclose(jnp.stack(got, 1), causal_logits(model, tokens), atol=2e-5)
+    np.testing.assert_allclose(jnp.stack(got, 1), nnx.jit(causal_logits)(model, tokens), atol=2e-5)

@@ -47,16 +47,15 @@ struct Gemm {
   }
 
   // Requests k tile `t` (0-based within this block's share) into its ring slot.
-  template <class LoadA, class LoadB>
-  JM_DEVICE static void fetch(unsigned char* smem, int t, int row0, int col0, int k0,
-                              const LoadA& load_a_piece, const LoadB& load_b_piece) {
+  template <class LoadA>
+  JM_DEVICE static void fetch_a(unsigned char* smem, int t, int row0, int k0,
+                                const LoadA& load_a_piece) {
     unsigned char* slot = ring(smem) + t % STAGES * STAGE_BYTES;
     const int k = k0 + t * BK;
     if constexpr (!PANEL) {
       if constexpr (A_K_MAJOR) TileA::template fill<THREADS>(slot, row0, k, load_a_piece);
       else TileA::template fill<THREADS>(slot, k, row0, load_a_piece);
     }
-    fetch_b(smem, t, col0, k0, load_b_piece);
   }
 
   template <class LoadB>
@@ -68,13 +67,28 @@ struct Gemm {
     else TileB::template fill<THREADS>(slot, k, col0, load_b_piece);
   }
 
-  // Requests the first STAGES k tiles. Every tile is its own cp.async group.
+  // Requests the right operand of the first STAGES k tiles, as one cp.async group: what may be done
+  // before the grid barrier behind which the left operand is written.
+  template <class LoadB>
+  JM_DEVICE static void prefetch(unsigned char* smem, int col0, int k0, int tiles,
+                                 const LoadB& load_b_piece) {
+#pragma unroll 1
+    for (int t = 0; t < STAGES && t < tiles; ++t) fetch_b(smem, t, col0, k0, load_b_piece);
+    cp_async_commit();
+  }
+
+  // Requests the first STAGES k tiles, each its own cp.async group; only the left operand's part if
+  // `fetched` (by `prefetch`).
   template <class LoadA, class LoadB>
   JM_DEVICE static void prologue(unsigned char* smem, int row0, int col0, int k0, int tiles,
-                                 const LoadA& load_a_piece, const LoadB& load_b_piece) {
+                                 bool fetched, const LoadA& load_a_piece,
+                                 const LoadB& load_b_piece) {
 #pragma unroll 1
     for (int t = 0; t < STAGES; ++t) {
-      if (t < tiles) fetch(smem, t, row0, col0, k0, load_a_piece, load_b_piece);
+      if (t < tiles) {
+        fetch_a(smem, t, row0, k0, load_a_piece);
+        if (!fetched) fetch_b(smem, t, col0, k0, load_b_piece);
+      }
       cp_async_commit();
     }
   }
@@ -124,8 +138,10 @@ struct Gemm {
             cp_async_wait<STAGES - 2>();  // tile t + 1 has landed; all have read tile t
             syncthreads();
             if (t + 1 < tiles) load(f[1 - now], t + 1, 0);
-            if (t + STAGES < tiles)
-              fetch(smem, t + STAGES, row0, col0, k0, load_a_piece, load_b_piece);
+            if (t + STAGES < tiles) {
+              fetch_a(smem, t + STAGES, row0, k0, load_a_piece);
+              fetch_b(smem, t + STAGES, col0, k0, load_b_piece);
+            }
             cp_async_commit();
           } else {
             load(f[1 - now], t, s + 1);

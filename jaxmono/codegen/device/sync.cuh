@@ -2,6 +2,7 @@
 //
 //   struct GridBarrier                         a __device__ variable, zero at load, reusable forever
 //   void grid_barrier(GridBarrier*)            all threads of all blocks
+//   uint32_t grid_arrive(GridBarrier*), void grid_wait(GridBarrier*, uint32_t)   its two halves
 //   void counter_signal(uint32_t* c, uint32_t n = 1)   all threads of a block: what it wrote before
 //                                              happens before what follows a counter_wait that sees it
 //   void counter_wait(uint32_t* c, uint32_t target)    all threads of a block: until *c has reached
@@ -38,19 +39,25 @@ JM_DEVICE void wait_until(const P& ready, const char*) {
 }
 #endif
 
-JM_DEVICE void grid_barrier(GridBarrier* barrier) {
+// The two halves of grid_barrier. Between them a block may work on what no other block touches:
+// request weights, say. The ticket means something to thread 0 only.
+JM_DEVICE uint32_t grid_arrive(GridBarrier* barrier) {
   syncthreads();  // all warps have arrived, and their writes precede the release below
-  if (thread_id() == 0) {
-    // One barrier adds 2^31 in all: the low bits are zero again and the top bit has flipped. So the
-    // state fits any later grid size, and nothing overflows.
-    constexpr uint32_t TOP = 0x80000000u;
-    const uint32_t blocks = static_cast<uint32_t>(num_blocks());
-    const uint32_t mine = block_id() == 0 ? TOP - (blocks - 1) : 1u;
-    const uint32_t old = atom_add_acq_rel_gpu(&barrier->word, mine);
-    wait_until([&] { return ((ld_acquire_gpu(&barrier->word) ^ old) & TOP) != 0; }, "grid_barrier");
-  }
+  if (thread_id() != 0) return 0;
+  // One barrier adds 2^31 in all: the low bits are zero again and the top bit has flipped. So the
+  // state fits any later grid size, and nothing overflows.
+  const uint32_t blocks = static_cast<uint32_t>(num_blocks());
+  return atom_add_acq_rel_gpu(&barrier->word, block_id() == 0 ? 0x80000000u - (blocks - 1) : 1u);
+}
+
+JM_DEVICE void grid_wait(GridBarrier* barrier, uint32_t ticket) {
+  if (thread_id() == 0)
+    wait_until([&] { return ((ld_acquire_gpu(&barrier->word) ^ ticket) >> 31) != 0; },
+               "grid_barrier");
   syncthreads();
 }
+
+JM_DEVICE void grid_barrier(GridBarrier* barrier) { grid_wait(barrier, grid_arrive(barrier)); }
 
 JM_DEVICE void counter_signal(uint32_t* counter, uint32_t n = 1) {
   syncthreads();

@@ -23,7 +23,7 @@
 
 namespace jaxmono::emulate {
 
-constexpr uintptr_t STACK_BYTES = 1 << 16;
+constexpr uintptr_t STACK_BYTES = 1 << 17;
 
 struct Warp;
 struct Block;
@@ -60,6 +60,9 @@ static_assert(sizeof(Lane) <= 64, "a Lane is one cache line");
 
 // Lanes that lie at the same offset of their stacks would share one cache set: spread them.
 inline uintptr_t colour(uintptr_t stack) { return (stack / STACK_BYTES % 32) * 128; }
+
+// At the end of the page that has the Lane: a stack that grows too long meets it first.
+constexpr uintptr_t CANARY_AT = 4096 - sizeof(uint64_t);
 
 inline Lane& self() {
   uintptr_t p;

@@ -38,6 +38,7 @@ void start_lane(Grid& grid, Block& block, Warp& w, int lane, uint64_t& random) {
                           static_cast<uint16_t>(w.index),
                           static_cast<uint32_t>(launch.shared_bytes),
                           &copies};
+  canary(base) = CANARY;
   w.state[lane] = RUNNABLE;
   w.sp[lane] = fresh_stack(base + STACK_BYTES - shift, run_lane);
 }
@@ -99,7 +100,8 @@ Memory layout(Grid& grid, bool place, Memory memory) {
     used += bytes;
     return p;
   };
-  const size_t blocks = static_cast<size_t>(launch.blocks), warps = static_cast<size_t>(launch.threads) / 32;
+  const size_t blocks = static_cast<size_t>(launch.blocks);
+  const size_t warps = static_cast<size_t>(launch.threads) / 32;
   unsigned char* stacks = take(blocks * warps * 32 * STACK_BYTES, STACK_BYTES);
   unsigned char* shared = take(blocks * shared_stride(launch), SHARED_ALIGN);
   unsigned char* b = take(blocks * sizeof(Block), 64);
@@ -151,12 +153,14 @@ int launch(const Launch& what, char* error, int error_bytes) {
   const size_t slack = STACK_BYTES;  // stacks are aligned to their size
   Memory memory = layout(grid, false, {});
   const size_t mapped = memory.bytes + slack;
-  void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* raw = mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) {
-    snprintf(error, static_cast<size_t>(error_bytes), "no memory for the stacks of %d blocks of %d threads",
-             what.blocks, what.threads);
+    snprintf(error, static_cast<size_t>(error_bytes),
+             "no memory for the stacks of %d blocks of %d threads", what.blocks, what.threads);
     return 1;
   }
+  madvise(raw, mapped, MADV_NOHUGEPAGE);  // each thread touches few of its pages
   const uintptr_t aligned = (reinterpret_cast<uintptr_t>(raw) + slack - 1) / slack * slack;
   memory.base = reinterpret_cast<unsigned char*>(aligned);
   layout(grid, true, memory);

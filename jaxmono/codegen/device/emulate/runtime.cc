@@ -23,10 +23,18 @@ bool aborted(const Grid& grid) { return __atomic_load_n(&grid.aborted, __ATOMIC_
 void abort_with(Grid& grid, const char* format, va_list args) {
   pthread_mutex_lock(&grid.mutex);
   if (!aborted(grid)) {
-    if (grid.error_bytes > 0) vsnprintf(grid.error, static_cast<size_t>(grid.error_bytes), format, args);
+    if (grid.error_bytes > 0)
+      vsnprintf(grid.error, static_cast<size_t>(grid.error_bytes), format, args);
     __atomic_store_n(&grid.aborted, true, __ATOMIC_RELAXED);
   }
   pthread_mutex_unlock(&grid.mutex);
+}
+
+constexpr uint64_t CANARY = 0x6a61786d6f6e6f21;
+
+uint64_t& canary(void* in_stack) {
+  const uintptr_t base = reinterpret_cast<uintptr_t>(in_stack) & ~(STACK_BYTES - 1);
+  return *reinterpret_cast<uint64_t*>(base + CANARY_AT);
 }
 
 // Leaves `lane`, which cannot go on, for another lane of its warp or else for the scheduler.
@@ -47,6 +55,9 @@ void run_lane() {
   Warp& w = *me.warp;
   const Launch& launch = *w.worker->grid->launch;
   launch.kernel(launch.params);
+  if (canary(&me) != CANARY)
+    fail("block %d thread %d needs more than %d KiB of stack", me.block_id, me.thread_id,
+         static_cast<int>(STACK_BYTES / 1024));
   w.state[me.lane_id] = EXITED;
   ++me.block->exited;
   --w.worker->live;

@@ -29,7 +29,8 @@ Warp* pick(Worker& worker) {
     for (int j = 0; j < block.n_warps; ++j) {
       Warp& w = block.warps[j];
       const uint64_t priority = static_cast<uint64_t>(block.priority) << 32 | w.priority;
-      if (w.ready && (best == nullptr || priority > best_priority)) best = &w, best_priority = priority;
+      if (!w.ready || (best != nullptr && priority <= best_priority)) continue;
+      best = &w, best_priority = priority;
     }
   }
   if (best != nullptr) {
@@ -119,7 +120,8 @@ void report_deadlock(Grid& grid) {
     }
   }
   if (lines > 12) text.add("; and %d more", lines - 12);
-  if (grid.error_bytes > 0) snprintf(grid.error, static_cast<size_t>(grid.error_bytes), "%s", message);
+  if (grid.error_bytes > 0)
+    snprintf(grid.error, static_cast<size_t>(grid.error_bytes), "%s", message);
 }
 
 // Nothing of this worker can run. Waits until a poll succeeds; a deadlock is when all workers are

@@ -1,0 +1,166 @@
+// Sums, products, quotients and bits. See numeric.cuh for the list.
+#pragma once
+#include "jaxmono/types.cuh"
+
+namespace jaxmono {
+
+// Unsigned type in which arithmetic wraps without being promoted to int.
+template <class T>
+using Wrapping = typename BitsOf<(sizeof(T) < 4 ? 4 : sizeof(T))>::type;
+
+
+#define JM_ARITHMETIC(NAME, OP, BOOL)                                                         \
+  template <class T>                                                                          \
+  JM_DEVICE T op_##NAME(T a, T b) {                                                           \
+    if constexpr (is_narrow<T>) return convert<T>(convert<float>(a) OP convert<float>(b));    \
+    else if constexpr (is_wide_float<T>) return a OP b;                                       \
+    else if constexpr (is_bool<T>) return a BOOL b;                                           \
+    else return static_cast<T>(static_cast<Wrapping<T>>(a) OP static_cast<Wrapping<T>>(b));   \
+  }
+JM_ARITHMETIC(add, +, ||)
+JM_ARITHMETIC(subtract, -, !=)
+JM_ARITHMETIC(multiply, *, &&)
+#undef JM_ARITHMETIC
+
+template <class T>
+JM_DEVICE T op_square(T x) {
+  return op_multiply(x, x);
+}
+
+template <class T>
+JM_DEVICE T op_negate(T x) {
+  if constexpr (is_narrow<T>) return T{static_cast<uint16_t>(x.bits ^ SIGN_BIT<T>)};
+  else if constexpr (is_wide_float<T>) return -x;
+  else return static_cast<T>(0 - static_cast<Wrapping<T>>(x));
+}
+
+template <class T>
+JM_DEVICE T op_abs(T x) {
+  if constexpr (is_float<T>)
+    return bitcast<T>(static_cast<Bits<T>>(bitcast<Bits<T>>(x) & ~SIGN_BIT<T>));
+  else if constexpr (is_signed<T>) return x < 0 ? op_negate(x) : x;
+  else return x;
+}
+
+template <class T>
+JM_DEVICE T op_sign(T x) {
+  if constexpr (is_narrow<T>) return convert<T>(op_sign(convert<float>(x)));
+  else if constexpr (is_wide_float<T>) return x > 0 ? T(1) : x < 0 ? T(-1) : x;  // NaN and zeros stay
+  else if constexpr (is_signed<T>) return static_cast<T>((x > 0) - (x < 0));
+  else return static_cast<T>(x != 0);
+}
+
+template <class T>
+JM_DEVICE T op_divide(T a, T b) {
+  if constexpr (is_narrow<T>) {
+    return convert<T>(convert<float>(a) / convert<float>(b));
+  } else if constexpr (is_wide_float<T>) {
+    return a / b;
+  } else {
+    if (b == 0) return static_cast<T>(-1);
+    if constexpr (is_signed<T>)
+      if (b == -1) return op_negate(a);
+    return static_cast<T>(a / b);
+  }
+}
+
+template <class T>
+JM_DEVICE T op_remainder(T a, T b) {
+  if constexpr (is_narrow<T>) {
+    return convert<T>(fmodf(convert<float>(a), convert<float>(b)));
+  } else if constexpr (is_same<T, float>) {
+    return fmodf(a, b);
+  } else if constexpr (is_same<T, double>) {
+    return fmod(a, b);
+  } else {
+    if (b == 0) return a;
+    if constexpr (is_signed<T>)
+      if (b == -1) return 0;
+    return static_cast<T>(a % b);
+  }
+}
+
+template <class T>
+JM_DEVICE T op_power(T a, T b) {
+  if constexpr (is_narrow<T>) {
+    return convert<T>(powf(convert<float>(a), convert<float>(b)));
+  } else if constexpr (is_same<T, float>) {
+    return powf(a, b);
+  } else if constexpr (is_same<T, double>) {
+    return pow(a, b);
+  } else {
+    if constexpr (is_signed<T>)
+      if (b < 0) return a == 1 ? T(1) : a == -1 ? static_cast<T>(b & 1 ? -1 : 1) : T(0);
+    Wrapping<T> base = static_cast<Wrapping<T>>(a), out = 1;
+    for (Bits<T> n = static_cast<Bits<T>>(b); n != 0; n = static_cast<Bits<T>>(n >> 1)) {
+      if (n & 1) out *= base;
+      base *= base;
+    }
+    return static_cast<T>(out);
+  }
+}
+
+
+#define JM_BITWISE(NAME, OP)                                                              \
+  template <class T>                                                                      \
+  JM_DEVICE T op_##NAME(T a, T b) {                                                       \
+    return static_cast<T>(a OP b);                                                        \
+  }
+JM_BITWISE(and, &)
+JM_BITWISE(or, |)
+JM_BITWISE(xor, ^)
+#undef JM_BITWISE
+
+template <class T>
+JM_DEVICE T op_not(T x) {
+  if constexpr (is_bool<T>) return !x;
+  else return static_cast<T>(~x);
+}
+
+template <class T>
+JM_DEVICE T op_shift_left(T x, T n) {
+  const Bits<T> amount = static_cast<Bits<T>>(n);
+  if (amount >= 8 * sizeof(T)) return 0;
+  return static_cast<T>(static_cast<Wrapping<T>>(x) << amount);
+}
+
+template <class T>
+JM_DEVICE T op_shift_right_logical(T x, T n) {
+  const Bits<T> amount = static_cast<Bits<T>>(n);
+  if (amount >= 8 * sizeof(T)) return 0;
+  return static_cast<T>(static_cast<Bits<T>>(x) >> amount);
+}
+
+template <class T>
+JM_DEVICE T op_shift_right_arithmetic(T x, T n) {
+  const Bits<T> amount = static_cast<Bits<T>>(n), most = 8 * sizeof(T) - 1;
+  const int shift = static_cast<int>(amount < most ? amount : most);
+  const Bits<T> bits = static_cast<Bits<T>>(x);
+  // For unsigned T too the top bit is copied.
+  const Bits<T> flip = bits & SIGN_BIT<T> ? static_cast<Bits<T>>(~Bits<T>(0)) : Bits<T>(0);
+  return static_cast<T>(static_cast<Bits<T>>(static_cast<Bits<T>>(bits ^ flip) >> shift) ^ flip);
+}
+
+template <class T>
+JM_DEVICE T op_popcnt(T x) {
+  const uint64_t bits = static_cast<uint64_t>(static_cast<Bits<T>>(x));
+#ifdef JAXMONO_EMULATE
+  return static_cast<T>(__builtin_popcountll(bits));
+#else
+  if constexpr (sizeof(T) <= 4) return static_cast<T>(__popc(static_cast<unsigned>(bits)));
+  else return static_cast<T>(__popcll(bits));
+#endif
+}
+
+template <class T>
+JM_DEVICE T op_count_leading_zeros(T x) {
+  const uint64_t bits = static_cast<uint64_t>(static_cast<Bits<T>>(x));
+#ifdef JAXMONO_EMULATE
+  const int zeros = bits == 0 ? 64 : __builtin_clzll(bits);
+#else
+  const int zeros = __clzll(static_cast<long long>(bits));
+#endif
+  return static_cast<T>(zeros - (64 - 8 * static_cast<int>(sizeof(T))));
+}
+
+}  // namespace jaxmono
