@@ -18,6 +18,9 @@ EXTRAS_DEMO := demo$(if $(HAS_GPU),$(comma)cuda)
 EXTRAS_TEST := test,demo$(if $(HAS_GPU),$(comma)cuda,$(comma)nvrtc)
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard jaxmono/custom_call/native/*)
 
+# Most of the time of the GPU tests is compiling, on the CPU.
+GPU_JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
+
 # `make gpu PYTHON=...` takes that interpreter as it is, with what is installed there.
 ifeq ($(origin PYTHON),command line)
 GPU_PYTHON := PYTHONPATH=.$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON)
@@ -50,12 +53,12 @@ test-all: $(VENV)/.test ## the tests, slow ones included
 .PHONY: gpu
 gpu: $(GPU_SETUP) ## on a GPU: tests/gpu, then the benchmarks, into benchmarks/results
 	@status=0; \
-	$(GPU_PYTHON) -m pytest -q -m gpu $(if $(TESTS),$(TESTS),tests/gpu) || status=$$?; \
+	$(GPU_PYTHON) -m pytest -q -n $(GPU_JOBS) -m gpu $(if $(TESTS),$(TESTS),tests/gpu) || status=$$?; \
 	$(GPU_PYTHON) -m benchmarks.gpu $(BENCH) || status=$$?; exit $$status
 
 .PHONY: gpu-test
 gpu-test: $(GPU_SETUP) ## on a GPU: tests/gpu only
-	$(GPU_PYTHON) -m pytest -q -m gpu $(if $(TESTS),$(TESTS),tests/gpu)
+	$(GPU_PYTHON) -m pytest -q -n $(GPU_JOBS) -m gpu $(if $(TESTS),$(TESTS),tests/gpu)
 
 .PHONY: gpu-bench
 gpu-bench: $(GPU_SETUP) ## on a GPU: the benchmarks only; BENCH="--cases=bert_b1"
@@ -85,7 +88,8 @@ ci: lint types ## what CI runs: lint, types, all tests, the demo
 # The tests nearest to JAX, on another version of it: make smoke VENV=.venv-jax JAX=0.12
 JAX ?= 0.12
 SMOKE := tests/test_api.py tests/test_explain.py tests/custom_call tests/hlo/test_import.py \
-  tests/hlo/test_fingerprint.py tests/examples/test_models.py
+  tests/hlo/test_fingerprint.py tests/examples/test_models.py \
+  tests/examples/test_one_kernel.py
 .PHONY: smoke
 smoke: $(VENV)/.jax-$(JAX)
 	$(RUN) -m pytest -q -n 2 -m 'not slow and not gpu' $(SMOKE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from program_writer import FLOATS, MAX_ELEMENTS, NUMPY, SIZES, TF32, Val, Writer
+from program_writer import FLOATS, NUMPY, Val, Writer
 
 Step = Callable[[Writer], Val | None]
 STEPS: dict[str, Step] = {}
@@ -194,9 +194,9 @@ def broadcast(w: Writer) -> Val | None:
         return None
     shape, places = list(x.shape), list(range(len(x.shape)))
     for _ in range(w.rng.randint(1, 4 - len(x.shape))):
-        room = MAX_ELEMENTS // max(1, math.prod(shape))
+        room = w.max_elements // max(1, math.prod(shape))
         at = w.rng.randint(0, len(shape))
-        shape.insert(at, w.rng.choice([s for s in SIZES if s <= room] or [1]))
+        shape.insert(at, w.rng.choice([s for s in w.sizes if s <= room] or [1]))
         places = [p + (p >= at) for p in places]
     return w.emit(f"lax.broadcast_in_dim({x.name}, {tuple(shape)}, {tuple(places)})", [x],
                   shape=shape, exact=True)
@@ -209,9 +209,9 @@ def expand(w: Writer) -> Val | None:
     if x is None:
         return None
     at = x.shape.index(1)
-    room = MAX_ELEMENTS // max(1, x.size)
+    room = w.max_elements // max(1, x.size)
     shape = list(x.shape)
-    shape[at] = w.rng.choice([s for s in SIZES if s <= room] or [1])
+    shape[at] = w.rng.choice([s for s in w.sizes if s <= room] or [1])
     return w.emit(f"jnp.broadcast_to({x.name}, {tuple(shape)})", [x], shape=shape, exact=True)
 
 
@@ -347,13 +347,41 @@ def gather(w: Writer) -> Val | None:
     if x is None:
         return None
     at = w.rng.randrange(len(x.shape))
-    room = MAX_ELEMENTS * x.shape[at] // x.size
-    count = w.rng.choice([s for s in SIZES if s <= room] or [1])
+    room = w.max_elements * x.shape[at] // x.size
+    count = w.rng.choice([s for s in w.sizes if s <= room] or [1])
     index = _index(w, w.rng.choice(((), (count,), (1, count))), x.shape[at])
     mode = w.rng.choice(("clip", "fill") if x.is_float else ("clip",))
     shape = (*x.shape[:at], *index.shape, *x.shape[at + 1:])
     return w.emit(f"jnp.take({x.name}, {index.name}, axis={at}, mode={mode!r})", [x],
                   shape=shape, exact=True)
+
+
+@step
+def gather_along(w: Writer) -> Val | None:
+    # A gather with batching dimensions.
+    x = w.pick(lambda v: len(v.shape) > 0 and 0 < v.size <= w.max_elements)
+    if x is None:
+        return None
+    at = w.rng.randrange(len(x.shape))
+    count = w.rng.randint(1, x.shape[at])
+    shape = [count if i == at else n for i, n in enumerate(x.shape)]
+    index = w.argument(shape, "s32", low=0, high=x.shape[at])
+    return w.emit(f"jnp.take_along_axis({x.name}, {index.name}, axis={at})", [x], shape=shape,
+                  exact=True)
+
+
+@step
+def gather_points(w: Writer) -> Val | None:
+    # A gather of whole index vectors.
+    x = w.pick(lambda v: len(v.shape) > 1 and v.size > 0)
+    if x is None:
+        return None
+    count = w.rng.randint(1, 9)
+    first, second = (w.argument((count,), "s32", low=-n, high=n) for n in x.shape[:2])
+    if count * math.prod(x.shape[2:]) > w.max_elements:
+        return None
+    return w.emit(f"{x.name}[{first.name}, {second.name}]", [x], shape=(count, *x.shape[2:]),
+                  exact=True)
 
 
 # Reductions
@@ -399,112 +427,31 @@ def argmax(w: Writer) -> Val | None:
                   shape=[n for i, n in enumerate(x.shape) if i != at], dtype="s32")
 
 
-# Contractions
-
-
-def _precision(w: Writer, dtype: str) -> tuple[str, float]:
-    """A keyword argument that asks for a precision, and the epsilon that it allows."""
-    if w.rng.random() < 0.5:
-        return ", precision='highest'", 0.0
-    return "", TF32 if dtype == "f32" else 0.0
+@step
+def reduce_bits(w: Writer) -> Val | None:
+    # Integers, with every monoid that has an identity among them.
+    x = w.pick(lambda v: len(v.shape) > 0 and v.is_integer)
+    if x is None:
+        return None
+    axes = _axes(w, len(x.shape))
+    low, high = (f"jnp.iinfo(jnp.{NUMPY[x.dtype].name}).{end}" for end in ("min", "max"))
+    form, init = w.rng.choice((("bitwise_and", "~0" if x.dtype.startswith("s") else high),
+                               ("bitwise_or", "0"), ("bitwise_xor", "0"), ("add", "0"),
+                               ("mul", "1"), ("max", low), ("min", high)))
+    return w.emit(f"lax.reduce({x.name}, jnp.{NUMPY[x.dtype].name}({init}), lax.{form}, {axes})",
+                  [x], shape=[n for i, n in enumerate(x.shape) if i not in axes])
 
 
 @step
-def dot_general(w: Writer) -> Val | None:
+def reduce_pair(w: Writer) -> Val | None:
+    # One reduction with two accumulators, of which one or both are used.
     x = w.pick(lambda v: len(v.shape) > 0 and v.is_float and v.size > 0)
     if x is None:
         return None
-    rank = len(x.shape)
-    kinds = [w.rng.choice("bcf") for _ in range(rank)]
-    if "c" not in kinds:
-        kinds[-1] = "c"
-    free = list(w.shape(0, 2)) if not w.zero_size else [3]
-    while free and math.prod(free) * x.size > 8 * MAX_ELEMENTS:
-        free.pop()
-    # The other operand's dimensions: those batched and contracted, and its own, in any order.
-    dims = [(i, n) for i, n in enumerate(x.shape) if kinds[i] != "f"] + [(-1, n) for n in free]
-    w.rng.shuffle(dims)
-    y = w.argument([n for _, n in dims], x.dtype)
-    where = {i: at for at, (i, _) in enumerate(dims) if i >= 0}
-    batch, contract = ([i for i in range(rank) if kinds[i] == k] for k in "bc")
-    shape = ([x.shape[i] for i in batch] + [n for i, n in enumerate(x.shape) if kinds[i] == "f"]
-             + [n for i, n in dims if i < 0])
-    count = math.prod(x.shape[i] for i in contract)
-    lists = (f"(({contract}, {[where[i] for i in contract]}), "
-             f"({batch}, {[where[i] for i in batch]}))")
-    wide = x.dtype in ("bf16", "f16") and "f32" in w.dtypes and w.rng.random() < 0.5
-    preferred = ", preferred_element_type=jnp.float32" if wide else ""
-    asked, eps = _precision(w, x.dtype)
-    return w.emit(f"lax.dot_general({x.name}, {y.name}, {lists}{asked}{preferred})", [x, y],
-                  shape=shape, dtype="f32" if wide else x.dtype,
-                  bound=x.bound * y.bound * count, eps=eps)
-
-
-@step
-def matmul(w: Writer) -> Val | None:
-    # Plain x @ weight with bias, the layer of every network.
-    x = w.pick(lambda v: len(v.shape) > 0 and v.is_float and v.size > 0)
-    if x is None:
-        return None
-    n = w.rng.choice([s for s in SIZES if s * x.size // x.shape[-1] <= MAX_ELEMENTS] or [1])
-    weight, bias = w.argument((x.shape[-1], n), x.dtype), w.argument((n,), x.dtype)
-    asked, eps = _precision(w, x.dtype)
-    return w.emit(f"jnp.matmul({x.name}, {weight.name}{asked}) + {bias.name}", [x, weight, bias],
-                  shape=(*x.shape[:-1], n), bound=x.bound * 3 * x.shape[-1] + 3, eps=eps)
-
-
-# Chains of networks
-
-
-@step
-def softmax(w: Writer) -> Val | None:
-    x = w.pick(lambda v: len(v.shape) > 0 and v.is_float and v.size > 0)
-    if x is None:
-        return None
-    form = w.rng.choice(("jax.nn.softmax", "jax.nn.log_softmax"))
-    return w.emit(f"{form}({x.name}, axis={w.rng.randrange(len(x.shape))})", [x],
-                  bound=1.0 if form.endswith(".softmax") else 2 * x.bound + 8)
-
-
-@step
-def layer_norm(w: Writer) -> Val | None:
-    x = w.pick(lambda v: len(v.shape) > 0 and v.is_float and v.size > 0)
-    if x is None:
-        return None
-    scale = w.argument(x.shape[-1:], x.dtype)
-    wide = w.emit(f"{x.name}.astype(jnp.float32)" if x.dtype != "f64" else f"{x.name} * 1.0",
-                  [x], dtype=x.dtype if x.dtype == "f64" else "f32")
-    center = wide
-    if w.rng.random() < 0.6:
-        center = w.emit(f"{wide.name} - jnp.mean({wide.name}, -1, keepdims=True)", [wide],
-                        bound=2 * wide.bound)
-    # The 0.1 keeps a nearly constant row from amplifying its rounding errors.
-    power = w.emit(f"jnp.mean(jnp.square({center.name}), -1, keepdims=True) + 0.1", [center],
-                   shape=(*x.shape[:-1], 1), bound=center.bound ** 2)
-    factor = 4.0 if power.bound == 4.0 else 1.0
-    return w.emit(f"({center.name} * lax.rsqrt({power.name})).astype("
-                  f"jnp.{NUMPY[x.dtype].name}) * {scale.name}", [center, power, scale],
-                  shape=x.shape, dtype=x.dtype, bound=center.bound * 3.2 * 3 * factor)
-
-
-@step
-def attention(w: Writer) -> Val | None:
-    x = w.pick(lambda v: len(v.shape) >= 2 and v.is_float and v.size > 0)
-    if x is None:
-        return None
-    *batch, rows, width = x.shape
-    keys = w.rng.choice([s for s in SIZES if s * x.size // width <= MAX_ELEMENTS
-                         and s * x.size // rows <= MAX_ELEMENTS] or [1])
-    k, v = (w.argument((*batch, keys, width), x.dtype) for _ in range(2))
-    axes = "bcdefg"[:len(batch)]
-    asked, eps = _precision(w, x.dtype)
-    scores = w.emit(f"jnp.einsum('{axes}qx,{axes}kx->{axes}qk', {x.name}, {k.name}{asked}) * "
-                    f"{1 / (width * max(1.0, x.bound))!r}", [x, k], shape=(*batch, rows, keys),
-                    bound=3.0, eps=eps)
-    if w.rng.random() < 0.6:
-        mask = w.argument((rows, keys), "pred")
-        scores = w.emit(f"jnp.where({mask.name}, {scores.name}, -30.0)", [scores, mask],
-                        bound=4.0)
-    weights = w.emit(f"jax.nn.softmax({scores.name}, -1)", [scores], bound=1.0)
-    return w.emit(f"jnp.einsum('{axes}qk,{axes}kx->{axes}qx', {weights.name}, {v.name}{asked})",
-                  [weights, v], shape=x.shape, bound=3.0, eps=eps)
+    y, axes = w.peer(x), _axes(w, len(x.shape))
+    dtype = f"jnp.{NUMPY[x.dtype].name}"
+    pair = (f"lax.reduce(({x.name}, {y.name}), ({dtype}(-jnp.inf), {dtype}(jnp.inf)), lambda a, b: "
+            f"(jnp.maximum(a[0], b[0]), jnp.minimum(a[1], b[1])), {axes})")
+    form = w.rng.choice(("{}[0]", "{}[1]", "(lambda p: p[0] - p[1])({})"))
+    return w.emit(form.format(pair), [x, y], bound=x.bound + y.bound, exact="lambda p" not in form,
+                  shape=[n for i, n in enumerate(x.shape) if i not in axes])

@@ -31,6 +31,8 @@ TF32 = 2.0 ** -11
 """What tensor cores may round f32 operands by, in a contraction of DEFAULT precision."""
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 24, 32, 33)
 MAX_ELEMENTS = 4096
+LARGE_SIZES = (1, 2, 3, 8, 16, 31, 48, 64, 65, 96, 100, 128, 130, 256, 260, 384, 513, 1024)
+LARGE_MAX_ELEMENTS = 40_000
 LIMIT = 16.0
 
 
@@ -64,7 +66,9 @@ class Val:
 class Writer:
     """Writes statements; steps (`program_steps.py`) call it."""
 
-    def __init__(self, seed: int, dtypes: Sequence[str]) -> None:
+    def __init__(self, seed: int, dtypes: Sequence[str], *, large: bool = False) -> None:
+        self.sizes = LARGE_SIZES if large else SIZES
+        self.max_elements = LARGE_MAX_ELEMENTS if large else MAX_ELEMENTS
         self.rng = random.Random(seed)
         self.data = np.random.default_rng(seed)
         self.dtypes = dtypes
@@ -77,12 +81,12 @@ class Writer:
     # Arguments
 
     def shape(self, min_rank: int = 0, max_rank: int = 4) -> tuple[int, ...]:
-        """A random shape within MAX_ELEMENTS."""
+        """A random shape within `max_elements`."""
         rank = self.rng.randint(min_rank, max_rank)
         out: list[int] = []
         for _ in range(rank):
-            room = MAX_ELEMENTS // max(1, math.prod(out))
-            out.append(self.rng.choice([s for s in SIZES if s <= room] or [1]))
+            room = self.max_elements // max(1, math.prod(out))
+            out.append(self.rng.choice([s for s in self.sizes if s <= room] or [1]))
         if out and self.zero_size and self.rng.random() < 0.3:
             out[self.rng.randrange(rank)] = 0
         return tuple(out)

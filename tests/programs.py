@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from compare import Mismatch, compare
 from jax import lax
-from program_steps import NEEDS, STEPS, WEIGHTS
+from program_layers import STEPS
+from program_steps import NEEDS, WEIGHTS
 from program_writer import DTYPES, NUMPY, Writer
 
 __all__ = ["ALL_OPS", "DTYPES", "Mismatch", "Program", "Reference", "compare",
@@ -98,7 +99,8 @@ def reference(program: Program) -> Reference:
 
 
 def random_program(seed: int, *, dtypes: Sequence[str] = DTYPES,
-                   ops: Sequence[str] | None = None, steps: int | None = None) -> Program:
+                   ops: Sequence[str] | None = None, steps: int | None = None,
+                   large: bool = False) -> Program:
     """A random program of 3 to 12 steps (more statements, as some steps need helpers).
 
     Args:
@@ -107,6 +109,8 @@ def random_program(seed: int, *, dtypes: Sequence[str] = DTYPES,
         (indices are s32 in any case, masks pred, and layer_norm computes in f32).
       ops: names from `ALL_OPS` to choose steps from; all by default.
       steps: how many steps; random by default.
+      large: arrays of up to 40,000 elements and 1,024 rows, so that loops over tiles, splits of
+        reductions and several tiles per block occur.
 
     Raises:
       ValueError: if ``ops`` or ``dtypes`` has an unknown name, or none of the ops applies.
@@ -116,7 +120,7 @@ def random_program(seed: int, *, dtypes: Sequence[str] = DTYPES,
         if unknown:
             raise ValueError(f"random_program: {what} has the unknown {unknown}; "
                              f"known are {sorted(known)}")
-    w = Writer(seed, dtypes)
+    w = Writer(seed, dtypes, large=large)
     first = w.argument(w.shape(), next((d for d in dtypes if w.rng.random() < 0.7), None))
     w.values.append(first)
     for _ in range(w.rng.randint(0, 2)):
@@ -142,5 +146,6 @@ def random_program(seed: int, *, dtypes: Sequence[str] = DTYPES,
     options = "" if dtypes == DTYPES else f", dtypes={tuple(dtypes)!r}"
     options += "" if ops is None else f", ops={tuple(ops)!r}"
     options += "" if steps is None else f", steps={steps}"
+    options += ", large=True" if large else ""
     return Program(seed, source, tuple(a for _, a in w.args), tuple(v.eps for v in outputs),
                    tuple(used), options)

@@ -22,7 +22,9 @@ _SHARED_BYTES = 224_000.0
 _FLOPS = {2: 4.6e6, 4: 1.2e6}
 _LATENCY_US = 0.8
 _SPLIT_US = 2.2
-_ROW_PROLOGUE_US = 0.03 / 1024
+_K_TILE_US = 0.06
+"""Wait, barrier and first fragments of every k tile."""
+_ROW_PROLOGUE_US = 0.055 / 1024
 """Per byte of a normalised row panel: loads, two reductions, stores."""
 
 
@@ -105,10 +107,10 @@ def _candidates(m: int, n: int, k: int, itemsize: int, warps: int, row_prologue:
         mt, nt = bm // (16 * wm), bn // (8 * wn)
         if mt * nt > 24 or (bm > 16 and bm >= 2 * m) or (bn > 8 and bn >= 2 * n):
             continue
-        bk = max(128 // itemsize, kstep * wk)
-        if split > 1 and (k // split < 2 * bk):
-            continue
-        out.append(DotSchedule("mma", bm, bn, bk, 0, (wm, wn, wk), split))
+        for bk in (128 // itemsize, 256 // itemsize):
+            if bk % (kstep * wk) or (split > 1 and k // split < 2 * bk):
+                continue
+            out.append(DotSchedule("mma", bm, bn, bk, 0, (wm, wn, wk), split))
     return out
 
 
@@ -147,8 +149,9 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     # and shared-memory reads hardly overlap at two warps per scheduler, so their times add up.
     shared = (wn * s.bm + wm * s.bn + s.bm + s.bn) * depth * itemsize / _SHARED_BYTES
     work = 2.0 * s.bm * s.bn * depth / _FLOPS[itemsize] + shared
+    work += _K_TILE_US * math.ceil(depth / s.bk)
     epilogue = 0.2 + s.bm * s.bn * (wk + 1) * 4 / 400_000.0
     prologue = _ROW_PROLOGUE_US * s.bm * k * itemsize if row_prologue else 0.0
-    split = _SPLIT_US if s.split_k > 1 else 0.0
+    split = _SPLIT_US + s.bm * s.bn * 4 / 12_000.0 if s.split_k > 1 else 0.0
     return waves * (_LATENCY_US + max(load, work) + 0.3 * min(load, work) + epilogue
                     + prologue) + split

@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from pathlib import Path
 
 from jaxmono.codegen.compile import compile_kernel
+from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.kernel import Kernel, emit_kernel
 from jaxmono.codegen.program import Program
 from jaxmono.codegen.schedule import KernelSchedule
@@ -74,7 +75,9 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
         cooperative=plan.barriers > 0 or kernel.waits, inputs=inputs, outputs=outputs,
         aliases=tuple((b.index, b.alias) for b in plan.outputs if b.alias is not None),
         stages=len(plan.stages), barriers=plan.barriers, resources=resources,
-        plan_text=plan_to_text(plan), compile_seconds=time.perf_counter() - begin)
+        plan_text=plan_to_text(plan), compile_seconds=time.perf_counter() - begin,
+        min_blocks=max((s.split_k for s in chosen.sigs.values() if isinstance(s, DotSchedule)),
+                       default=1))
 
 
 def identifier(name: str) -> str:

@@ -42,6 +42,8 @@ _KEEP = frozenset({"select", "maximum", "minimum", "clamp", "negate", "abs", "si
 # Small differences of the operands make large ones of the result.
 _JUMP = frozenset({"ceil", "floor", "is_finite", "is_inf", "is_neg_inf", "is_pos_inf",
                    "remainder", "round_nearest_afz", "round_nearest_even", "sign"})
+# Have a cheaper form that is exact to well below an f16 or bf16 rounding (device/narrow.cuh).
+_NARROW = frozenset({"erf", "erfc", "exponential", "logistic"})
 _NOT_GENERATED = frozenset({"complex", "real", "imag", "conj"})
 
 
@@ -101,7 +103,10 @@ def _elementwise(op: ops.Elementwise, args: Sequence[Emitted],
         return Emitted(f"convert<float>({p}next_after({narrow}))", vector)
     exact = not is_narrow(op.result.type.dtype) or (
         op.kind in _KEEP and all(a.exact for a in args))
-    return Emitted(f"{p}{op.kind}({', '.join(a.name for a in args)})", vector, exact)
+    kind = op.kind
+    if is_narrow(op.result.type.dtype) and kind in _NARROW and not op.accuracy:
+        kind = f"narrow_{kind}"
+    return Emitted(f"{p}{kind}({', '.join(a.name for a in args)})", vector, exact)
 
 
 def _convert(x: Emitted, source: DType, target: DType,

@@ -42,6 +42,7 @@ class Program:
       threads: per block.
       blocks_per_sm: the most blocks that one SM shall run.
       max_blocks: more blocks than this would idle; the grid is never larger.
+      min_blocks: blocks that wait for each other, and so must run together.
       shared_bytes: dynamic shared memory per block.
       scratch_bytes: device memory for values between stages.
       cooperative: has grid barriers, so all blocks must be resident together.
@@ -70,6 +71,7 @@ class Program:
     resources: dict[str, int]
     plan_text: str
     compile_seconds: float
+    min_blocks: int = 1
 
     @property
     def buffers(self) -> int:

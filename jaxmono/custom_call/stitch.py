@@ -148,7 +148,8 @@ def _configuration(program: Program) -> dict[str, ir.Attribute]:
     if program.target == "interpret":
         settings = _config.read()
         seed = settings.interpret_seed
-        config["blocks"] = _i32(max(1, min(settings.interpret_blocks, program.max_blocks)))
+        blocks = max(settings.interpret_blocks, program.min_blocks)
+        config["blocks"] = _i32(max(1, min(blocks, program.max_blocks)))
         config["seed"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64),
                                             seed - 2**64 if seed >= 2**63 else seed)
         return config

@@ -1,8 +1,8 @@
 """Runs generated kernels and next to nothing else, for `compute-sanitizer` to watch.
 
-    PYTHONPATH=.:tests python tests/gpu/sanitized.py SEED...
+    PYTHONPATH=.:tests python tests/gpu/sanitized.py NUMBER...
 
-A tiny BERT, a tiny decoder, and the random programs of these seeds.
+A tiny BERT, a tiny decoder, and the batches of random programs with these numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from programs import random_program
+from batches import batch
 
 import jaxmono
 from benchmarks.cases import bert_case, opt_case
@@ -27,7 +27,7 @@ def run(function: Any, args: Any) -> None:
     sys.stdout.write(f"{kernels} kernels, {len(jax.tree.leaves(out))} results\n")
 
 
-def main(seeds: list[int]) -> None:
+def main(numbers: list[int]) -> None:
     """Everything; what is not a generated kernel is prepared on the CPU."""
     with jax.default_device(jax.devices("cpu")[0]):
         cases = [bert_case(2, length=16, config=bert.tiny(), sets=1),
@@ -35,9 +35,10 @@ def main(seeds: list[int]) -> None:
         arguments = [jax.tree.map(np.asarray, (c.state, c.carry, *c.inputs[0])) for c in cases]
     for case, args in zip(cases, arguments, strict=True):
         run(case.step, args)
-    for seed in seeds:
-        program = random_program(seed)
-        run(program.fun, program.args)
+    for number in numbers:
+        programs = batch(number)
+        with programs.context():
+            run(programs.fun, (programs.args,))
 
 
 if __name__ == "__main__":

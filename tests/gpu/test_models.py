@@ -35,17 +35,18 @@ def explained(case: Case) -> Any:
     return jitted(case.step, "jaxmono").lower(*args).compile().explain()
 
 
-def check_as_good_as_xla(case: Case, factor: float) -> None:
+def check_as_good_as_xla(case: Case, factor: float, floor: float = 0) -> None:
     wanted = references(case)
     ours = error(case, jitted(case.step, "jaxmono"), wanted)
     xla = error(case, jitted(case.step, "xla"), wanted)
-    assert ours.relative <= factor * xla.relative + 1e-6, (ours, xla)
+    # 5e-4: an f32 dot of DEFAULT precision may be tf32, and which dots are is each one's choice.
+    assert ours.relative <= factor * xla.relative + floor, (ours, xla)
 
 
 def test_tiny_models_are_one_kernel_and_right(tiny: Case) -> None:
     told = explained(tiny)
     assert told.kernels == 1 and not told.refused, str(told)
-    check_as_good_as_xla(tiny, factor=1.5)
+    check_as_good_as_xla(tiny, factor=1.5, floor=5e-4)
 
 
 @pytest.mark.parametrize("name", ["bert_b1", "opt_decode"])

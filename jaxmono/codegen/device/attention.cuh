@@ -12,6 +12,13 @@
 
 namespace jaxmono {
 
+// The least number of column groups per warp with which all warps but idle ones have as many.
+constexpr int even_share(int groups, int warps) {
+  int share = (groups + warps - 1) / warps;
+  while (groups % share != 0) ++share;
+  return share;
+}
+
 // T: bf16, f16 or float (tf32). BQ: rows of a tile. KEYS, D, DV: exact sizes; they are padded with
 // zeros inside. CHUNK: keys in a ring slot. Q_D_MAJOR: the loader fills Q as [row][d], else [d][row];
 // K_D_MAJOR: K as [key][d], else [d][key]; V_KEY_MAJOR: V as [dv][key], else [key][dv].
@@ -25,11 +32,10 @@ struct Attention {
   static constexpr int CHUNKS = (KEYS + CHUNK - 1) / CHUNK;
   static constexpr int KP = CHUNKS * CHUNK;
   static constexpr int WARPS_M = BQ / 16, WARPS_N = WARPS / WARPS_M;
-  static constexpr int NT1 = (CHUNK / 8 + WARPS_N - 1) / WARPS_N;
-  static constexpr int NT2 = (DVP / 8 + WARPS_N - 1) / WARPS_N;
+  static constexpr int NT1 = even_share(CHUNK / 8, WARPS_N);
+  static constexpr int NT2 = even_share(DVP / 8, WARPS_N);
   static_assert(BQ % 16 == 0 && WARPS % WARPS_M == 0, "warps must divide the rows");
   static_assert(CHUNK % 16 == 0, "a chunk is a whole number of k steps");
-  static_assert((CHUNK / 8) % NT1 == 0 && (DVP / 8) % NT2 == 0, "warps own whole column groups");
 
   using TileQ = Tile<T, Q_D_MAJOR ? BQ : DP, Q_D_MAJOR ? DP : BQ>;
   using TileK = Tile<T, K_D_MAJOR ? CHUNK : DP, K_D_MAJOR ? DP : CHUNK>;

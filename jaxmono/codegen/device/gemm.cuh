@@ -67,18 +67,25 @@ struct Gemm {
     else TileB::template fill<THREADS>(slot, k, col0, load_b_piece);
   }
 
-  // Requests the right operand of the first STAGES k tiles, as one cp.async group: what may be done
+  // k tiles whose right operand is requested ahead of a grid barrier: as many bytes as are in flight
+  // during a barrier anyway. More would keep the threads issuing when the barrier opens.
+  static constexpr int AHEAD_BYTES = 40 * 1024;
+  static constexpr int AHEAD = TileB::BYTES >= AHEAD_BYTES               ? 1
+                               : AHEAD_BYTES / TileB::BYTES < STAGES ? AHEAD_BYTES / TileB::BYTES
+                                                                     : STAGES;
+
+  // Requests the right operand of the first AHEAD k tiles, as one cp.async group: what may be done
   // before the grid barrier behind which the left operand is written.
   template <class LoadB>
   JM_DEVICE static void prefetch(unsigned char* smem, int col0, int k0, int tiles,
                                  const LoadB& load_b_piece) {
 #pragma unroll 1
-    for (int t = 0; t < STAGES && t < tiles; ++t) fetch_b(smem, t, col0, k0, load_b_piece);
+    for (int t = 0; t < AHEAD && t < tiles; ++t) fetch_b(smem, t, col0, k0, load_b_piece);
     cp_async_commit();
   }
 
-  // Requests the first STAGES k tiles, each its own cp.async group; only the left operand's part if
-  // `fetched` (by `prefetch`).
+  // Requests the first STAGES k tiles, each its own cp.async group; not again what `prefetch` has, if
+  // it ran (`fetched`).
   template <class LoadA, class LoadB>
   JM_DEVICE static void prologue(unsigned char* smem, int row0, int col0, int k0, int tiles,
                                  bool fetched, const LoadA& load_a_piece,
@@ -87,7 +94,7 @@ struct Gemm {
     for (int t = 0; t < STAGES; ++t) {
       if (t < tiles) {
         fetch_a(smem, t, row0, k0, load_a_piece);
-        if (!fetched) fetch_b(smem, t, col0, k0, load_b_piece);
+        if (!fetched || t >= AHEAD) fetch_b(smem, t, col0, k0, load_b_piece);
       }
       cp_async_commit();
     }

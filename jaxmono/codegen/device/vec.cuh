@@ -2,6 +2,7 @@
 // and scalars mixed; loads and stores of Vecs are as wide as the hardware allows.
 #pragma once
 #include "jaxmono/index.cuh"
+#include "jaxmono/narrow.cuh"
 #include "jaxmono/numeric.cuh"
 #include "jaxmono/platform.cuh"
 #include "jaxmono/ptx.cuh"
@@ -89,6 +90,7 @@ JM_LIFT(sqrt) JM_LIFT(tan) JM_LIFT(tanh) JM_LIFT(acos) JM_LIFT(acosh) JM_LIFT(as
 JM_LIFT(atan) JM_LIFT(atanh) JM_LIFT(bessel_i1e) JM_LIFT(cosh) JM_LIFT(digamma) JM_LIFT(erf)
 JM_LIFT(erf_inv) JM_LIFT(erfc) JM_LIFT(is_inf) JM_LIFT(is_neg_inf) JM_LIFT(is_pos_inf)
 JM_LIFT(lgamma) JM_LIFT(sinh) JM_LIFT(square)
+JM_LIFT(narrow_exponential) JM_LIFT(narrow_logistic) JM_LIFT(narrow_erf) JM_LIFT(narrow_erfc)
 JM_LIFT(add) JM_LIFT(and) JM_LIFT(atan2) JM_LIFT(divide) JM_LIFT(maximum) JM_LIFT(minimum)
 JM_LIFT(multiply) JM_LIFT(or) JM_LIFT(power) JM_LIFT(remainder) JM_LIFT(shift_left)
 JM_LIFT(shift_right_arithmetic) JM_LIFT(shift_right_logical) JM_LIFT(subtract) JM_LIFT(xor)

@@ -1,0 +1,130 @@
+"""Random programs in batches, each batch one jitted function: one kernel, one compilation.
+
+    problems = check(batch(17), interpret=True)
+
+What a batch is made of follows from its number alone, so a failing one is run again by number:
+``python -c "import batches; print(batches.check(batches.batch(17), interpret=True))"``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from programs import Mismatch, Program, Reference, random_program, reference
+
+import jaxmono
+
+NETWORK = ("matmul", "dot_general", "softmax", "layer_norm", "attention", "unary", "binary",
+           "reduce", "transpose", "reshape", "convert", "select", "slice", "gather")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What the programs of a batch have in common.
+
+    Attributes:
+      count: how many programs.
+      options: keywords of `random_program`.
+      x64: run with 64-bit types enabled.
+    """
+
+    name: str
+    count: int
+    options: dict[str, Any]
+    x64: bool = False
+
+
+KINDS = (
+    Kind("any", 8, {}),
+    Kind("any", 8, {}),
+    Kind("any", 8, {}),
+    Kind("network", 8, {"dtypes": ("bf16", "f32", "f16"), "ops": NETWORK}),
+    Kind("x64", 8, {"dtypes": ("f64", "s64", "u64", "f32", "s32", "pred")}, x64=True),
+    Kind("any", 8, {}),
+    Kind("large", 4, {"large": True}),
+    Kind("long", 4, {"steps": 24}),
+    Kind("large network", 4, {"dtypes": ("bf16", "f32", "f16"), "ops": NETWORK, "large": True}),
+)
+"""Taken in turn. 56 programs in 9 batches."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """``fun(args)`` returns the outputs of all programs, as a tuple of tuples."""
+
+    number: int
+    kind: Kind
+    programs: tuple[Program, ...]
+
+    @property
+    def args(self) -> tuple[tuple[np.ndarray[Any, Any], ...], ...]:
+        return tuple(p.args for p in self.programs)
+
+    @functools.cached_property
+    def fun(self) -> Callable[..., Any]:
+        functions = [p.fun for p in self.programs]
+
+        def batch(args: Sequence[Sequence[Any]]) -> tuple[Any, ...]:
+            return tuple(f(*a) for f, a in zip(functions, args, strict=True))
+
+        return batch
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """What its programs are to be run in."""
+        return jax.enable_x64(True) if self.kind.x64 else contextlib.nullcontext()
+
+    def __str__(self) -> str:
+        return f"batch {self.number} ({self.kind.name})"
+
+
+def batch(number: int) -> Batch:
+    """The batch of that number, from 0."""
+    kind = KINDS[number % len(KINDS)]
+    return Batch(number, kind, tuple(random_program(1000 * number + i, **kind.options)
+                                     for i in range(kind.count)))
+
+
+def numbers(programs: int) -> range:
+    """The batches that hold at least so many programs."""
+    n = total = 0
+    while total < programs:
+        total += KINDS[n % len(KINDS)].count
+        n += 1
+    return range(n)
+
+
+def references(of: Batch) -> list[Reference]:
+    """What each program should give; XLA runs it on the CPU."""
+    with of.context(), jax.default_device(jax.devices("cpu")[0]):
+        return [reference(p) for p in of.programs]
+
+
+def check(of: Batch, *, interpret: bool = False) -> list[str]:
+    """Runs a batch as one kernel.
+
+    Returns:
+      One text per problem: ops that were refused, more than one kernel, results that differ from
+      XLA's or the NumPy reference's (with the program), a second call that differs from the first.
+    """
+    problems: list[str] = []
+    with of.context():
+        compiled = jaxmono.jit(of.fun, interpret=interpret).lower(of.args).compile()
+        told = compiled.explain()
+        if told.kernels != 1 or told.refused:
+            problems.append(f"{of} is not one kernel:\n{told}")
+        first = jax.device_get(compiled(of.args))
+        again = jax.device_get(compiled(of.args))
+    for program, ref, out, same in zip(of.programs, references(of), first, again, strict=True):
+        try:
+            program.check(out, ref)
+        except Mismatch as mismatch:
+            problems.append(f"{of}: {mismatch}")
+        if [np.asarray(a).tobytes() for a in out] != [np.asarray(a).tobytes() for a in same]:
+            problems.append(f"{of}: a second call gives other bits\n{program}")
+    return problems
