@@ -40,8 +40,10 @@ def kernel_facts(compiled: Any) -> Row:
         "barriers_before_merging": told.barriers_before_merging,
         "scratch_bytes": told.scratch_bytes, "shared_bytes": told.shared_bytes,
         "compile_seconds": told.compile_seconds, "cached": told.cached,
-        "registers": max((k.registers or 0 for k in told.planned), default=None),
-        "spill_bytes": sum(k.spill_bytes or 0 for k in told.planned),
+        "registers": max((k.registers for k in told.planned if k.registers is not None),
+                         default=None),
+        "spill_bytes": None if any(k.spill_bytes is None for k in told.planned)
+        else sum(k.spill_bytes or 0 for k in told.planned),
         "predicted_us": told.predicted_us, "floor_us": told.floor_us,
         "refused": [f"{r.op} at {r.source}: {r.reason}" for r in told.refused[:10]],
         "source_bytes": len(compiled.as_text("cuda")), "note": told.note,

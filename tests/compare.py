@@ -10,7 +10,7 @@ to its dtype). For integers and predicates equality is exact. For floats:
   overflows, say) and nothing is asked; but at most a twentieth of an array (and one element)
   may be so, or the program is no test and `compare` says so.
 - A finite element must satisfy |actual - truth| <= atol + rtol * |truth|, both terms together,
-  with rtol = 32 eps and atol = 32 eps * max(rms of the truth, 2^-10), where eps belongs to the
+  with rtol = 8 eps and atol = 8 eps * max(rms of the truth, 2^-10), where eps belongs to the
   coarsest format between inputs and output; plus four times the worst error that XLA or
   ``rounded`` make anywhere in that array, which is what the program's conditioning amounts to.
 """
@@ -25,7 +25,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-FACTOR = 32
+FACTOR = 8
 MAX_ILL_CONDITIONED = 0.05
 
 

@@ -95,7 +95,7 @@ def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int) -> Atte
     form = sig.form
     assert isinstance(form, AttentionForm)
     best: AttentionSchedule | None = None
-    for bq in (128, 64, 32, 16):
+    for bq in (64, 32, 16):
         if warps % (bq // 16):
             continue
         for stages in (8, 6, 4, 3, 2):

@@ -44,7 +44,9 @@ class DotCode:
         assert isinstance(form, DotForm)
         t = operand_type(form) if s.family == "mma" else None
         size = t.itemsize if t is not None else form.dot.lhs.type.dtype.itemsize
-        lhs = analyse(sig.body, form.dot.lhs, form.lhs_index, form.m, form.k, size)
+        # A panel of finished rows is [m][k], whatever its sources are.
+        lhs = Operand(form.dot.lhs, form.lhs_index, form.m, form.k, form.k) if form.row_prologue \
+            else analyse(sig.body, form.dot.lhs, form.lhs_index, form.m, form.k, size)
         rhs = analyse(sig.body, form.dot.rhs, form.rhs_index, form.n, form.k, size)
         return DotCode(sig, form, s, t, lhs, rhs)
 

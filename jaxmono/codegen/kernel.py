@@ -168,6 +168,9 @@ class _Assembly:
     # ---- text ----------------------------------------------------------------------------------
 
     def emit(self, header: str) -> Kernel:
+        self.spans = tuple(self._spans())
+        sites = [c.unit.name for x in self.spans for calls in x.calls for c in calls]
+        self.called_often = {name for name in sites if sites.count(name) > 1}
         functions = Writer(parent=self.w)
         for unit in self.units.values():
             if unit.tasks:
@@ -209,14 +212,27 @@ class _Assembly:
             extra.append("uint32_t* arrivals")
         w.comment(f"{u.sig.kind} {u.sig.name}: {_ops(u.sig)}")
         w.comment(f"{u.tasks} tasks, {u.schedule}")
+        # A function with several call sites is compiled once. It asks for shared memory itself:
+        # through a parameter the compiler would not know the address space.
+        often = u.name in self.called_often
+        prefix = "JM_CALLED" if often else "JM_DEVICE"
+        tail = ["int task"] if often else ["int task", "unsigned char* smem"]
+
+        def begin() -> None:
+            if often:
+                w.line("unsigned char* const smem = dynamic_shared();")
+                w.line("(void)smem;")
+
         if u.prefetch is not None:
             w.comment(f"before the grid barrier in front of {u.name}")
-            args = ", ".join([*ins, *outs, *extra, "int task", "unsigned char* smem"])
-            with w.block(f"JM_DEVICE void {u.name}_prefetch({args})"):
+            args = ", ".join([*ins, *outs, *extra, *tail])
+            with w.block(f"{prefix} void {u.name}_prefetch({args})"):
+                begin()
                 w.extend(u.prefetch)
             extra.append("bool fetched")
-        args = ", ".join([*ins, *outs, *extra, "int task", "unsigned char* smem"])
-        with w.block(f"JM_DEVICE void {u.name}({args})"):
+        args = ", ".join([*ins, *outs, *extra, *tail])
+        with w.block(f"{prefix} void {u.name}({args})"):
+            begin()
             u.code.emit_body(w, u.sig, u.schedule, self._function_names(
                 u.sig, u.read_only, workspace=u.workspace > 0, counters=u.counters > 0,
                 fetched=u.prefetch is not None))
@@ -230,9 +246,8 @@ class _Assembly:
             w.line("using namespace jaxmono;")
             w.line("unsigned char* const smem = dynamic_shared();")
             w.line("(void)smem;")
-            spans = list(self._spans())
-            for n, span in enumerate(spans):
-                after = spans[n + 1] if n + 1 < len(spans) else None
+            for n, span in enumerate(self.spans):
+                after = self.spans[n + 1] if n + 1 < len(self.spans) else None
                 with _trips(w, span.trips):
                     for i in range(span.period):
                         self._stage(w, span, i)
@@ -375,12 +390,13 @@ class _Assembly:
         if u.counters:
             step = f" + group * {u.counters}" if many else ""
             args.append(f"{u.name}_arrivals.count{step}")
+        tail = [task] if u.name in self.called_often else [task, "smem"]
         if prefetch:
-            w.line(f"{u.name}_prefetch({', '.join([*args, task, 'smem'])});")
+            w.line(f"{u.name}_prefetch({', '.join([*args, *tail])});")
             return
         if u.prefetch is not None:
             args.append("fetched")
-        w.line(f"{u.name}({', '.join([*args, task, 'smem'])});")
+        w.line(f"{u.name}({', '.join([*args, *tail])});")
 
 
 @dataclass(frozen=True)

@@ -100,11 +100,15 @@ def plain_algorithm(algorithm: str, t: DType) -> bool:
 
 
 def attention_bytes(n: int, k: int, v: int, itemsize: int) -> int:
-    """Shared memory of the smallest attention tile: 16 rows of f32 scores, their probabilities,
-    the rows' queries, and two slots of 64 keys."""
-    keys = -(-n // 64) * 64
-    rows = 16 * (max(keys, v) + 4) * 4 + 16 * (keys + 8) * itemsize
-    return rows + (16 + 2 * 64) * (max(k, v) + 24) * itemsize
+    """Shared memory of the smallest attention tile, whatever the layout of its operands: 16 rows
+    of f32 scores, their probabilities, the rows' queries, and two slots of 64 keys."""
+    keys, width = -(-n // 64) * 64, -(-max(k, v) // 16) * 16
+
+    def tile(rows: int, cols: int) -> int:
+        return rows * (cols * itemsize // 16 | 1) * 16  # rows are padded against bank conflicts
+
+    queries, slot = (max(tile(rows, width), tile(width, rows)) for rows in (16, 64))
+    return 16 * (max(keys, width) + 4) * 4 + tile(16, keys) + queries + 2 * slot
 
 
 def _refused_type(v: Value) -> str | None:

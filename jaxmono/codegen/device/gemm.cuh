@@ -157,8 +157,8 @@ struct Gemm {
         }
       }
     }
+    // The last barrier of the loop: nobody reads the ring any more, the sums may replace it.
     cp_async_wait<0>();
-    syncthreads();  // nobody reads the ring any more: the sums may replace it
     store_accumulators<PITCH>(sums(smem) + wk * PARTIAL, acc, row, col);
     syncthreads();
   }

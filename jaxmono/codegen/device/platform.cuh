@@ -1,6 +1,7 @@
 // What differs between nvcc's view of a kernel and the SIMT emulator's: keywords, indices, memory.
 //
 //   JM_DEVICE            prefix of every device function
+//   JM_CALLED          of one that is compiled once and called
 //   thread_id()          index in the block (blocks are one-dimensional)
 //   block_id() num_blocks()
 //   lane_id() warp_id()
@@ -12,8 +13,10 @@
 
 #ifdef JAXMONO_EMULATE
 #define JM_DEVICE inline
+#define JM_CALLED static
 #else
 #define JM_DEVICE __device__ __forceinline__
+#define JM_CALLED static __device__ __noinline__
 
 // NVRTC has no standard headers; these are glibc's types.
 typedef signed char int8_t;

@@ -1,0 +1,207 @@
+"""Every barrier and wait of the contractions matters: without it some thread order goes wrong.
+
+A test removes one statement from the text of a kernel and runs many thread orders (seeds of the
+emulator) until a result is wrong or the emulator reports an error. So the emulator would show it
+if the generator lost a barrier, and no barrier is there for nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contraction_harness import build, plan_of, small_integers, smooth, with_dots
+from harness import run_program
+
+from jaxmono.codegen import compile as compiling
+from jaxmono.codegen import headers
+from jaxmono.codegen.attention import AttentionSchedule
+from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.headers import DEVICE
+from jaxmono.fusion.plan import Plan
+from jaxmono.hlo.interp import evaluate
+
+Spec = jax.ShapeDtypeStruct
+BF16, F32 = jnp.bfloat16, jnp.float32
+SEEDS = 24
+SYNC = re.compile(r"(?:syncthreads|syncwarp|cp_async_wait<[^;]*>)\(\);")
+
+Case = tuple[Plan, dict[str, Any], list[Any], float]
+
+
+@functools.cache
+def gemm() -> Case:
+    """Several tiles a block, a ring shorter than k, two k warps, a stage behind a barrier."""
+    plan = plan_of(lambda x, w, u: jnp.clip(x @ w, -2, 2) @ u, Spec((70, 320), BF16),
+                   Spec((320, 64), BF16), Spec((64, 24), BF16))
+    s = DotSchedule("mma", 32, 24, 64, 2, (1, 1, 4))
+    return plan, with_dots(plan, s), small_integers(plan.graph), 0
+
+
+@functools.cache
+def split_k() -> Case:
+    plan = plan_of(lambda x, w: x @ w, Spec((50, 512), BF16), Spec((512, 40), BF16))
+    return plan, with_dots(plan, DotSchedule("mma", 32, 24, 64, 2, (1, 1, 4), 4)), small_integers(
+        plan.graph, high=1), 0
+
+
+@functools.cache
+def simt() -> Case:
+    plan = plan_of(lambda x, w: jnp.dot(x, w, precision="highest"), Spec((70, 50), F32),
+                   Spec((50, 90), F32))
+    return plan, {}, small_integers(plan.graph), 0
+
+
+@functools.cache
+def panel() -> Case:
+    """A row prologue whose rows come by cp.async in other pieces than the chain reads them: the
+    scale is not aligned. Several tiles a block."""
+    def fn(x: Any, scale: Any, w: Any) -> Any:
+        y = x.astype(F32)
+        r = jax.lax.rsqrt((y * y).mean(-1, keepdims=True) + 1e-6)
+        return (y * r * scale[1:]).astype(BF16) @ w
+
+    plan = plan_of(fn, Spec((40, 192), BF16), Spec((193,), F32), Spec((192, 56), BF16))
+    s = DotSchedule("mma", 16, 16, 64, 2, (1, 2, 2))
+    return plan, with_dots(plan, s), smooth(plan.graph), 3e-2
+
+
+def attend(q: Any, k: Any, v: Any) -> Any:
+    s = jnp.einsum("hmd,hnd->hmn", q, k).astype(F32) / 4
+    return jnp.einsum("hmn,hnd->hmd", jax.nn.softmax(s, -1).astype(v.dtype), v)
+
+
+@functools.cache
+def heads() -> Case:
+    plan = plan_of(attend, *[Spec((5, 37, 32), BF16)] * 3)
+    (sig,) = plan.sigs
+    return plan, {sig.key: AttentionSchedule(16, 16, 2, 4)}, smooth(plan.graph), 3e-2
+
+
+@functools.cache
+def mixed_heads() -> Case:
+    """Two attentions in a stage: the queries of one cover the scores of the other."""
+    def fn(*xs: Any) -> Any:
+        return tuple(attend(*xs[i:i + 3]) for i in range(0, 9, 3))
+
+    args = [Spec((5, n, d), BF16) for n, d in ((37, 16), (24, 128), (38, 16)) for _ in range(3)]
+    plan = plan_of(fn, *args)
+    assert plan.barriers == 0 and [s.kind for s in plan.sigs] == ["attention"] * 3
+    s = AttentionSchedule(16, 16, 2, 4)
+    return plan, {sig.key: s for sig in plan.sigs}, smooth(plan.graph), 3e-2
+
+
+def failure(case: Case, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str]) -> str:
+    """What goes wrong first with the changed text; "" if nothing does."""
+    plan, sigs, given, rtol = case
+    with monkeypatch.context() as patched:
+        patched.setattr(compiling, "bundle", lambda source: change(headers.bundle(source)))
+        program = build(plan, sigs)
+    wanted = evaluate(plan.graph, given, accumulate="f64")
+    for seed in range(SEEDS):
+        try:
+            found = run_program(program, given, seed=seed, blocks=(4, 5)[seed % 2])
+        except RuntimeError as error:
+            return f"seed {seed}: {error}"
+        for a, b in zip(found, wanted, strict=True):
+            size = np.abs(b).mean()
+            if not np.abs(a.astype(np.float64) - b).max() <= max(rtol, 0.01) * (
+                    size + np.abs(b).max()):
+                return f"seed {seed}: wrong result"
+    return ""
+
+
+def own_text(name: str) -> str:
+    """A device header without its includes: it is in every bundled source as it is."""
+    text = (DEVICE / name).read_text()
+    last = [m.end() for m in re.finditer(r"^#include[^\n]*\n", text, re.M)][-1]
+    return text[last:].strip()
+
+
+def rewritten(name: str, change: Callable[[str], str]) -> Callable[[str], str]:
+    """Changes one header's own text in a bundled source."""
+    old = own_text(name)
+    new = change(old)
+
+    def apply(text: str) -> str:
+        assert text.count(old) == 1 and new != old
+        return text.replace(old, new)
+
+    return apply
+
+
+def removed(name: str, number: int) -> Callable[[str], str]:
+    """Takes statement ``number`` of those that match SYNC out of a header."""
+    def change(text: str) -> str:
+        found = list(SYNC.finditer(text))[number]
+        return text[:found.start()] + ";" + text[found.end():]
+
+    return rewritten(name, change)
+
+
+def statements(name: str) -> list[Any]:
+    """One parameter for every statement of a header that matches SYNC.
+
+    `cp_async_wait<0>` at the end of a task has nothing left to wait for: the groups are empty.
+    """
+    return [pytest.param(name, i, id=f"{name}-{i}-{m[0]}")
+            for i, m in enumerate(SYNC.finditer(own_text(name))) if m[0] != "cp_async_wait<0>();"]
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "gemm.cuh": gemm, "gemm_simt.cuh": simt, "split_k.cuh": split_k, "attention.cuh": heads}
+
+
+@pytest.mark.parametrize(("name", "number"), [p for n in CASES for p in statements(n)])
+def test_every_sync_of_the_headers_matters(name: str, number: int,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    assert failure(CASES[name](), monkeypatch, removed(name, number)) != ""
+
+
+@pytest.mark.parametrize("case", [gemm, split_k, simt, panel, heads, mixed_heads])
+def test_nothing_fails_unchanged(case: Callable[[], Case], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert failure(case(), monkeypatch, lambda text: text) == ""
+
+
+def generated(pattern: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The failure without the statements of the generated functions that match."""
+    def change(text: str) -> str:
+        end = max(m.end() for m in re.finditer(r"// ==== end of jaxmono/\w+\.cuh =+\n", text))
+        changed, count = re.subn(pattern, ";", text[end:])
+        assert count > 0
+        return text[:end] + changed
+
+    return failure(case, monkeypatch, change)
+
+
+@pytest.mark.parametrize("case", [gemm, panel, mixed_heads])
+def test_the_previous_task_must_be_done(case: Callable[[], Case],
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    assert generated(r"syncthreads\(\);  // the previous task is done[^\n]*", case(), monkeypatch) != ""
+
+
+@pytest.mark.parametrize("pattern", [r"cp_async_wait<G::STAGES>\(\);", r"syncwarp\(\);"])
+def test_the_rows_of_a_panel_must_have_landed(pattern: str,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    assert generated(pattern, panel(), monkeypatch) != ""
+
+
+@pytest.mark.parametrize("name", ["gemm.cuh", "attention.cuh"])
+def test_weak_waits_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cp.async group too many in flight."""
+    change = rewritten(name, lambda text: text.replace("cp_async_wait<STAGES - 2>",
+                                                       "cp_async_wait<STAGES - 1>"))
+    assert failure(CASES[name](), monkeypatch, change) != ""
+
+
+def test_a_partner_must_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """split-K without its wait reads partial sums that are not there."""
+    change = rewritten("split_k.cuh", lambda text: re.sub(
+        r"group_barrier<SPLIT>\(\w+\);", "syncthreads();", text))
+    assert failure(split_k(), monkeypatch, change) != ""

@@ -1,0 +1,33 @@
+"""Random programs as generated kernels in the SIMT interpreter, against XLA and NumPy.
+
+Every batch is one kernel. The grid and the order in which the interpreter runs threads change
+from batch to batch, so a missing barrier has a chance to show.
+"""
+
+from __future__ import annotations
+
+import batches
+import jax
+import pytest
+
+PROGRAMS = 320
+
+
+@pytest.mark.parametrize("number", batches.numbers(PROGRAMS))
+def test_batch(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXMONO_INTERPRET_BLOCKS", str(1 + number % 5))
+    monkeypatch.setenv("JAXMONO_INTERPRET_SEED", str(number))
+    problems = batches.check(batches.batch(number), interpret=True)
+    jax.clear_caches()
+    assert not problems, "\n\n".join(problems[:3])
+
+
+def test_there_are_at_least_300_programs_of_every_kind() -> None:
+    all_ = [batches.batch(n) for n in batches.numbers(PROGRAMS)]
+    programs = [p for b in all_ for p in b.programs]
+    assert len(programs) >= 300
+    assert {b.kind.name for b in all_} == {k.name for k in batches.KINDS}
+    dtypes = {a.dtype.name for p in programs for a in p.args}
+    assert {"bfloat16", "float16", "float32", "float64", "int8", "uint8", "int16", "uint16",
+            "int32", "uint32", "int64", "uint64", "bool"} <= dtypes
+    assert {op for p in programs for op in p.ops} == set(batches.ALL_OPS)
