@@ -25,6 +25,9 @@ __all__ = ["ALL_OPS", "KINDS", "Batch", "Kind", "batch", "check", "numbers", "re
 
 NETWORK = ("matmul", "dot_general", "softmax", "layer_norm", "attention", "unary", "binary",
            "reduce", "transpose", "reshape", "convert", "select", "slice", "gather")
+CACHE = ("dynamic_update_slice", "dynamic_update_slice", "dynamic_slice", "slice", "binary",
+         "reduce", "transpose", "reverse", "matmul", "broadcast", "expand", "concatenate")
+"""Updates of arguments, beside other readers of the same arguments."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +56,10 @@ KINDS = (
     Kind("large", 4, {"large": True}),
     Kind("long", 4, {"steps": 24}),
     Kind("large network", 4, {"dtypes": ("bf16", "f32", "f16"), "ops": NETWORK, "large": True}),
+    Kind("cache", 8, {"dtypes": ("f32", "bf16", "s32"), "ops": CACHE}),
+    Kind("any", 8, {}),
 )
-"""Taken in turn. 56 programs in 9 batches."""
+"""Taken in turn; their number is odd, so that `check` donates the arguments of each in turn."""
 
 
 @dataclasses.dataclass(frozen=True)

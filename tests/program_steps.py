@@ -334,7 +334,10 @@ def dynamic_update_slice(w: Writer) -> Val | None:
     x = w.pick(lambda v: len(v.shape) > 0 and v.size > 0)
     if x is None:
         return None
-    update = w.argument([w.rng.randint(1, n) for n in x.shape], x.dtype)
+    update = w.pick(lambda v: v.dtype == x.dtype and len(v.shape) == len(x.shape) and v != x
+                    and all(0 < m <= n for m, n in zip(v.shape, x.shape, strict=True)))
+    if update is None or w.rng.random() < 0.4:
+        update = w.argument([w.rng.randint(1, n) for n in x.shape], x.dtype)
     starts = [w.argument((), "s32", low=-2, high=n + 2) for n in x.shape]
     return w.emit(f"lax.dynamic_update_slice({x.name}, {update.name}, "
                   f"({', '.join(s.name for s in starts)},))", [x, update], exact=True,

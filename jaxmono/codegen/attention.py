@@ -1,6 +1,7 @@
 """AttentionForm -> a device function: one tile of rows of one batch entry per task.
 
-    Q, K, V loaders -> Attention::first -> row chain in shared memory -> Attention::second -> epilogue
+    Q, K, V loaders -> Attention::first -> row chain in shared memory -> Attention::second ->
+    epilogue
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxmono.codegen.dot import emit_epilogue, emit_loader, epilogue_lanes, row_demands
-from jaxmono.codegen.panel import rows_of_warp
 from jaxmono.codegen.dot_schedule import mma_type
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.operand import Operand, analyse
+from jaxmono.codegen.panel import rows_of_warp
 from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize
@@ -166,8 +167,9 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     width = math.ceil(form.v.size / 16) * 16
     lanes = epilogue_lanes(body, form.stores, form.v, rows=s.bq, cols=width, threads=threads)
     emit_epilogue(w, body, form.stores, result=form.second.result, identity=code.identity,
-                  m=form.m, n=form.v, tile_m=s.bq, bm=str(s.bq), bn=width, lanes=lanes, read="A::read({acc}, smem, {r}, {c})", accumulator="float",
-                  row0="", pointers=pointers, outputs=outputs, names=names, read_only=read_only,
+                  m=form.m, n=form.v, tile_m=s.bq, bm=str(s.bq), bn=width, lanes=lanes,
+                  read="A::read({acc}, smem, {r}, {c})", accumulator="float", row0="",
+                  pointers=pointers, outputs=outputs, names=names, read_only=read_only,
                   threads=threads)
 
 

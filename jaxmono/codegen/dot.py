@@ -224,7 +224,8 @@ def emit_epilogue(w: Writer, body: Graph, stores: Sequence[Store], *, result: Va
     """The loop that turns a finished tile into the group's outputs.
 
     ``read``: C call text with ``{acc}``, ``{r}``, ``{c}``. ``bm``: rows that this block finishes,
-    from ``row0`` of the tile, which has ``tile_m`` rows. C variables m0 and n0 hold the tile's origin.
+    from ``row0`` of the tile, which has ``tile_m`` rows. C variables m0 and n0 hold the origin of
+    the tile.
     """
     per_row = bn // lanes
     w.directive("#pragma unroll 1")

@@ -95,8 +95,8 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     lanes = epilogue_lanes(body, stores, form.n, rows=math.ceil(s.bm / s.split_k), cols=s.bn,
                            threads=threads)
     emit_epilogue(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
-                  n=form.n, tile_m=s.bm, bm=bm, bn=s.bn, lanes=lanes, read=read, accumulator="float",
-                  row0=row0, pointers=pointers, outputs=outputs, names=names,
+                  n=form.n, tile_m=s.bm, bm=bm, bn=s.bn, lanes=lanes, read=read,
+                  accumulator="float", row0=row0, pointers=pointers, outputs=outputs, names=names,
                   read_only=read_only, threads=threads)
 
 
@@ -122,8 +122,8 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     for v in body.inputs:  # bias, scale...: from HBM they take longer than the barrier
         if v in read_only and v is not code.rhs.param and 0 < v.type.nbytes <= _SMALL:
             lines = math.ceil(v.type.nbytes / 128)
-            w.line(f"if (thread_id() < {lines}) "
-                   f"prefetch_l2(reinterpret_cast<const char*>({pointers[v]}) + thread_id() * 128);")
+            base = f"reinterpret_cast<const char*>({pointers[v]})"
+            w.line(f"if (thread_id() < {lines}) prefetch_l2({base} + thread_id() * 128);")
     return True
 
 

@@ -110,6 +110,8 @@ def _candidates(m: int, n: int, k: int, itemsize: int, warps: int, row_prologue:
         for bk in (128 // itemsize, 256 // itemsize):
             if bk % (kstep * wk) or (split > 1 and k // split < 2 * bk):
                 continue
+            if bk * itemsize > 128 and bm * bn >= 8192:
+                continue  # deep k tiles are for short stages; large ones want more of them in flight
             out.append(DotSchedule("mma", bm, bn, bk, 0, (wm, wn, wk), split))
     return out
 
@@ -127,7 +129,9 @@ def _fit(s: DotSchedule, k: int, itemsize: int, shared_bytes: int,
     b = max(s.bk * _row(s.bn, itemsize), s.bn * _row(s.bk, itemsize))
     sums = s.warps[2] * s.bm * (s.bn + 4) * 4
     room = shared_bytes - panel
-    stages = min(tiles, room // (a + b), 24)
+    # Four tiles of 32 kB in flight cover any latency; what is left of shared memory caches in L1.
+    deep = 24 if a + b < 32 * 1024 else 4
+    stages = min(tiles, room // (a + b), deep)
     if stages < min(3, tiles) or sums > room:
         return None
     return DotSchedule(s.family, s.bm, s.bn, s.bk, max(stages, 2), s.warps, s.split_k)
@@ -149,9 +153,14 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     # and shared-memory reads hardly overlap at two warps per scheduler, so their times add up.
     shared = (wn * s.bm + wm * s.bn + s.bm + s.bn) * depth * itemsize / _SHARED_BYTES
     work = 2.0 * s.bm * s.bn * depth / _FLOPS[itemsize] + shared
+    if wk > 1 and s.bm * s.bn >= 8192:
+        work *= 1.15  # every set of warps has accumulators for the whole tile
     work += _K_TILE_US * math.ceil(depth / s.bk)
     epilogue = 0.2 + s.bm * s.bn * (wk + 1) * 4 / 400_000.0
     prologue = _ROW_PROLOGUE_US * s.bm * k * itemsize if row_prologue else 0.0
     split = _SPLIT_US + s.bm * s.bn * 4 / 12_000.0 if s.split_k > 1 else 0.0
-    return waves * (_LATENCY_US + max(load, work) + 0.3 * min(load, work) + epilogue
+    # A ring that holds most of k is filled before the products; a longer k hides one behind
+    # the other.
+    beside = 0.3 if math.ceil(depth / s.bk) <= 2 * s.stages else 0.0
+    return waves * (_LATENCY_US + max(load, work) + beside * min(load, work) + epilogue
                     + prologue) + split

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -121,8 +121,8 @@ class _Assembly:
         w = Writer(indent=1, parent=self.w)
         names = self._function_names(sig, read_only, workspace=False, counters=False)
         prefetch = w if code.emit_prefetch(w, sig, s, names) else None
-        return _Unit(sig, f"f{number}_{readable}", code, s, code.tasks(sig, s, self.schedule.threads),
-                     work, code.counters(sig, s), slots, alone, read_only, prefetch)
+        return _Unit(sig, f"f{number}_{readable}", code, s, tasks, work,
+                     code.counters(sig, s), slots, alone, read_only, prefetch)
 
     def _function_names(self, sig: Sig, read_only: Sequence[bool], *, workspace: bool,
                         counters: bool, fetched: bool = False) -> Function:

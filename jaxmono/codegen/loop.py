@@ -6,9 +6,8 @@ vector are in flight before the first is used (MonoNN's instruction rescheduling
 
 from __future__ import annotations
 
-from typing import Any
-
 import math
+from typing import Any
 
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.names import compute, vector

@@ -9,7 +9,7 @@ buffers per element, or another element type, reads global memory itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -132,7 +132,7 @@ class Panel:
 
 
 @contextmanager
-def rows_of_warp(w: Writer, rows: int, warps: int, size: int, *, unroll: int) -> Iterator[None]:
+def rows_of_warp(w: Writer, rows: int, warps: int, size: int, *, unroll: int) -> Generator[None]:
     """A loop over the rows ``r`` of a tile that a warp owns, ``m = m0 + r``, those below ``size``.
 
     Where the warps share the rows out evenly the loop has no test that could differ between the

@@ -7,9 +7,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import math
+from typing import Any
 
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.op_code import Emitted

@@ -43,7 +43,8 @@ def run_program(program: Program, inputs: Sequence[Any], *, blocks: int = BLOCKS
     pointers = [*held, *([buffer(program.scratch_bytes)] if program.scratch_bytes else [])]
     arguments = (ctypes.c_void_p * max(len(pointers), 1))(*(p.ctypes.data for p in pointers))
     error = ctypes.create_string_buffer(_ERROR_BYTES)
-    code = _entry(program.binary)(arguments, min(max(blocks, program.min_blocks), program.max_blocks),
+    blocks = min(max(blocks, program.min_blocks), program.max_blocks)
+    code = _entry(program.binary)(arguments, blocks,
                                   ctypes.c_ulonglong(seed), error, _ERROR_BYTES)
     if code != 0:
         raise RuntimeError(error.value.decode())

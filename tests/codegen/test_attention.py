@@ -241,7 +241,7 @@ def test_what_the_planner_accepts_has_a_schedule(kib: int) -> None:
         n, d, dv = (int(rng.integers(2, 4097)), int(rng.integers(2, 513)),
                     int(rng.integers(1, 513)))
         if rng.random() < 0.7:
-            n, d, dv = n // 4 + 2, d // 3 + 1, dv // 3 + 1
+            n, d, dv = n // 4 + 2, d // 3 + 2, dv // 3 + 1
         size = np.dtype(dtype).itemsize
         # as many keys as the planner takes: the tightest case
         while attention_bytes(n, d, dv, size) > shared and n > 2:

@@ -183,7 +183,8 @@ def generated(pattern: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("case", [gemm, panel, mixed_heads])
 def test_the_previous_task_must_be_done(case: Callable[[], Case],
                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    assert generated(r"syncthreads\(\);  // the previous task is done[^\n]*", case(), monkeypatch) != ""
+    barrier = r"syncthreads\(\);  // the previous task is done[^\n]*"
+    assert generated(barrier, case(), monkeypatch) != ""
 
 
 @pytest.mark.parametrize("pattern", [r"cp_async_wait<G::STAGES>\(\);", r"syncwarp\(\);"])

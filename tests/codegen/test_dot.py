@@ -216,7 +216,7 @@ def norm_plan(norm: Callable[..., Any], rows: int, k: int, n: int, dtype: Any, *
         return (*out, h) if stored else out
 
     lead = (batch, rows) if batch else (rows,)
-    plan = plan_of(fn, Spec((*lead, k), dtype), Spec((k,), F32 if norm is not rms_norm else F32),
+    plan = plan_of(fn, Spec((*lead, k), dtype), Spec((k,), F32),
                    Spec((k,), dtype if norm is rms_norm else F32), Spec((k, n), dtype),
                    Spec((k, n + 8), dtype), device=Device(sm_count=4))
     assert plan.barriers == 0

@@ -1,4 +1,4 @@
-"""Tile shapes: what the model chooses is legal; every tile, ring, warp layout and split-K is exact."""
+"""Tile shapes: what the model chooses is legal; each tile, ring, warp layout, split-K is exact."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def reachable(warps: int) -> list[DotSchedule]:
     """One candidate of the chooser for every (m, n, k) layout of the warps and tile of a warp."""
     found: dict[tuple[Any, ...], DotSchedule] = {}
     for s in dot_schedule._candidates(128, 192, 256, 2, warps, False, False):
-        wm, wn, wk = s.warps
+        wm, wn, _ = s.warps
         found.setdefault((s.warps, min(s.bm // (16 * wm), 2), s.bn // (8 * wn) % 2), s)
     return [dataclasses.replace(s, stages=3) for s in found.values()]
 

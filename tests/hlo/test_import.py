@@ -256,5 +256,5 @@ def test_input_hints_are_argument_names():
 
 
 def test_a_missing_function_is_named():
-    with pytest.raises(KeyError, match="no function 'other'.*main"):
+    with pytest.raises(KeyError, match=r"no function 'other'.*main"):
         import_module(lower(lambda x: x, X), "other")

@@ -122,7 +122,7 @@ def test_constants_are_readable(value, text):
 def test_elided_text_is_short_and_does_not_parse():
     text = to_text(constant(np.arange(1000)), elide=True)
     assert "s64[1000]<...>" in text
-    with pytest.raises(ParseError, match="line 2.*elided"):
+    with pytest.raises(ParseError, match=r"line 2.*elided"):
         parse(text)
 
 

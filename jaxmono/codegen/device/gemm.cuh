@@ -130,7 +130,7 @@ struct Gemm {
     };
     cp_async_wait<STAGES - 1>();
     syncthreads();
-    load(f[0], 0, 0);
+    if (tiles > 0) load(f[0], 0, 0);  // a split-K share may be empty
     constexpr int TWICE = STEPS % 2 ? 2 : 1;  // an even number of steps keeps f's index constant
 #pragma unroll 1
     for (int t0 = 0; t0 < tiles; t0 += TWICE) {
