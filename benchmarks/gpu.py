@@ -18,6 +18,8 @@ from pathlib import Path
 
 # Before JAX starts: the fresh processes of --parts=first share the GPU with this one.
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
+# NVRTC keeps what it compiled, too; compile times here are of a compiler that does not.
+os.environ.setdefault("CUDA_CACHE_DISABLE", "1")
 
 import jax
 from absl import app, flags

@@ -17,7 +17,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from programs import ALL_OPS, Mismatch, Program, Reference, random_program, reference
+from programs import (
+    ALL_OPS,
+    IllConditioned,
+    Mismatch,
+    Program,
+    Reference,
+    random_program,
+    reference,
+)
 
 import jaxmono
 
@@ -25,8 +33,8 @@ __all__ = ["ALL_OPS", "KINDS", "Batch", "Kind", "batch", "check", "numbers", "re
 
 NETWORK = ("matmul", "dot_general", "softmax", "layer_norm", "attention", "unary", "binary",
            "reduce", "transpose", "reshape", "convert", "select", "slice", "gather")
-CACHE = ("dynamic_update_slice", "dynamic_update_slice", "dynamic_slice", "slice", "binary",
-         "reduce", "transpose", "reverse", "matmul", "broadcast", "expand", "concatenate")
+CACHE = ("cache_update", "cache_update", "cache_update", "dynamic_update_slice", "dynamic_slice",
+         "slice", "binary", "reduce", "transpose", "reverse", "matmul", "concatenate")
 """Updates of arguments, beside other readers of the same arguments."""
 
 
@@ -56,7 +64,7 @@ KINDS = (
     Kind("large", 4, {"large": True}),
     Kind("long", 4, {"steps": 24}),
     Kind("large network", 4, {"dtypes": ("bf16", "f32", "f16"), "ops": NETWORK, "large": True}),
-    Kind("cache", 8, {"dtypes": ("f32", "bf16", "s32"), "ops": CACHE}),
+    Kind("cache", 8, {"dtypes": ("f32", "bf16", "s32"), "ops": CACHE, "outputs": 8}),
     Kind("any", 8, {}),
 )
 """Taken in turn; their number is odd, so that `check` donates the arguments of each in turn."""
@@ -134,9 +142,18 @@ def check(of: Batch, *, interpret: bool = False) -> list[str]:
         again = jax.device_get(compiled(of.args))
     for program, ref, out, same in zip(of.programs, references(of), first, again, strict=True):
         try:
-            program.check(out, ref)
+            _check(program, out, ref)
         except Mismatch as mismatch:
             problems.append(f"{of}: {mismatch}")
         if [np.asarray(a).tobytes() for a in out] != [np.asarray(a).tobytes() for a in same]:
             problems.append(f"{of}: a second call gives other bits\n{program}")
     return problems
+
+
+def _check(program: Program, out: Sequence[Any], ref: Reference) -> None:
+    try:
+        program.check(out, ref)
+    except IllConditioned:
+        # XLA:CPU loses some NaNs (in the softmax of a row of them, for one). Where it stands alone
+        # against both ways to evaluate the program in NumPy, those decide.
+        program.check(out, dataclasses.replace(ref, expected=tuple(ref.rounded)))

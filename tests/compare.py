@@ -33,6 +33,10 @@ class Mismatch(AssertionError):
     """Two results differ; the message says where and by how much."""
 
 
+class IllConditioned(Mismatch):
+    """The references disagree on too many elements for a comparison with all of them."""
+
+
 def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -57,8 +61,8 @@ def compare(actual: Sequence[Any], expected: Sequence[Any], reference64: Sequenc
       where: put in front of messages.
 
     Raises:
-      Mismatch: at the first output that differs in dtype, shape, or value; and if so many
-        elements are ill-conditioned that the comparison would mean nothing.
+      Mismatch: at the first output that differs in dtype, shape, or value.
+      IllConditioned: so many elements are that the comparison would mean nothing.
     """
     if not len(actual) == len(expected) == len(reference64):
         raise Mismatch(f"{where}{len(actual)} outputs, expected {len(expected)}")
@@ -88,8 +92,8 @@ def _compare_floats(at: str, actual: Array, expected: Array, truth: Array,
         sound = np.logical_and.reduce([_class(p) == classes for p in peers])
         ill = int((~sound).sum())
         if ill > 1 + MAX_ILL_CONDITIONED * sound.size:
-            raise Mismatch(f"{at}{ill} of {sound.size} elements are ill-conditioned: the "
-                           "references disagree. " + _difference(e, t, ~sound))
+            raise IllConditioned(f"{at}{ill} of {sound.size} elements are ill-conditioned: the "
+                                 "references disagree. " + _difference(e, t, ~sound))
         wrong = sound & (_class(a) != classes)
         if wrong.any():
             raise Mismatch(at + "NaN or infinity differs. " + _difference(a, e, wrong))

@@ -345,6 +345,26 @@ def dynamic_update_slice(w: Writer) -> Val | None:
 
 
 @step
+def cache_update(w: Writer) -> Val | None:
+    # An argument with a slice replaced, which may happen in the argument's own memory.
+    x = w.pick(lambda v: v.name.startswith("a") and len(v.shape) > 1 and v.size > 0)
+    if x is None:
+        x = w.argument((*w.shape(1, 2), w.rng.choice((4, 8))))
+    if x.size == 0:
+        return None
+    at = w.rng.randrange(len(x.shape))
+    shape = tuple(1 if i == at else n for i, n in enumerate(x.shape))
+    update = w.pick(lambda v: v.shape == shape and v.dtype == x.dtype) \
+        or w.argument(shape, x.dtype)
+    if w.rng.random() < 0.5:
+        update = w.emit(f"{update.name} + {update.name}", [update], bound=2 * update.bound) \
+            if x.dtype != "pred" else update
+    start = w.argument((), "s32", low=-1, high=x.shape[at] + 1)
+    return w.emit(f"lax.dynamic_update_slice_in_dim({x.name}, {update.name}, {start.name}, {at})",
+                  [x, update], exact=True, clamped=True)
+
+
+@step
 def gather(w: Writer) -> Val | None:
     x = w.pick(lambda v: len(v.shape) > 0 and v.size > 0 and not v.clamped)
     if x is None:

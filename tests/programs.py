@@ -16,13 +16,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from compare import Mismatch, compare
+from compare import IllConditioned, Mismatch, compare
 from jax import lax
 from program_layers import STEPS
 from program_steps import NEEDS, WEIGHTS
 from program_writer import DTYPES, NUMPY, Writer
 
-__all__ = ["ALL_OPS", "DTYPES", "Mismatch", "Program", "Reference", "compare",
+__all__ = ["ALL_OPS", "DTYPES", "IllConditioned", "Mismatch", "Program", "Reference", "compare",
            "random_program", "reference"]
 
 ALL_OPS = tuple(STEPS)
@@ -73,7 +73,7 @@ class Program:
         try:
             compare(actual, ref.expected, ref.wide, rounded=ref.rounded, eps=self.eps)
         except Mismatch as e:
-            raise Mismatch(f"{e}\n\n{self}") from None
+            raise type(e)(f"{e}\n\n{self}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def reference(program: Program) -> Reference:
 
 def random_program(seed: int, *, dtypes: Sequence[str] = DTYPES,
                    ops: Sequence[str] | None = None, steps: int | None = None,
-                   large: bool = False) -> Program:
+                   large: bool = False, outputs: int = 3) -> Program:
     """A random program of 3 to 12 steps (more statements, as some steps need helpers).
 
     Args:
@@ -111,6 +111,7 @@ def random_program(seed: int, *, dtypes: Sequence[str] = DTYPES,
       steps: how many steps; random by default.
       large: arrays of up to 40,000 elements and 1,024 rows, so that loops over tiles, splits of
         reductions and several tiles per block occur.
+      outputs: at most so many.
 
     Raises:
       ValueError: if ``ops`` or ``dtypes`` has an unknown name, or none of the ops applies.
@@ -140,12 +141,14 @@ def random_program(seed: int, *, dtypes: Sequence[str] = DTYPES,
     made = [v for v in w.values if v.name.startswith("v")]
     if not made:
         raise ValueError(f"random_program({seed}): none of {names} applies to {dtypes}")
-    outputs = [made[-1], *w.rng.sample(made[:-1], min(len(made) - 1, w.rng.randint(0, 2)))]
+    more = min(len(made) - 1, w.rng.randint(0, outputs - 1))
+    chosen = [made[-1], *w.rng.sample(made[:-1], more)]
     source = "\n".join([f"def program({', '.join(v.name for v, _ in w.args)}):", *w.lines,
-                        f"    return ({', '.join(v.name for v in outputs)},)", ""])
+                        f"    return ({', '.join(v.name for v in chosen)},)", ""])
     options = "" if dtypes == DTYPES else f", dtypes={tuple(dtypes)!r}"
     options += "" if ops is None else f", ops={tuple(ops)!r}"
     options += "" if steps is None else f", steps={steps}"
     options += ", large=True" if large else ""
-    return Program(seed, source, tuple(a for _, a in w.args), tuple(v.eps for v in outputs),
+    options += "" if outputs == 3 else f", outputs={outputs}"
+    return Program(seed, source, tuple(a for _, a in w.args), tuple(v.eps for v in chosen),
                    tuple(used), options)

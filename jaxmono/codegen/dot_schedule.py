@@ -92,6 +92,8 @@ def panel_fits(k: int, itemsize: int, shared_bytes: int) -> bool:
 
 
 _M_WARPS = ((16, 1), (32, 1), (32, 2), (64, 2), (64, 4), (128, 2), (128, 4))
+_NT_TF32 = {1: 16, 2: 10, 4: 6}
+"""Most columns of 8 of a warp, by its rows of 16: f32 fragments of wider tiles spill."""
 _N = (8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 144, 192)
 
 
@@ -105,7 +107,8 @@ def _candidates(m: int, n: int, k: int, itemsize: int, warps: int, row_prologue:
         if left or wk < 1 or bm % (16 * wm) or bn % (8 * wn):
             continue
         mt, nt = bm // (16 * wm), bn // (8 * wn)
-        if mt * nt > 24 or (bm > 16 and bm >= 2 * m) or (bn > 8 and bn >= 2 * n):
+        if mt * nt > 24 or (itemsize == 4 and nt > _NT_TF32[mt]) or (bm > 16 and bm >= 2 * m) or (
+                bn > 8 and bn >= 2 * n):
             continue
         for bk in (128 // itemsize, 256 // itemsize):
             if bk % (kstep * wk) or (split > 1 and k // split < 2 * bk):
@@ -132,7 +135,7 @@ def _fit(s: DotSchedule, k: int, itemsize: int, shared_bytes: int,
     # Four tiles of 32 kB in flight cover any latency; what is left of shared memory caches in L1.
     deep = 24 if a + b < 32 * 1024 else 4
     stages = min(tiles, room // (a + b), deep)
-    if stages < min(3, tiles) or sums > room:
+    if stages < min(3, tiles) or max(stages, 2) * (a + b) > room or sums > room:
         return None
     return DotSchedule(s.family, s.bm, s.bn, s.bk, max(stages, 2), s.warps, s.split_k)
 
@@ -159,8 +162,7 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     epilogue = 0.2 + s.bm * s.bn * (wk + 1) * 4 / 400_000.0
     prologue = _ROW_PROLOGUE_US * s.bm * k * itemsize if row_prologue else 0.0
     split = _SPLIT_US + s.bm * s.bn * 4 / 12_000.0 if s.split_k > 1 else 0.0
-    # A ring that holds most of k is filled before the products; a longer k hides one behind
-    # the other.
-    beside = 0.3 if math.ceil(depth / s.bk) <= 2 * s.stages else 0.0
+    # What fits shared memory is requested at once, before the products; more of it hides behind them.
+    beside = 0.3 if size <= 256 * 1024 else 0.0
     return waves * (_LATENCY_US + max(load, work) + beside * min(load, work) + epilogue
                     + prologue) + split

@@ -262,6 +262,28 @@ def test_row_prologue_with_batches_and_non_finite_rows() -> None:
     check_near(plan, build(plan), given, 4e-3)
 
 
+def test_layers_in_a_loop() -> None:
+    """Panels whose weights are requested before the barrier; stages rolled into a loop; tiles that
+    a block runs first (with the request) and later ones (without)."""
+    def fn(x: Any, *ws: Any) -> Any:
+        for w, u in zip(ws[::2], ws[1::2], strict=True):
+            one, zero = jnp.ones(64, F32), jnp.zeros(64, F32)
+            x = x + jnp.maximum(layer_norm(x, one, zero) @ w, 0) @ u
+        return x
+
+    plan = plan_of(fn, Spec((37, 64), BF16), *[Spec((64, 72), BF16), Spec((72, 64), BF16)] * 4)
+    assert plan.loops and sum(f.form.row_prologue for f in plan.sigs
+                              if isinstance(f.form, DotForm)) >= 1
+    s = {sig.key: DotSchedule("mma", 16, 24 if sig.form.row_prologue else 32, 64, 2, (1, 1, 4),
+                              1 if sig.form.row_prologue else 2)
+         for sig in dot_sigs(plan) if isinstance(sig.form, DotForm)}
+    program = build(plan, s)
+    assert "_prefetch(" in program.source
+    given = smooth(plan.graph)
+    given[1:] = [(w * np.asarray(0.1, w.dtype)).astype(w.dtype) for w in given[1:]]
+    check_near(plan, program, given, 2e-2, seeds=(0, 1, 2, 3), blocks=(3, 5))
+
+
 @pytest.mark.parametrize("kib", [99, 227])
 def test_every_folded_norm_has_a_tile(kib: int) -> None:
     """The longest rows that the planner folds leave room for a ring, with 4 warps and with 8."""

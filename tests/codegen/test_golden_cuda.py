@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import models
+import numpy as np
 import pytest
 from contraction_harness import dot_sigs, graph_of
 from flax import nnx
 
-from jaxmono.codegen import cuda_target, generate
+from jaxmono.codegen import cuda_target, dot_schedule, generate
 from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.generate import default_schedule, emit
@@ -125,11 +126,28 @@ def product(m: int, k: int, n: int, dtype: Any) -> Plan:
     (BF16, DotSchedule("mma", 16, 8, 512, 4, (1, 1, 8))),
     (F16, DotSchedule("mma", 64, 64, 128, 3, (2, 2, 2), 4)),
     (F32, DotSchedule("mma", 64, 96, 32, 3, (2, 4, 1))),
-    (F32, DotSchedule("mma", 128, 192, 32, 3, (4, 2, 1)))])
+    (F32, DotSchedule("mma", 128, 128, 32, 3, (4, 2, 1)))])
 def test_tiles_compile_without_spills(arch: str, dtype: Any, s: DotSchedule) -> None:
     resources = compiled(product(256, 1024, 384, dtype), s, arch)
     no_spills(resources)
     assert resources["registers"] <= 255
+
+
+def widest(dtype: Any) -> list[DotSchedule]:
+    """The widest tile of a warp for each number of its rows that the chooser may take."""
+    found: dict[int, tuple[int, DotSchedule]] = {}
+    for s in dot_schedule._candidates(256, 384, 1024, np.dtype(dtype).itemsize, 8, False, False):
+        rows, columns = s.bm // (16 * s.warps[0]), s.bn // (8 * s.warps[1])
+        if columns > found.get(rows, (0, s))[0]:
+            found[rows] = columns, dataclasses.replace(s, stages=3)
+    return [s for _, s in found.values()]
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_widest_candidates_compile_without_spills(dtype: Any) -> None:
+    assert len(widest(dtype)) == 3
+    for s in widest(dtype):
+        no_spills(compiled(product(256, 1024, 384, dtype), s, "sm_90a"))
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
