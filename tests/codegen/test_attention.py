@@ -227,6 +227,14 @@ def test_schedules(s: AttentionSchedule, threads: int, dtype: Any) -> None:
     check_near(plan, program, smooth(plan.graph), RTOL[dtype], seeds=(0, 1), blocks=(3,))
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_wide_heads(dtype: Any) -> None:
+    """Many columns for one warp: 4 warps, 64 rows, heads of 200."""
+    plan = plan_of(attend, *qkv(65, 40, 200, dtype))
+    program = build(plan, {attention_sig(plan).key: AttentionSchedule(64, 16, 2, 4)})
+    check_near(plan, program, smooth(plan.graph, scale=0.3), RTOL[dtype], seeds=(0, 1))
+
+
 # ---- planner and generator agree ---------------------------------------------------------------
 
 

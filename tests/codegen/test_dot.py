@@ -55,7 +55,7 @@ def test_float_types_and_result_types() -> None:
 
     args = [Spec(s, t) for t in (BF16, F16, F32) for s in ((21, 48), (48, 40))]
     plan = plan_of(fn, *args)
-    kinds = {operand_type(s.form) for s in dot_sigs(plan)}
+    kinds = {operand_type(s.form) for s in dot_sigs(plan) if isinstance(s.form, DotForm)}
     assert kinds == {DType.BF16, DType.F16, DType.F32, None}
     check_exact(plan, build(plan))
 
@@ -82,6 +82,24 @@ def test_integer_types() -> None:
                           v.type.dims, dtype=v.type.dtype.numpy, endpoint=True)
              for v in plan.graph.inputs]
     check_exact(plan, program, inputs=given)
+
+
+def test_mixed_operand_types() -> None:
+    """Operands of different types, results narrower than either, an explicit algorithm."""
+    def fn(a: Any, b: Any, c: Any, d: Any) -> Any:
+        def dot(x: Any, y: Any, t: Any, precision: Any = None) -> Any:
+            return lax.dot_general(x, y, (((1,), (0,)), ((), ())), precision=precision,
+                                   preferred_element_type=t)
+
+        return (dot(a, b, F32), dot(b.T, a.T, BF16), dot(c, d, F32), dot(b.T, b, F16),
+                dot(a, a.T, F16), dot(b.T, b, F32, lax.DotAlgorithmPreset.BF16_BF16_F32_X3),
+                dot(b.T, b, F32, lax.DotAlgorithmPreset.TF32_TF32_F32))
+
+    plan = plan_of(fn, Spec((18, 40), BF16), Spec((40, 24), F32), Spec((18, 33), jnp.int8),
+                   Spec((33, 24), F32))
+    kinds = [operand_type(s.form) for s in dot_sigs(plan) if isinstance(s.form, DotForm)]
+    assert kinds.count(None) >= 3 and DType.F32 in kinds and DType.BF16 in kinds
+    check_exact(plan, build(plan))
 
 
 def test_precision_of_f32() -> None:

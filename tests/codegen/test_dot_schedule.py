@@ -13,7 +13,7 @@ from contraction_harness import build, check_exact, plan_of, with_dots
 
 from jaxmono.codegen import dot_schedule
 from jaxmono.codegen.dot_schedule import DotSchedule, choose_mma, choose_simt, mma_type
-from jaxmono.fusion.plan import Device, Plan
+from jaxmono.fusion.plan import Device, DotForm, Plan
 from jaxmono.hlo.types import DType
 
 Spec = jax.ShapeDtypeStruct
@@ -135,11 +135,12 @@ def test_every_warp_layout(warps: int) -> None:
         k = s.bk + 8 * (i % 3) + 16 + i // 3 * 8
         args += [Spec((s.bm + 1 + i, k), jnp.bfloat16), Spec((k, s.bn + 8 + i % 2), jnp.bfloat16)]
     plan = plan_of(fn, *args)
-    by_k = {(s.form.m.size, s.form.k.size, s.form.n.size): s for s in plan.sigs}
-    assert len(by_k) == len(chosen)
-    forced = {}
+    by_shape = {(f.m.size, f.k.size, f.n.size): s for s in plan.sigs
+                if isinstance(f := s.form, DotForm)}
+    assert len(by_shape) == len(chosen)
+    forced: dict[str, Any] = {}
     for s, a, b in zip(chosen, args[::2], args[1::2], strict=True):
-        forced[by_k[a.shape[0], a.shape[1], b.shape[1]].key] = s
+        forced[by_shape[a.shape[0], a.shape[1], b.shape[1]].key] = s
     check_exact(plan, build(plan, forced, threads=32 * warps), seeds=(0, 1), blocks=(3,))
 
 
@@ -193,6 +194,11 @@ def test_one_k_step_per_tile() -> None:
                              (jnp.bfloat16, 48, (2, 2, 1))):
         plan = product(40, 208, 24, dtype)
         check_exact(plan, build(plan, with_dots(plan, DotSchedule("mma", 32, 16, bk, 3, warps))))
+
+
+def test_widest_tile_of_a_warp() -> None:
+    plan = product(20, 136, 200)
+    check_exact(plan, build(plan, with_dots(plan, DotSchedule("mma", 16, 192, 64, 2, (1, 1, 4)))))
 
 
 def test_batches() -> None:

@@ -76,7 +76,7 @@ struct Tf32 {
   static void expand(float* out, uint32_t x) { out[0] = bits_float(x & 0xffffe000u); }
 };
 
-constexpr int MAX_TILES = 16;
+constexpr int MAX_MT = 16, MAX_NT = 64;
 
 template <class T>
 static void mma(void* const* args) {
@@ -84,9 +84,10 @@ static void mma(void* const* args) {
   const Mma* lanes[32];
   for (int l = 0; l < 32; ++l) lanes[l] = static_cast<const Mma*>(args[l]);
   const int mt = lanes[0]->mt, nt = lanes[0]->nt;
-  if (mt > MAX_TILES || nt > MAX_TILES) fail("mma_tiles of %d x %d tiles: at most 16 x 16", mt, nt);
-  alignas(64) float a[MAX_TILES][16 * K], d[16 * 8];
-  alignas(64) float b[MAX_TILES][K * 8];
+  if (mt > MAX_MT || nt > MAX_NT)
+    fail("mma_tiles of %d x %d tiles: at most %d x %d", mt, nt, MAX_MT, MAX_NT);
+  alignas(64) float a[MAX_MT][16 * K], d[16 * 8];
+  alignas(64) float b[MAX_NT][K * 8];
   for (int l = 0; l < 32; ++l) {
     const int g = l / 4, t = l % 4;
     const uint32_t* f = lanes[l]->a;
