@@ -271,3 +271,9 @@ def test_refs_and_effects_run_through_xla(x: jax.Array, capfd: pytest.CaptureFix
     jaxmono.jit(says)(x)
     jax.effects_barrier()
     assert "sum 15.0" in capfd.readouterr().out
+
+
+def test_the_interpreter_keeps_subnormal_numbers_as_a_gpu_does() -> None:
+    x = np.array([0.0, 6e-8, -6e-8, 1e-5], np.float16)
+    got = jaxmono.jit(lambda x: x != 0, interpret=True)(x)  # XLA's threads flush them to zero
+    assert np.asarray(got).tolist() == [False, True, True, True]

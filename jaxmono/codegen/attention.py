@@ -15,8 +15,8 @@ from jaxmono.codegen.dot_schedule import mma_type
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.operand import Operand, analyse
-from jaxmono.codegen.panel import rows_of_warp
-from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
+from jaxmono.codegen.panel import WarpRows
+from jaxmono.codegen.row_chain import RowOutput, emit_row_chain, warp_team
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize
 from jaxmono.fusion.plan import AttentionForm, Device, Sig
@@ -181,7 +181,8 @@ def _row_chain(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
     root = RowOutput(form.probs, form.p_index)
     lanes = vector_width(body, [(root.value, root.index)], [(Index.of(n), 4)], n,
                          reduction=lambda op, at: row_demands(op, at, n), limit=4)
-    with rows_of_warp(w, s.bq, s.warps, form.m.size, unroll=min(4, max(1, 512 // n.size))):
+    of_warp = WarpRows.of(s.bq, s.warps, form.m.size, n.size, lanes)
+    with of_warp.loop(w):
         em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
                          var_names={**names, form.m: "m"}, read_only=read_only)
 
@@ -197,4 +198,4 @@ def _row_chain(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
             em.w.line(f"store<{t}{vec}>(A::probs(smem, r, {em.code(Index.of(n))}), {x});")
 
         em.bind_load(form.first.result, scores)
-        emit_row_chain(em, n, [root], sink)
+        emit_row_chain(em, n, [root], sink, team=warp_team(of_warp.team))

@@ -114,7 +114,7 @@ def _candidates(m: int, n: int, k: int, itemsize: int, warps: int, row_prologue:
             if bk % (kstep * wk) or (split > 1 and k // split < 2 * bk):
                 continue
             if bk * itemsize > 128 and bm * bn >= 8192:
-                continue  # deep k tiles are for short stages; large ones want more of them in flight
+                continue  # deep k tiles are for short stages; others want more in flight
             out.append(DotSchedule("mma", bm, bn, bk, 0, (wm, wn, wk), split))
     return out
 
@@ -132,8 +132,8 @@ def _fit(s: DotSchedule, k: int, itemsize: int, shared_bytes: int,
     b = max(s.bk * _row(s.bn, itemsize), s.bn * _row(s.bk, itemsize))
     sums = s.warps[2] * s.bm * (s.bn + 4) * 4
     room = shared_bytes - panel
-    # Four tiles of 32 kB in flight cover any latency; what is left of shared memory caches in L1.
-    deep = 24 if a + b < 32 * 1024 else 4
+    # Six tiles in flight cover any latency; what is left of shared memory caches in L1.
+    deep = 24 if a + b < 24 * 1024 else max(3, 176 * 1024 // (a + b))
     stages = min(tiles, room // (a + b), deep)
     if stages < min(3, tiles) or max(stages, 2) * (a + b) > room or sums > room:
         return None
@@ -162,7 +162,7 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     epilogue = 0.2 + s.bm * s.bn * (wk + 1) * 4 / 400_000.0
     prologue = _ROW_PROLOGUE_US * s.bm * k * itemsize if row_prologue else 0.0
     split = _SPLIT_US + s.bm * s.bn * 4 / 12_000.0 if s.split_k > 1 else 0.0
-    # What fits shared memory is requested at once, before the products; more of it hides behind them.
+    # What fits shared memory is requested at once, before the products; more hides behind them.
     beside = 0.3 if size <= 256 * 1024 else 0.0
     return waves * (_LATENCY_US + max(load, work) + beside * min(load, work) + epilogue
                     + prologue) + split

@@ -9,6 +9,7 @@ buffers per element, or another element type, reads global memory itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from jaxmono.codegen.dot import DotCode, row_demands, store_offset
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.operand import contiguous
-from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
+from jaxmono.codegen.row_chain import RowOutput, emit_row_chain, warp_team
 from jaxmono.codegen.traverse import walk
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
@@ -70,17 +71,31 @@ class Panel:
             offset, form.k, 16 // self.element.itemsize)
         return (value, offset) if fits else None
 
+    def _lanes(self) -> int:
+        """Columns of a row that a lane handles at a time."""
+        body, k = self.code.sig.body, self.code.form.k
+        sinks = [(Index.of(k), self.element.itemsize)]
+        sinks += [(store_offset(body, x), body.outputs[x.result].type.dtype.itemsize)
+                  for x in self.stores]
+        return vector_width(body, [(r.value, r.index) for r in self.outputs], sinks, k,
+                            reduction=lambda op, at: row_demands(op, at, k),
+                            limit=16 // self.element.itemsize)
+
+    def _rows(self, threads: int) -> WarpRows:
+        form = self.code.form
+        return WarpRows.of(self.code.s.bm, threads // 32, form.m.size, form.k.size, self._lanes())
+
     def emit_fetch(self, w: Writer, pointers: Mapping[Value, str], names: Mapping[Var, str],
                    threads: int) -> None:
         """Requests the tile's raw rows, a cp.async group of its own; each warp its own rows."""
         if self.source is None:
             return
-        form, s = self.code.form, self.code.s
+        form = self.code.form
         value, offset = self.source
         piece = 16 // self.element.itemsize
         em = BodyEmitter(w, self.code.sig.body, pointers, lane=form.k, lanes=piece,
                          var_names={**names, form.m: "m", form.k: "k"})
-        with rows_of_warp(w, s.bm, threads // 32, form.m.size, unroll=1):
+        with self._rows(threads).whole(w):
             w.line(f"for (int k = lane_id() * {piece}; k < {form.k.size}; k += {32 * piece})")
             w.line(f"  cp_async_16(G::TileA::at(smem, r, k), {pointers[value]} + "
                    f"{em.code(offset)});")
@@ -92,17 +107,12 @@ class Panel:
         form, s, body, k = self.code.form, self.code.s, self.code.sig.body, self.code.form.k
         t = c_type(self.element)
         rows = self.outputs
-        sinks = [(Index.of(k), self.element.itemsize)]
-        sinks += [(store_offset(body, x), body.outputs[x.result].type.dtype.itemsize)
-                  for x in self.stores]
-        lanes = vector_width(body, [(r.value, r.index) for r in rows], sinks, k,
-                             reduction=lambda op, at: row_demands(op, at, k),
-                             limit=16 // self.element.itemsize)
+        lanes = self._lanes()
+        of_warp = self._rows(threads)
         if self.source is not None:
             w.line("cp_async_wait<G::STAGES>();  // all but the right operand")
             w.line("syncwarp();")
-        with rows_of_warp(w, s.bm, threads // 32, form.m.size,
-                          unroll=max(1, min(2, 64 // max(k.size // 32, 1)))):
+        with of_warp.loop(w, unroll=max(1, min(2, 64 // max(k.size // 32, 1)))):
             em = BodyEmitter(w, body, pointers, lane=k, lanes=lanes,
                              var_names={**names, form.m: "m"}, read_only=read_only)
             vec = f", {lanes}" if lanes > 1 else ""
@@ -113,7 +123,7 @@ class Panel:
                     em.w.line(f"store<{t}{vec}>({to}, {x});")
                     return
                 out = body.outputs[self.stores[i - 1].result]
-                with em.w.block("if (n0 == 0)"):
+                with em.w.block(" && ".join(filter(None, ("if (n0 == 0", of_warp.guard))) + ")"):
                     em.store(outputs[self.stores[i - 1].result],
                              store_offset(body, self.stores[i - 1]), x, out.type.dtype)
 
@@ -124,32 +134,80 @@ class Panel:
 
             if self.source is not None:
                 em.bind_load(self.source[0], raw)
-            emit_row_chain(em, k, rows, sink)
+            emit_row_chain(em, k, rows, sink, team=warp_team(of_warp.team))
             padded = self.code.k_tiles * s.bk
             if padded > k.size:
-                w.line(f"for (int c = {k.size} + lane_id(); c < {padded}; c += 32) "
+                w.line(f"for (int c = {k.size} + lane_id() % {of_warp.team}; c < {padded}; "
+                       f"c += {of_warp.team}) "
                        f"*G::TileA::at(smem, r, c) = convert<{t}>(0.0f);")
 
 
-@contextmanager
-def rows_of_warp(w: Writer, rows: int, warps: int, size: int, *, unroll: int) -> Generator[None]:
-    """A loop over the rows ``r`` of a tile that a warp owns, ``m = m0 + r``, those below ``size``.
+@dataclass(frozen=True)
+class WarpRows:
+    """How the rows of a tile are dealt to the warps of a block.
 
-    Where the warps share the rows out evenly the loop has no test that could differ between the
-    lanes of a warp: the compiler would guard every shuffle inside against it.
+    ``team`` neighbouring lanes share a row, so a warp has ``32 / team`` rows at a time: a row's
+    reduces are chains of shuffles, and the chains of several rows hide each other's latency.
 
-    Args:
-      unroll: rows at once; the shuffles of one row's reduces hide behind those of the others.
+    Attributes:
+      rows: of the tile. size: of the matrix; rows past it repeat its last one.
     """
-    w.directive(f"#pragma unroll {unroll}")
-    if rows % warps:
-        head = f"for (int r = warp_id(); r < {rows}; r += {warps})"
-    else:
-        head = f"for (int turn = 0; turn < {rows // warps}; ++turn)"
-    with w.block(head):
-        if rows % warps == 0:
-            w.line(f"const int r = turn * {warps} + warp_id();")
-        w.line("const int m = m0 + r;")
-        if size % rows:
-            w.line(f"if (m >= {size}) continue;  // rows of the tile that are never stored")
-        yield
+
+    rows: int
+    warps: int
+    size: int
+    team: int
+
+    @staticmethod
+    def of(rows: int, warps: int, size: int, cols: int, lanes: int) -> WarpRows:
+        """As many rows at once as leave a lane no more than 24 elements of its row."""
+        team = 32
+        while (team > 1 and rows % (warps * 64 // team) == 0
+               and math.ceil(cols / (team // 2 * lanes)) * lanes <= 24):
+            team //= 2
+        return WarpRows(rows, warps, size, team)
+
+    @property
+    def at_once(self) -> int:
+        return 32 // self.team
+
+    @property
+    def turns(self) -> int:
+        return math.ceil(self.rows / (self.warps * self.at_once))
+
+    @property
+    def guard(self) -> str:
+        """C test that a row exists; empty if all do."""
+        return f"m0 + r < {self.size}" if self.size % self.rows else ""
+
+    @contextmanager
+    def loop(self, w: Writer, *, unroll: int = 1) -> Generator[None]:
+        """Row ``r`` of the tile, ``m`` of the matrix, for the lanes of each team.
+
+        No test differs between the lanes of a warp: all take part in every shuffle.
+        """
+        w.directive(f"#pragma unroll {unroll}")
+        with w.block(f"for (int turn = 0; turn < {self.turns}; ++turn)"):
+            of_lane = f" + lane_id() / {self.team}" if self.at_once > 1 else ""
+            if self.size % self.rows:  # nothing to do for this warp: the same for all its lanes
+                w.line(f"if (m0 + (turn * {self.warps} + warp_id()) * {self.at_once} "
+                       f">= {self.size}) break;")
+            w.line(f"const int r = (turn * {self.warps} + warp_id()) * {self.at_once}{of_lane};")
+            self._row(w)
+            yield
+
+    @contextmanager
+    def whole(self, w: Writer) -> Generator[None]:
+        """The same rows one after the other, all lanes of the warp on each."""
+        with w.block(f"for (int i = 0; i < {self.turns * self.at_once}; ++i)"):
+            n = self.at_once
+            w.line(f"const int r = (i / {n} * {self.warps} + warp_id()) * {n} + i % {n};"
+                   if n > 1 else f"const int r = i * {self.warps} + warp_id();")
+            self._row(w)
+            yield
+
+    def _row(self, w: Writer) -> None:
+        if self.rows % (self.warps * self.at_once):
+            w.line(f"if (r >= {self.rows}) continue;  // the same for all lanes of a warp")
+        w.line(f"const int m = min(m0 + r, {self.size - 1});" if self.size % self.rows
+               else "const int m = m0 + r;")

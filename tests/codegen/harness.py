@@ -54,10 +54,10 @@ def run_program(program: Program, inputs: Sequence[Any], *, blocks: int = BLOCKS
 
 @lru_cache(maxsize=256)
 def _entry(binary: bytes) -> Any:
-    folder = tempfile.mkdtemp(prefix="jaxmono-test-")
-    path = Path(folder) / "kernel.so"
-    path.write_bytes(binary)
-    f = ctypes.CDLL(str(path)).jaxmono_emulate
+    with tempfile.TemporaryDirectory(prefix="jaxmono-test-") as folder:
+        path = Path(folder) / "kernel.so"
+        path.write_bytes(binary)
+        f = ctypes.CDLL(str(path)).jaxmono_emulate
     f.restype = ctypes.c_int
     return f
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
-from contraction_harness import dot_sigs, graph_of
+from contraction_harness import dot_sigs
 from flax import nnx
 
 from jaxmono.codegen import cuda_target, dot_schedule, generate
@@ -40,7 +40,7 @@ def without_locs(g: Graph) -> Graph:
 
 
 def plan_of(fn: Callable[..., Any], *args: Any) -> Plan:
-    return make_plan(without_locs(graph_of(fn, *args)), H200)
+    return make_plan(without_locs(models.graph_of(fn, *args)), H200)
 
 
 def encoder_layer() -> Plan:
@@ -164,8 +164,10 @@ def test_panels_compile_without_spills(arch: str) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize(("dtype", "n", "d", "s"), [
-    (BF16, 128, 64, AttentionSchedule(64, 64, 4, 8)), (BF16, 512, 64, AttentionSchedule(16, 64, 4, 8)),
-    (BF16, 256, 128, AttentionSchedule(32, 64, 2, 8)), (F32, 128, 64, AttentionSchedule(16, 64, 2, 8)),
+    (BF16, 128, 64, AttentionSchedule(64, 64, 4, 8)),
+    (BF16, 512, 64, AttentionSchedule(16, 64, 4, 8)),
+    (BF16, 256, 128, AttentionSchedule(32, 64, 2, 8)),
+    (F32, 128, 64, AttentionSchedule(16, 64, 2, 8)),
     (F16, 100, 80, AttentionSchedule(16, 16, 3, 8))])
 def test_attention_compiles_without_spills(arch: str, dtype: Any, n: int, d: int,
                                            s: AttentionSchedule) -> None:

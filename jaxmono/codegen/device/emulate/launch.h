@@ -135,6 +135,21 @@ Memory layout(Grid& grid, bool place, Memory memory) {
 
 }  // namespace
 
+// XLA's threads flush subnormal numbers to zero, a GPU keeps them. New threads inherit the setting.
+class KeepSubnormals {
+ public:
+  KeepSubnormals() {
+    fegetenv(&saved_);
+    fesetenv(FE_DFL_ENV);
+  }
+  ~KeepSubnormals() { fesetenv(&saved_); }
+  KeepSubnormals(const KeepSubnormals&) = delete;
+  KeepSubnormals& operator=(const KeepSubnormals&) = delete;
+
+ private:
+  fenv_t saved_;
+};
+
 int launch(const Launch& what, char* error, int error_bytes) {
   if (what.blocks < 1 || what.threads < 32 || what.threads % 32 != 0 || what.threads > 1024) {
     snprintf(error, static_cast<size_t>(error_bytes),
@@ -142,6 +157,7 @@ int launch(const Launch& what, char* error, int error_bytes) {
              what.blocks, what.threads);
     return 1;
   }
+  const KeepSubnormals numbers;
   Grid grid = {};
   grid.launch = &what;
   grid.error = error;

@@ -2,6 +2,7 @@
 //
 // Within a warp, a lane that has to wait switches straight to the next lane; the scheduler is
 // entered only when no lane of the warp can go on. C library only: kernels link this statically.
+#include <fenv.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
