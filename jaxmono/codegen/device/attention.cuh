@@ -96,7 +96,8 @@ struct Attention {
           load_fragments<T, TileQ, Q_D_MAJOR, TileK, K_D_MAJOR>(f, smem, slot, row, col, k, k);
           multiply<T>(acc, f);
         }
-        store_accumulators<SCORE_PITCH>(scores(smem), acc, row, t * CHUNK + col);
+        store_accumulators<SCORE_PITCH, INTERLEAVED<T, K_D_MAJOR, NT1>>(scores(smem), acc, row,
+                                                                        t * CHUNK + col);
       }
     }
     // Columns past the last key must multiply V's zero rows as zeros.
@@ -127,7 +128,8 @@ struct Attention {
       }
     }
     cp_async_wait<0>();
-    if (col < DVP) store_accumulators<OUT_PITCH>(scores(smem), acc, row, col);
+    if (col < DVP)
+      store_accumulators<OUT_PITCH, INTERLEAVED<T, V_KEY_MAJOR, NT2>>(scores(smem), acc, row, col);
     syncthreads();
   }
 

@@ -159,7 +159,8 @@ struct Gemm {
     }
     // The last barrier of the loop: nobody reads the ring any more, the sums may replace it.
     cp_async_wait<0>();
-    store_accumulators<PITCH>(sums(smem) + wk * PARTIAL, acc, row, col);
+    store_accumulators<PITCH, INTERLEAVED<T, B_K_MAJOR, NT>>(sums(smem) + wk * PARTIAL, acc, row,
+                                                             col);
     syncthreads();
   }
 

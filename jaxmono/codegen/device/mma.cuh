@@ -4,6 +4,7 @@
 // (g+8, 2t+1) of each 16x8 tile.
 #pragma once
 #include "jaxmono/tile.cuh"
+#include "jaxmono/vec.cuh"
 
 namespace jaxmono {
 
@@ -52,14 +53,24 @@ JM_DEVICE void load_a(uint32_t (&a)[4], unsigned char* tile, int row, int k) {
       ldmatrix_x4_trans(a, TileT::at(tile, k + (mat >> 1) * 8 + (lane & 7), row + (mat & 1) * 8));
     }
   } else {
-    const int g = lane >> 2, t = lane & 3;
+    if constexpr (K_MAJOR) {  // an 8x8 matrix of 16-bit elements is 8 rows of 4 floats
+      ldmatrix_x4(a, TileT::at(tile, row + (lane & 15), k + (lane >> 4) * 4));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int r = row + g + (i & 1) * 8, kk = k + t + (i >> 1) * 4;
-      a[i] = to_tf32(K_MAJOR ? *TileT::at(tile, r, kk) : *TileT::at(tile, kk, r));
+      for (int i = 0; i < 4; ++i) a[i] = to_tf32(bitcast<float>(a[i]));
+    } else {
+      const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        a[i] = to_tf32(*TileT::at(tile, k + t + (i >> 1) * 4, row + g + (i & 1) * 8));
     }
   }
 }
+
+// Whether column c of a warp's NT fragments of the right operand is column c % 8 * NT + c / 8 of the
+// tile instead of c. Floats cannot be transposed by ldmatrix: with the fragments interleaved like
+// this, a lane's elements of all fragments are neighbours in a row of a [k][cols] tile.
+template <class T, bool K_MAJOR, int NT>
+constexpr bool INTERLEAVED = sizeof(T) == 4 && !K_MAJOR && NT % 2 == 0;
 
 // NT fragments K x 8 at (k, col), (k, col + 8)... of the right operand.
 // K_MAJOR: the tile is [cols][k], else [k][cols].
@@ -88,6 +99,17 @@ JM_DEVICE void load_b(uint32_t (&b)[NT][2], unsigned char* tile, int col, int k)
         ldmatrix_x2_trans(b[j], TileT::at(tile, k + m * 8 + (lane & 7), col + j * 8));
       }
     }
+  } else if constexpr (INTERLEAVED<T, K_MAJOR, NT>) {
+    constexpr int V = NT % 4 == 0 ? 4 : 2;
+    const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int j = 0; j < NT; j += V) {
+        const auto v = load<float, V>(TileT::at(tile, k + t + i * 4, col + g * NT + j));
+#pragma unroll
+        for (int e = 0; e < V; ++e) b[j + e][i] = to_tf32(v.x[e]);
+      }
   } else {
     const int g = lane >> 2, t = lane & 3;
 #pragma unroll
@@ -120,8 +142,9 @@ JM_DEVICE void multiply(float (&acc)[MT][NT][4], const Fragments<MT, NT>& f) {
   MmaTraits<T>::mma(acc, f.a, f.b);
 }
 
-// Writes a warp's accumulators to rows of float, PITCH floats apart.
-template <int PITCH, int MT, int NT>
+// Writes a warp's accumulators to rows of float, PITCH floats apart. INTERLEAVE: as the right operand
+// was loaded.
+template <int PITCH, bool INTERLEAVE, int MT, int NT>
 JM_DEVICE void store_accumulators(float* out, const float (&acc)[MT][NT][4], int row, int col) {
   const int g = lane_id() >> 2, t = lane_id() & 3;
 #pragma unroll
@@ -129,10 +152,9 @@ JM_DEVICE void store_accumulators(float* out, const float (&acc)[MT][NT][4], int
 #pragma unroll
     for (int j = 0; j < NT; ++j)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float* p = out + (row + i * 16 + g + h * 8) * PITCH + col + j * 8 + 2 * t;
-        p[0] = acc[i][j][2 * h];
-        p[1] = acc[i][j][2 * h + 1];
+      for (int e = 0; e < 4; ++e) {
+        const int r = row + i * 16 + g + e / 2 * 8, n = 2 * t + e % 2;
+        out[r * PITCH + col + (INTERLEAVE ? n * NT + j : j * 8 + n)] = acc[i][j][e];
       }
 }
 
