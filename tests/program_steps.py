@@ -33,8 +33,7 @@ def _axes(w: Writer, rank: int, least: int = 1) -> tuple[int, ...]:
 UNARY = {  # expression, bound of the result from that of x
     "jnp.tanh({x})": lambda b: 1.0, "jnp.sin({x})": lambda b: 1.0, "jnp.cos({x})": lambda b: 1.0,
     "jax.nn.sigmoid({x})": lambda b: 1.0, "lax.erf({x})": lambda b: 1.0,
-    "lax.erfc({x})": lambda b: 2.0, "lax.cbrt({x})": lambda b: max(1.0, b),
-    "jnp.sqrt(jnp.abs({x}))": lambda b: max(1.0, b),
+    "lax.erfc({x})": lambda b: 2.0, "jnp.sqrt(jnp.abs({x}) + 0.1)": lambda b: max(1.0, b),
     "lax.rsqrt(jnp.abs({x}) + 0.5)": lambda b: 1.5,
     "jnp.log(jnp.abs({x}) + 0.5)": lambda b: max(1.0, b),
     "jnp.log1p(jnp.abs({x}))": lambda b: b, "jnp.square({x})": lambda b: b * b,
@@ -42,6 +41,11 @@ UNARY = {  # expression, bound of the result from that of x
     "jax.nn.gelu({x}, approximate=False)": lambda b: b, "jax.nn.silu({x})": lambda b: b,
     "{x} * 0.5 + 1.0": lambda b: b + 1, "1.0 - {x}": lambda b: b + 1,
     "{x} ** 3": lambda b: b ** 3, "jnp.exp(-jnp.abs({x}))": lambda b: 1.0,
+}
+UNARY_STEEP = {  # at zero, where what a contraction rounds would grow without limit
+    "lax.cbrt({x})": lambda b: max(1.0, b), "jnp.sqrt(jnp.abs({x}))": lambda b: max(1.0, b),
+    "jnp.sqrt({x})": lambda b: max(1.0, b), "jnp.log({x})": lambda b: 18.0,
+    "lax.rsqrt({x})": lambda b: 16.0,
 }
 UNARY_SMALL = {"jnp.exp({x})": math.exp, "jnp.expm1({x})": math.exp, "jnp.sinh({x})": math.exp,
                "jnp.cosh({x})": math.exp}
@@ -63,8 +67,9 @@ def unary(w: Writer) -> Val | None:
     if kind < (0.5 if x.exact else 0.35):
         forms = UNARY_EXACT + (UNARY_JUMP if x.exact else ())
         return w.emit(w.rng.choice(forms).format(x=x.name), [x], bound=x.bound + 1, exact=True)
-    form = w.rng.choice(sorted(UNARY))
-    return w.emit(form.format(x=x.name), [x], bound=UNARY[form](x.bound))
+    forms = UNARY | (UNARY_STEEP if x.exact and x.dtype != "f16" else {})
+    form = w.rng.choice(sorted(forms))
+    return w.emit(form.format(x=x.name), [x], bound=forms[form](x.bound))
 
 
 BINARY = {

@@ -92,7 +92,16 @@ def operand_type(form: DotForm) -> DType | None:
     d = form.dot
     if d.result.type.dtype is DType.F64:
         return None
-    return mma_type(d.lhs.type.dtype, d.rhs.type.dtype, d.precision, d.algorithm)
+    t = mma_type(d.lhs.type.dtype, d.rhs.type.dtype, d.precision, d.algorithm)
+    products = form.batch.size * form.m.size * form.n.size * form.k.size
+    if t is DType.F32 and not form.row_prologue and min(form.m.size, form.n.size) == 1 and (
+            products <= _SMALL_VECTOR):
+        return None  # XLA too computes a product with a vector in f32 rather than in tf32
+    return t
+
+
+_SMALL_VECTOR = 1 << 18
+"""Products up to which ordinary arithmetic costs no more than a stage's latency."""
 
 
 def result_index(form: DotForm) -> IndexMap:
