@@ -17,32 +17,28 @@ class Target:
       arch: for the compiler, e.g. "sm_90a"; the host's for "interpret".
       threads: of a block, by default.
       shared_bytes: most dynamic shared memory of a block (opt-in).
-      bf16: has bf16 tensor-core products and conversions. cp_async: has asynchronous copies.
     """
 
     kind: str
     arch: str
     threads: int
     shared_bytes: int
-    bf16: bool
-    cp_async: bool
 
 
 _KB = 1024
-# arch: (shared bytes of a block, bf16 and cp.async). CUDA C++ Programming Guide, "Compute
-# Capabilities"; a block may use 1 KB less than its SM has.
+# arch: shared bytes of a block. CUDA C++ Programming Guide, "Compute Capabilities"; a block may use
+# 1 KB less than its SM has. Older ones lack cp.async and bf16, which the device headers use.
 _ARCHITECTURES = {
-    "sm_75": (64 * _KB, False),
-    "sm_80": (163 * _KB, True),
-    "sm_86": (99 * _KB, True),
-    "sm_87": (163 * _KB, True),
-    "sm_89": (99 * _KB, True),
-    "sm_90": (227 * _KB, True),
-    "sm_90a": (227 * _KB, True),
-    "sm_100": (227 * _KB, True),
-    "sm_100a": (227 * _KB, True),
-    "sm_103": (227 * _KB, True),
-    "sm_120": (99 * _KB, True),
+    "sm_80": 163 * _KB,
+    "sm_86": 99 * _KB,
+    "sm_87": 163 * _KB,
+    "sm_89": 99 * _KB,
+    "sm_90": 227 * _KB,
+    "sm_90a": 227 * _KB,
+    "sm_100": 227 * _KB,
+    "sm_100a": 227 * _KB,
+    "sm_103": 227 * _KB,
+    "sm_120": 99 * _KB,
 }
 
 
@@ -55,8 +51,7 @@ def cuda_target(arch: str) -> Target:
     if arch not in _ARCHITECTURES:
         raise CodegenError(f"no facts about architecture {arch!r}; known: "
                            f"{', '.join(_ARCHITECTURES)}")
-    shared, modern = _ARCHITECTURES[arch]
-    return Target("cuda", arch, 256, shared, modern, modern)
+    return Target("cuda", arch, 256, _ARCHITECTURES[arch])
 
 
 def arch_of(major: int, minor: int) -> str:
@@ -72,11 +67,10 @@ def arch_of(major: int, minor: int) -> str:
     older = [a for a in _ARCHITECTURES if a.startswith(f"sm_{major}") and a[-1] != "a"
              and len(a) == len(exact) and a < exact]
     if not older:
-        raise CodegenError(f"compute capability {major}.{minor} is not supported; 7.5 or newer is")
+        raise CodegenError(f"compute capability {major}.{minor} is not supported; 8.0 or newer is")
     return older[-1]
 
 
 def interpret_target() -> Target:
     """The SIMT emulator on the host; its blocks are small, since threads cost time there."""
-    return Target("interpret", host_arch(), 128,
-                  227 * _KB, True, True)
+    return Target("interpret", host_arch(), 128, 227 * _KB)
