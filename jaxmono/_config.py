@@ -16,7 +16,7 @@ from typing import Any
 
 from jaxmono._errors import ConfigError, close_matches, one_of, warn
 
-TOPICS = ("api", "driver", "hlo", "fusion", "codegen", "custom_call", "cache", "tuning")
+TOPICS = ("api", "driver", "hlo", "fusion", "codegen", "custom_call", "cache")
 """Topics that ``JAXMONO_LOGS`` can choose."""
 
 _ON = ("1", "on", "true", "yes")
