@@ -18,7 +18,8 @@ from jaxmono.codegen.operand import Operand, analyse
 from jaxmono.codegen.panel import WarpRows
 from jaxmono.codegen.row_chain import RowOutput, emit_row_chain, warp_team
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize
+from jaxmono.fusion.dots import result_index
+from jaxmono.fusion.indexing import Index, IndexMap, Var
 from jaxmono.fusion.plan import AttentionForm, Device, Sig
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.types import DType
@@ -68,17 +69,10 @@ class AttentionCode:
     @property
     def identity(self) -> IndexMap:
         """Where the second dot's result is demanded, over (batch, m, v)."""
-        d = self.form.second
-        b = [d.lhs.type.dims[i] for i in d.lhs_batch]
-        left = [x for i, x in enumerate(d.lhs.type.dims)
-                if i not in (*d.lhs_batch, *d.lhs_contract)]
-        right = [x for i, x in enumerate(d.rhs.type.dims)
-                 if i not in (*d.rhs_batch, *d.rhs_contract)]
-        on_left = self.form.probs is d.lhs
-        rows, cols = Index.of(self.form.m), Index.of(self.form.v)
-        first, second = (rows, cols) if on_left else (cols, rows)
-        return (*delinearize(Index.of(self.form.batch), b), *delinearize(first, left),
-                *delinearize(second, right))
+        f = self.form
+        rows, cols = Index.of(f.m), Index.of(f.v)
+        left, right = (rows, cols) if f.probs is f.second.lhs else (cols, rows)
+        return result_index(f.second, Index.of(f.batch), left, right)
 
 
 def element_type(form: AttentionForm) -> DType:

@@ -19,6 +19,7 @@ from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.operand import Operand, analyse
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.demand import Demand, reduction_index
+from jaxmono.fusion.dots import result_index
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device, DotForm, Sig, Store
 from jaxmono.hlo import ops
@@ -74,7 +75,8 @@ class DotCode:
     @property
     def identity(self) -> IndexMap:
         """Where the dot's result is demanded, over (batch, m, n)."""
-        return result_index(self.form)
+        f = self.form
+        return result_index(f.dot, Index.of(f.batch), Index.of(f.m), Index.of(f.n))
 
     @property
     def accumulator(self) -> str:
@@ -102,15 +104,6 @@ def operand_type(form: DotForm) -> DType | None:
 
 _SMALL_VECTOR = 1 << 18
 """Products up to which ordinary arithmetic costs no more than a stage's latency."""
-
-
-def result_index(form: DotForm) -> IndexMap:
-    d = form.dot
-    b = [d.lhs.type.dims[i] for i in d.lhs_batch]
-    m = [x for i, x in enumerate(d.lhs.type.dims) if i not in (*d.lhs_batch, *d.lhs_contract)]
-    n = [x for i, x in enumerate(d.rhs.type.dims) if i not in (*d.rhs_batch, *d.rhs_contract)]
-    return (*delinearize(Index.of(form.batch), b), *delinearize(Index.of(form.m), m),
-            *delinearize(Index.of(form.n), n))
 
 
 def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
