@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxmono.codegen.dot import emit_epilogue, emit_loader, epilogue_lanes, row_demands
-from jaxmono.codegen.dot_schedule import mma_type
+from jaxmono.codegen.dot_schedule import mma_type, tile_bytes
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.operand import Operand, analyse
@@ -119,10 +119,6 @@ def _chunk(form: AttentionForm, warps_n: int) -> int:
     return 16
 
 
-def _tile(rows: int, cols: int, size: int) -> int:
-    return rows * ((cols * size // 16) | 1) * 16
-
-
 def shared_bytes_of(form: AttentionForm, s: AttentionSchedule) -> int:
     """Upper bound of `Attention::SHARED_BYTES` over the possible operand layouts."""
     size = element_type(form).itemsize
@@ -130,11 +126,11 @@ def shared_bytes_of(form: AttentionForm, s: AttentionSchedule) -> int:
     dp = math.ceil(form.k.size / step) * step
     dvp = math.ceil(form.v.size / 16) * 16
     kp = math.ceil(form.n.size / s.chunk) * s.chunk
-    q = max(_tile(s.bq, dp, size), _tile(dp, s.bq, size))
-    slot = max(_tile(s.chunk, dp, size), _tile(dp, s.chunk, size),
-               _tile(s.chunk, dvp, size), _tile(dvp, s.chunk, size))
+    q = max(tile_bytes(s.bq, dp, size), tile_bytes(dp, s.bq, size))
+    slot = max(tile_bytes(s.chunk, dp, size), tile_bytes(dp, s.chunk, size),
+               tile_bytes(s.chunk, dvp, size), tile_bytes(dvp, s.chunk, size))
     scores = s.bq * (max(kp, dvp) + 4) * 4
-    return q + scores + _tile(s.bq, kp, size) + s.stages * slot
+    return q + scores + tile_bytes(s.bq, kp, size) + s.stages * slot
 
 
 def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],

@@ -12,6 +12,7 @@ from jaxmono.codegen.dot import (
     emit_loader,
     epilogue_lanes,
 )
+from jaxmono.codegen.dot_schedule import tile_bytes
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
@@ -27,16 +28,12 @@ def shared_bytes(code: DotCode) -> int:
         size = code.form.dot.result.type.dtype.itemsize
         return max(s.bk * (s.bm + 1 + s.bn + 1), s.bm * (s.bn + 1)) * max(size, 4)
     size = code.element.itemsize
-    a = _tile(s.bm, s.bk, size) if code.lhs.k_major else _tile(s.bk, s.bm, size)
-    b = _tile(s.bn, s.bk, size) if code.rhs.k_major else _tile(s.bk, s.bn, size)
+    a = tile_bytes(s.bm, s.bk, size) if code.lhs.k_major else tile_bytes(s.bk, s.bm, size)
+    b = tile_bytes(s.bn, s.bk, size) if code.rhs.k_major else tile_bytes(s.bk, s.bn, size)
     panel = 0
     if code.form.row_prologue:
-        panel, a = _tile(s.bm, code.k_tiles * s.bk, size), 0
+        panel, a = tile_bytes(s.bm, code.k_tiles * s.bk, size), 0
     return panel + max(s.stages * (a + b), s.warps[2] * s.bm * (s.bn + 4) * 4)
-
-
-def _tile(rows: int, cols: int, size: int) -> int:
-    return rows * ((cols * size // 16) | 1) * 16
 
 
 def workspace_floats(code: DotCode) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxmono.fusion.attention import attention_vars, prove
-from jaxmono.fusion.demand import reduction_index
 from jaxmono.fusion.dots import dot_vars, operand_index
 from jaxmono.fusion.draft import Draft, State, remap_index
 from jaxmono.fusion.errors import PlanError
@@ -182,11 +181,3 @@ def _between(body: Graph, first: ops.DotGeneral, second: ops.DotGeneral, side: s
 def _probs_side(body: Graph, first: ops.DotGeneral, second: ops.DotGeneral) -> str:
     after = {r for o in _between(body, first, second, "") for r in o.results}
     return "lhs" if second.lhs in after else "rhs"
-
-
-def reduce_operand_index(op: ops.Reduce, index: IndexMap, cols: tuple[Var, ...]) -> IndexMap:
-    """Index of a reduce's operands at row ``index``, its own dims spread over ``cols``."""
-    offset = Index()
-    for c in cols:
-        offset = offset * c.size + Index.of(c)
-    return reduction_index(op, index, delinearize(offset, reduced_shape(op)))

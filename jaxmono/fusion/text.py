@@ -100,14 +100,6 @@ def _store(s: Store, body: Graph, names: dict[Value, str]) -> str:
            f"over ({over})"
 
 
-def sig_text(sig: Sig) -> str:
-    """A sig's form and body."""
-    lines = [f"sig {sig.name} {sig.key[:12]}"]
-    lines += [f"  {line}" for line in form_lines(sig.form, sig.body)]
-    lines += [f"  {line}" for line in to_text(sig.body, locs=False, elide=True).splitlines()]
-    return "\n".join(lines)
-
-
 def buffer_text(b: Buffer) -> str:
     place = {Place.INPUT: f"input {b.index}", Place.OUTPUT: f"output {b.index}",
              Place.SCRATCH: f"scratch+{b.offset}"}.get(b.place, b.place.value)
