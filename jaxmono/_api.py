@@ -27,7 +27,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 MODES = ("auto", "monolithic", "layer", "stitch", "elementwise")
-BUILT_MODES = ("auto", "monolithic")
+BUILT_MODES = ("auto", "monolithic", "stitch")
 ON_UNSUPPORTED = ("xla", "error")
 _OWN = ("mode", "on_unsupported", "interpret")
 
@@ -75,8 +75,9 @@ def jit(fun: Any = None, /, **kw: Any) -> Any:
 
     Args:
       fun: a function of arrays and pytrees of them. Without it, a decorator is returned.
-      mode: how much goes into one kernel: "auto" (the best known) or "monolithic" (all that can
-        be taken). "layer", "stitch" and "elementwise" are planned.
+      mode: how much goes into one kernel: "auto" (the best known), "monolithic" (all that can
+        be taken) or "stitch" (contractions stay with XLA's libraries, what lies between them is
+        stitched). "layer" and "elementwise" are planned.
       on_unsupported: "xla" leaves unsupported ops to XLA; "error" raises `UnsupportedError`.
       interpret: run the generated kernels in the SIMT interpreter on the CPU (needs g++). It is
         for tests and for trying jaxmono without a GPU, not for speed.

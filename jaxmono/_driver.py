@@ -21,7 +21,8 @@ from jaxmono._errors import CompileError, JaxmonoError, UnsupportedError, warn
 from jaxmono._explain import KernelReport, Refusal, Report
 from jaxmono.custom_call.compiler import CompileResult, Region, set_compiler
 from jaxmono.custom_call.options import Options
-from jaxmono.fusion.regions import find_regions
+from jaxmono.fusion.regions import NOT_STITCHED, find_regions
+from jaxmono.hlo.fingerprint import fingerprint
 from jaxmono.hlo.importer import Imported
 from jaxmono.hlo.ir import Op
 
@@ -125,20 +126,30 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
     graph = imported.graph
     name = _measure.function_name(graph.name, options)
     live = _measure.live_ops(graph)
-    found, reasons = find_regions(graph)
+    found, reasons = find_regions(graph, options.mode)
     refused = [_refusal(op, reason) for op, reason in reasons if op in live]
     strict = options.on_unsupported == "error" and not plan_only
-    if refused and strict:
-        raise UnsupportedError(_unsupported(name, refused))
+    unsupported = [r for r in refused if r.reason != NOT_STITCHED]
+    if unsupported and strict:
+        raise UnsupportedError(_unsupported(name, unsupported))
     built: list[Built] = []
     taken: list[tuple[Op, ...]] = []
     regions: list[Region] = []
-    for i, region in enumerate(found):
-        kernel = _measure.kernel_name(name, i, len(found))
+    graphs = [region.subgraph(graph) for region in found]
+    # Equal regions (those of repeated layers) are one kernel, built once and launched often.
+    keys = [fingerprint(g) for g in graphs]
+    distinct = list(dict.fromkeys(keys))
+    made: dict[str, Built] = {}
+    for region, subgraph, key in zip(found, graphs, keys, strict=True):
+        kernel = _measure.kernel_name(name, distinct.index(key), len(distinct))
         mine = tuple(op for j in region.op_indices if (op := graph.ops[j]) in live)
         try:
-            job = Job(kernel, replace(region.subgraph(graph), name=kernel), facts, options.mode)
-            built.append(build(job, config, plan_only=plan_only))
+            if key in made:
+                built.append(replace(made[key], phases={}, cached=True))
+            else:
+                job = Job(kernel, replace(subgraph, name=kernel), facts, options.mode)
+                made[key] = build(job, config, plan_only=plan_only)
+                built.append(made[key])
         except Exception as error:
             if strict:
                 raise

@@ -22,7 +22,7 @@ from jaxmono.fusion.verify import verify
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import TensorType
 
-MODES = ("monolithic", "auto")
+MODES = ("monolithic", "auto", "stitch")
 
 
 def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
@@ -33,7 +33,7 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
       graph: a self-contained graph of supported ops (`regions.cut` makes such graphs), after the
         passes of `jaxmono.hlo`.
       device: the facts of the GPU.
-      mode: "monolithic" or "auto" (the same here: regions were chosen before).
+      mode: "monolithic", "auto" or "stitch" (the same here: regions were chosen before).
       aliases: (output, input) pairs that the caller wants in one buffer. An output that updates
         the input in place gets it anyway; any other pair is noted and left to XLA.
 

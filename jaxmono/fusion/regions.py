@@ -6,6 +6,8 @@
     d = a + 1        region 0
 
 A region is convex: no path leaves it and comes back, so all its inputs exist before it starts.
+With mode "stitch" the contractions stay with XLA's libraries and what lies between them is
+stitched, as FusionStitching does (section 3): memory-intensive ops only, one region per level.
 Constants, iotas and other ops that cost nothing are copied into every region that wants them.
 """
 
@@ -43,9 +45,16 @@ class Region:
 
 Refusals = list[tuple[Op, str]]
 
+COMPUTE_INTENSIVE = (ops.DotGeneral, ops.Convolution)
 
-def find_regions(graph: Graph) -> tuple[tuple[Region, ...], Refusals]:
+NOT_STITCHED = "mode='stitch' leaves contractions to XLA's libraries"
+
+
+def find_regions(graph: Graph, mode: str = "auto") -> tuple[tuple[Region, ...], Refusals]:
     """Splits a graph (as imported, dead ops included).
+
+    Args:
+      mode: of `jaxmono.jit`; "stitch" refuses contractions with the reason NOT_STITCHED.
 
     Returns:
       The regions in an order in which each only reads what earlier ones and XLA's ops make, and
@@ -56,6 +65,8 @@ def find_regions(graph: Graph) -> tuple[tuple[Region, ...], Refusals]:
     for i in live:
         if (why := refusal(graph.ops[i])) is not None:
             reasons[i] = why
+        elif mode == "stitch" and isinstance(graph.ops[i], COMPUTE_INTENSIVE):
+            reasons[i] = NOT_STITCHED
     free = {i for i in live if i not in reasons and _is_free(graph.ops[i])}
     _spread_free(graph, live, free, reasons)
     color = _colors(graph, live, free, reasons)

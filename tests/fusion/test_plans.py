@@ -242,7 +242,7 @@ def test_refused_ops_and_modes_are_named() -> None:
     with pytest.raises(PlanError, match=r"sort at .*: sorting"):
         make_plan(graph, Device())
     with pytest.raises(NotImplementedError, match="available: monolithic"):
-        make_plan(models.graph_of(jnp.sin, f32(2)), Device(), mode="stitch")
+        make_plan(models.graph_of(jnp.sin, f32(2)), Device(), mode="layer")
 
 
 def test_remat_barriers_are_identities() -> None:

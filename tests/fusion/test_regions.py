@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device
-from jaxmono.fusion.regions import Region, find_regions
+from jaxmono.fusion.regions import NOT_STITCHED, Region, find_regions
 from jaxmono.hlo.importer import import_module
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph, Value
@@ -133,3 +133,18 @@ def test_dead_ops_are_not_reported() -> None:
         return x + 1
 
     assert check(fn, f32(8))[1] == []
+
+
+def test_stitch_leaves_the_contractions_and_takes_what_lies_between() -> None:
+    def layer(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        y = jax.nn.gelu(x @ w)
+        return jax.nn.softmax(y @ v, axis=-1)
+
+    graph = raw(layer, jnp.ones((4, 8)), jnp.ones((8, 16)), jnp.ones((16, 8)))
+    assert len(find_regions(graph, "auto")[0]) == 1
+    regions, refused = find_regions(graph, "stitch")
+    assert [(op.opcode, reason) for op, reason in refused] == 2 * [("dot_general", NOT_STITCHED)]
+    assert len(regions) == 2
+    inputs = models.random_inputs(graph)
+    for got, want in zip(run(graph, regions, inputs), evaluate(graph, inputs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)

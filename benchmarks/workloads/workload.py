@@ -1,0 +1,159 @@
+"""What a workload is: a model's step with its data, at the sizes that were asked for.
+
+The yardstick, the coverage table and the tests all run workloads, so that they speak of the same
+programs. A workload is cheap to make: nothing is computed before `Program.state` and its
+neighbours are called.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+
+Step: TypeAlias = Callable[..., tuple[Any, Any]]
+"""``step(state, carry, *inputs) -> (outputs, carry)``; ``carry`` is what one call hands to the next
+(a cache, weights under training), or (), and is donated."""
+
+Family = Literal["transformer", "vision", "speech", "recurrent", "recommender", "micro"]
+
+DTYPES: dict[str, DTypeLike] = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
+
+
+@dataclass(frozen=True)
+class Request:
+    """The sizes wanted of a workload.
+
+    Attributes:
+      batch: examples per call.
+      dtype: of weights and activations, a key of DTYPES.
+      tiny: the small configuration that CI runs instead of the published one.
+      attention: None for the model's own einsums, else the implementation of
+        `jax.nn.dot_product_attention`: "xla" or "cudnn".
+    """
+
+    batch: int = 1
+    dtype: str = "bf16"
+    tiny: bool = False
+    attention: str | None = None
+
+    @property
+    def jax_dtype(self) -> DTypeLike:
+        return DTYPES[self.dtype]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step and how to make its arguments.
+
+    Attributes:
+      step: the program.
+      shape: what matters of the sizes besides the batch, for people: "s128", "224x224x3".
+      state: () -> weights; every call gives the same values.
+      inputs: key -> fresh random inputs of one call. Real distributions: token ids over the whole
+        vocabulary, no zeros in place of data.
+      carry: key -> the first carry.
+    """
+
+    step: Step
+    shape: str
+    state: Callable[[], Any]
+    inputs: Callable[[jax.Array], tuple[jax.Array, ...]]
+    carry: Callable[[jax.Array], Any] = lambda key: ()
+
+    def abstract(self) -> tuple[Any, ...]:
+        """(state, carry, *inputs) as shapes and dtypes; nothing is computed."""
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        state = jax.eval_shape(self.state)
+        return state, jax.eval_shape(self.carry, key), *jax.eval_shape(self.inputs, key)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A named program of the zoo.
+
+    Attributes:
+      name: as in ``--models``, e.g. "bert_base".
+      title: for people.
+      build: Request -> Program. With dtype "f32" the state has the same tree, so that the
+        f32 program run on upcast weights is the reference.
+      batches: of the standard table. dtype: of the standard table.
+      one_kernel: a transformer's forward step, of which nothing may be refused.
+      attention: accepts ``Request.attention``.
+      slow: its tiny form takes longer than about ten seconds in the interpreter.
+      notes: what a reader of the tables has to know, or "".
+    """
+
+    name: str
+    title: str
+    family: Family
+    build: Callable[[Request], Program]
+    batches: tuple[int, ...] = (1,)
+    dtype: str = "bf16"
+    one_kernel: bool = False
+    attention: bool = False
+    slow: bool = False
+    notes: str = ""
+
+    def program(self, **sizes: Any) -> Program:
+        """The program at the sizes of a Request (defaults: batch 1, the table's dtype)."""
+        return self.build(dataclasses.replace(Request(dtype=self.dtype), **sizes))
+
+
+def module_program(create: Callable[[], nnx.Module], inputs: Callable[[jax.Array], Any], shape: str,
+                   call: Callable[..., Any] | None = None, *, name: str) -> Program:
+    """A program without carry around a Flax module.
+
+    Args:
+      create: makes the module; it is also traced for its shapes.
+      call: ``call(module, *inputs)``; default ``module(*inputs)``.
+      name: of the step, which names kernels.
+    """
+    graphdef = nnx.split(nnx.eval_shape(create))[0]
+
+    def step(state: Any, carry: Any, *args: jax.Array) -> tuple[Any, Any]:
+        module = nnx.merge(graphdef, state)
+        return (module(*args) if call is None else call(module, *args)), carry
+
+    step.__name__ = name
+    return Program(step, shape, state=lambda: jittered(create()), inputs=inputs)
+
+
+def jittered(module: nnx.Module, seed: int = 7) -> Any:
+    """The module's state with values in place of the constants that initialisers leave.
+
+    Biases of zero and scales of one would hide errors (and be folded away by an honest compiler
+    that could see them): biases and means get noise of 0.1, scales and variances a factor near 1.
+    """
+    state = nnx.state(module)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(state)
+    rng = np.random.default_rng(seed)
+
+    def value(path: Any, leaf: jax.Array) -> jax.Array:
+        names = {str(getattr(p, "key", getattr(p, "name", p))) for p in path}
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        noise = jnp.asarray(0.1 * rng.standard_normal(leaf.shape), leaf.dtype) \
+            if names & _CONSTANT else None
+        if noise is None:
+            return leaf
+        return leaf * (1 + noise) if names & {"scale", "var"} else leaf + noise
+
+    if any(isinstance(leaf, jax.core.Tracer) for _, leaf in leaves):
+        return state
+    return jax.tree.unflatten(tree, [value(path, leaf) for path, leaf in leaves])
+
+
+_CONSTANT = {"bias", "scale", "mean", "var"}
+
+
+def token_ids(key: jax.Array, shape: tuple[int, ...], vocabulary: int) -> jax.Array:
+    """Uniform i32 token ids."""
+    return jax.random.randint(key, shape, 0, vocabulary, jnp.int32)
