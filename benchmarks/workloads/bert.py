@@ -12,8 +12,8 @@ from examples.models import bert
 
 
 def _bert(config: bert.BertConfig, request: Request, length: int = 128) -> Program:
-    config = bert.tiny(dtype=request.jax_dtype) if request.tiny else \
-        dataclasses.replace(config, dtype=request.jax_dtype)
+    config = dataclasses.replace(bert.tiny() if request.tiny else config, dtype=request.jax_dtype,
+                                 attention=request.attention)
     length = 32 if request.tiny else length
 
     def inputs(key: jax.Array) -> tuple[jax.Array, ...]:
@@ -25,5 +25,7 @@ def _bert(config: bert.BertConfig, request: Request, length: int = 128) -> Progr
 
 WORKLOADS = (
     Workload("bert_base", "BERT-base", "transformer", lambda r: _bert(bert.base(), r),
-             batches=(1, 16, 32), one_kernel=True),
+             batches=(1, 16, 32), one_kernel=True, attention=True),
+    Workload("bert_large", "BERT-large", "transformer", lambda r: _bert(bert.large(), r),
+             batches=(1, 16), one_kernel=True, attention=True),
 )

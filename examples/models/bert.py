@@ -13,10 +13,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from examples.models.attention import attend
+
 
 @dataclass(frozen=True)
 class BertConfig:
-    """Sizes of an encoder; ``hidden`` must be a multiple of ``heads``."""
+    """Sizes of an encoder; ``hidden`` must be a multiple of ``heads``.
+
+    ``attention`` is the implementation in `examples.models.attention.attend`.
+    """
 
     vocabulary: int = 30522
     hidden: int = 768
@@ -27,17 +32,25 @@ class BertConfig:
     token_types: int = 2
     layer_norm_eps: float = 1e-12
     dtype: DTypeLike = jnp.float32
+    attention: str | None = None
 
 
-def base(*, layers: int = 12, dtype: DTypeLike = jnp.bfloat16) -> BertConfig:
+def base(*, layers: int = 12, dtype: DTypeLike = jnp.bfloat16,
+         attention: str | None = None) -> BertConfig:
     """BERT-base (110M parameters), uncased vocabulary."""
-    return BertConfig(layers=layers, dtype=dtype)
+    return BertConfig(layers=layers, dtype=dtype, attention=attention)
 
 
-def tiny(*, dtype: DTypeLike = jnp.bfloat16) -> BertConfig:
+def large(*, dtype: DTypeLike = jnp.bfloat16, attention: str | None = None) -> BertConfig:
+    """BERT-large (335M parameters), uncased vocabulary."""
+    return BertConfig(hidden=1024, layers=24, heads=16, intermediate=4096, dtype=dtype,
+                      attention=attention)
+
+
+def tiny(*, dtype: DTypeLike = jnp.bfloat16, attention: str | None = None) -> BertConfig:
     """Two small layers, for tests."""
     return BertConfig(vocabulary=128, hidden=64, layers=2, heads=4, intermediate=128, positions=64,
-                      dtype=dtype)
+                      dtype=dtype, attention=attention)
 
 
 class Embeddings(nnx.Module):
@@ -63,6 +76,7 @@ class SelfAttention(nnx.Module):
 
     def __init__(self, config: BertConfig, *, rngs: nnx.Rngs) -> None:
         self.heads = config.heads
+        self.implementation = config.attention
         self.query = linear(config, config.hidden, config.hidden, rngs=rngs)
         self.key = linear(config, config.hidden, config.hidden, rngs=rngs)
         self.value = linear(config, config.hidden, config.hidden, rngs=rngs)
@@ -76,11 +90,8 @@ class SelfAttention(nnx.Module):
             return y.reshape(batch, length, self.heads, hidden // self.heads)
 
         query, key, value = split(self.query(x)), split(self.key(x)), split(self.value(x))
-        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=jnp.float32)
-        scores = jnp.where(mask[:, None, None, :], scores * query.shape[-1] ** -0.5,
-                           jnp.finfo(jnp.float32).min)
-        weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
-        y = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
+        y = attend(query, key, value, scale=query.shape[-1] ** -0.5, mask=mask[:, None, None, :],
+                   implementation=self.implementation)
         return self.out(y.reshape(batch, length, hidden))
 
 
