@@ -8,8 +8,8 @@ from benchmarks.workloads.workload import Program, Request, Workload
 
 __all__ = ["FAMILIES", "Program", "Request", "UnknownWorkload", "Workload", "all_workloads", "find"]
 
-FAMILIES = ("bert", "t5", "decoders", "vision_transformers", "speech", "convnets", "recurrent",
-            "micro")
+FAMILIES = ("bert", "minilm", "t5", "decoders", "vision_transformers", "speech", "convnets",
+            "recurrent", "micro")
 """Files of this folder with a tuple WORKLOADS each, in the order of the tables."""
 
 

@@ -1,4 +1,5 @@
-"""OPT as a Flax NNX module: one decoding step with a cache of keys and values.
+"""OPT as a Flax NNX module: one decoding step with a cache of keys and values, and the forward
+pass over a few tokens without one.
 
 Zhang et al., "OPT: Open Pre-trained Transformer Language Models" (2022): pre-LayerNorm decoder,
 ReLU feed-forward, learned positions that start at row 2, output weights tied to the embedding.
@@ -15,6 +16,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from examples.models.attention import attend
+
 Cache: TypeAlias = list[tuple[jax.Array, jax.Array]]
 """One ``(keys, values)`` pair per layer, each [B, T, heads, head size]."""
 
@@ -23,7 +26,11 @@ _POSITION_OFFSET = 2
 
 @dataclass(frozen=True)
 class OptConfig:
-    """Sizes of a decoder; ``hidden`` must be a multiple of ``heads``."""
+    """Sizes of a decoder; ``hidden`` must be a multiple of ``heads``.
+
+    ``attention`` is the implementation in `examples.models.attention.attend`; None in a decoding
+    step is einsums of its own, without an axis of one query.
+    """
 
     vocabulary: int = 50272
     hidden: int = 768
@@ -32,24 +39,29 @@ class OptConfig:
     intermediate: int = 3072
     positions: int = 2048
     dtype: DTypeLike = jnp.bfloat16
+    attention: str | None = None
 
 
-def opt_125m(*, dtype: DTypeLike = jnp.bfloat16) -> OptConfig:
+def opt_125m(*, dtype: DTypeLike = jnp.bfloat16, attention: str | None = None) -> OptConfig:
     """OPT-125M."""
-    return OptConfig(dtype=dtype)
+    return OptConfig(dtype=dtype, attention=attention)
 
 
-def tiny(*, dtype: DTypeLike = jnp.bfloat16) -> OptConfig:
+def tiny(*, dtype: DTypeLike = jnp.bfloat16, attention: str | None = None) -> OptConfig:
     """Two small layers, for tests."""
     return OptConfig(vocabulary=128, hidden=64, layers=2, heads=4, intermediate=128, positions=64,
-                     dtype=dtype)
+                     dtype=dtype, attention=attention)
 
 
 class CachedAttention(nnx.Module):
-    """Attention of one new token over everything in the cache up to its position."""
+    """Attention of one new token over everything in the cache up to its position.
+
+    `forward` is that of all tokens over those up to themselves, without a cache.
+    """
 
     def __init__(self, config: OptConfig, *, rngs: nnx.Rngs) -> None:
         self.heads = config.heads
+        self.implementation = config.attention
         self.query = _linear(config, config.hidden, config.hidden, rngs=rngs)
         self.key = _linear(config, config.hidden, config.hidden, rngs=rngs)
         self.value = _linear(config, config.hidden, config.hidden, rngs=rngs)
@@ -68,12 +80,27 @@ class CachedAttention(nnx.Module):
         start = (0, position, 0, 0)
         keys = jax.lax.dynamic_update_slice(keys, split(self.key(x))[:, None], start)
         values = jax.lax.dynamic_update_slice(values, split(self.value(x))[:, None], start)
+        if self.implementation is not None:
+            y = attend(query[:, None], keys, values, scale=size**-0.5,
+                       mask=(jnp.arange(keys.shape[1]) <= position)[None, None, None],
+                       implementation=self.implementation)
+            return self.out(y.reshape(batch, hidden)), (keys, values)
         scores = jnp.einsum("bhd,bthd->bht", query, keys, preferred_element_type=jnp.float32)
         visible = jnp.arange(keys.shape[1]) <= position
         scores = jnp.where(visible, scores * size**-0.5, -jnp.inf)
         weights = jax.nn.softmax(scores, axis=-1).astype(x.dtype)
         y = jnp.einsum("bht,bthd->bhd", weights, values)
         return self.out(y.reshape(batch, hidden)), (keys, values)
+
+    def forward(self, x: jax.Array) -> jax.Array:
+        """x: [B, S, H]; returns as much."""
+        batch, length, hidden = x.shape
+        query, key, value = (y.reshape(batch, length, self.heads, hidden // self.heads)
+                             for y in (self.query(x), self.key(x), self.value(x)))
+        y = attend(query, key, value, scale=query.shape[-1] ** -0.5,
+                   mask=jnp.tril(jnp.ones((1, 1, length, length), bool)),
+                   implementation=self.implementation)
+        return self.out(y.reshape(batch, length, hidden))
 
 
 class DecoderLayer(nnx.Module):
@@ -89,12 +116,21 @@ class DecoderLayer(nnx.Module):
     def __call__(self, x: jax.Array, keys: jax.Array, values: jax.Array, position: jax.Array,
                  ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         y, updated = self.attention(self.attention_norm(x), keys, values, position)
-        x = x + y
-        return x + self.down(jax.nn.relu(self.up(self.norm(x)))), updated
+        return self._feed_forward(x + y), updated
+
+    def forward(self, x: jax.Array) -> jax.Array:
+        """x: [B, S, H], without a cache."""
+        return self._feed_forward(x + self.attention.forward(self.attention_norm(x)))
+
+    def _feed_forward(self, x: jax.Array) -> jax.Array:
+        return x + self.down(jax.nn.relu(self.up(self.norm(x))))
 
 
 class Opt(nnx.Module):
-    """One decoding step: a token at a position to the logits of the next token."""
+    """One decoding step: a token at a position to the logits of the next token.
+
+    `forward` takes a whole text without a cache.
+    """
 
     def __init__(self, config: OptConfig, *, rngs: nnx.Rngs) -> None:
         def table(rows: int) -> nnx.Embed:
@@ -115,6 +151,13 @@ class Opt(nnx.Module):
             x, pair = layer(x, keys, values, position)
             updated.append(pair)
         return self.words.attend(self.norm(x)), updated
+
+    def forward(self, ids: jax.Array) -> jax.Array:
+        """Logits [B, S, vocabulary] of ids i32[B, S], without a cache."""
+        x = self.words(ids) + self.positions(jnp.arange(ids.shape[1]) + _POSITION_OFFSET)
+        for layer in self.layers:
+            x = layer.forward(x)
+        return self.words.attend(self.norm(x))
 
 
 def functional(model: Opt) -> tuple[Callable[..., tuple[jax.Array, Cache]], nnx.State[Any, Any]]:

@@ -1,0 +1,72 @@
+"""Convolutional networks: those of Bolt (batch 32) and of Opara (batch 1)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from benchmarks.workloads.workload import Program, Request, Workload, module_program
+from examples.models import googlenet, inception, repvgg, resnet, vgg
+
+
+def _images(name: str, create: Callable[[Any], Any], published: Any, tiny: Any,
+            request: Request) -> Program:
+    config = dataclasses.replace(tiny if request.tiny else published, dtype=request.jax_dtype)
+    size = config.image
+
+    def inputs(key: jax.Array) -> tuple[jax.Array, ...]:
+        return (jax.random.normal(key, (request.batch, size, size, 3), config.dtype),)
+
+    program = module_program(lambda: create(config), inputs, f"{size}x{size}x3", name=name)
+    return dataclasses.replace(program, state=lambda: _state(lambda: create(config)))
+
+
+def _state(create: Callable[[], nnx.Module]) -> Any:
+    """The model's state with values of NumPy: kernels of the size that keeps the activations' (He
+    et al.), the rest with noise as in `workload.jittered`.
+
+    JAX would compile a random generator for each of the many shapes of kernels: 30 s of a core for
+    the tiny Inception-v3.
+    """
+    rng = np.random.default_rng(0)
+
+    def value(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        names = {str(getattr(p, "key", getattr(p, "name", p))) for p in path}
+        noise = rng.standard_normal(leaf.shape, np.float32)
+        if names & {"scale", "var"}:
+            noise = 1 + 0.1 * noise
+        elif names & {"bias", "mean"}:
+            noise = 0.1 * noise
+        else:
+            noise *= np.sqrt(2 / np.prod(leaf.shape[:-1]))  # over the inputs of an output
+        return jnp.asarray(noise.astype(leaf.dtype))
+
+    return jax.tree_util.tree_map_with_path(value, nnx.state(nnx.eval_shape(create)))
+
+
+def _workload(name: str, title: str, module: Any, published: Any, tiny: Any,
+              batches: tuple[int, ...], notes: str = "") -> Workload:
+    return Workload(name, title, "vision",
+                    lambda r: _images(name, module.create, published, tiny, r),
+                    batches=batches, notes=notes)
+
+
+WORKLOADS = (
+    _workload("resnet18", "ResNet-18", resnet, resnet.resnet18(), resnet.tiny(), (1,)),
+    _workload("resnet50", "ResNet-50", resnet, resnet.resnet50(), resnet.tiny(bottleneck=True),
+              (1, 32)),
+    _workload("vgg16", "VGG-16", vgg, vgg.vgg16(), vgg.tiny(), (1, 32), "without batch norm"),
+    _workload("repvgg_a0", "RepVGG-A0", repvgg, repvgg.repvgg_a0(), repvgg.tiny(), (1, 32),
+              "deploy form"),
+    _workload("repvggaug_a0", "RepVGGAug-A0", repvgg, repvgg.repvggaug_a0(),
+              repvgg.tiny(augmented=True), (1, 32), "deploy form; 1x1 convolutions by Bolt"),
+    _workload("googlenet", "GoogLeNet", googlenet, googlenet.googlenet(), googlenet.tiny(), (1,)),
+    _workload("inception_v3", "Inception-v3", inception, inception.inception_v3(),
+              inception.tiny(), (1,)),
+)
