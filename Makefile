@@ -36,7 +36,7 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | \
 	  awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 	@echo 'Variables: PYTHON=$(PYTHON) VENV=$(VENV) ARGS=(of the demo) TESTS=(paths or pytest flags)'
-	@echo '           BENCH=(flags of benchmarks.gpu)'
+	@echo '           BENCH=(flags of benchmarks.run) MINILM_DIR=(weights of MiniLM)'
 
 .PHONY: demo
 demo: $(VENV)/.demo ## embed sentences as one kernel and compare with jax.jit; ARGS="--dtype=bf16"
@@ -44,25 +44,32 @@ demo: $(VENV)/.demo ## embed sentences as one kernel and compare with jax.jit; A
 
 .PHONY: test
 test: $(VENV)/.test ## the tests, without the slow ones and those that need a GPU; TESTS=tests/hlo
-	$(RUN) -m pytest -q -m 'not slow and not gpu' $(if $(TESTS),$(TESTS),tests)
+	$(RUN) -m pytest -q -m 'not slow and not gpu and not faithful' $(if $(TESTS),$(TESTS),tests)
 
 .PHONY: test-all
 test-all: $(VENV)/.test ## the tests, slow ones included
-	$(RUN) -m pytest -q -m 'not gpu' $(if $(TESTS),$(TESTS),tests)
+	$(RUN) -m pytest -q -m 'not gpu and not faithful' $(if $(TESTS),$(TESTS),tests)
 
 .PHONY: gpu
-gpu: $(GPU_SETUP) ## on a GPU: tests/gpu, then the benchmarks, into benchmarks/results
+gpu: $(GPU_SETUP) ## on a GPU: tests/gpu, then the standard table, into benchmarks/results
 	@status=0; \
 	$(GPU_PYTHON) -m pytest -q -n $(GPU_JOBS) -m gpu $(if $(TESTS),$(TESTS),tests/gpu) || status=$$?; \
-	$(GPU_PYTHON) -m benchmarks.gpu $(BENCH) || status=$$?; exit $$status
+	$(GPU_PYTHON) -m benchmarks.run $(BENCH) || status=$$?; exit $$status
 
 .PHONY: gpu-test
 gpu-test: $(GPU_SETUP) ## on a GPU: tests/gpu only
 	$(GPU_PYTHON) -m pytest -q -n $(GPU_JOBS) -m gpu $(if $(TESTS),$(TESTS),tests/gpu)
 
-.PHONY: gpu-bench
-gpu-bench: $(GPU_SETUP) ## on a GPU: the benchmarks only; BENCH="--cases=bert_b1"
-	$(GPU_PYTHON) -m benchmarks.gpu $(BENCH)
+# The models against transformers, torchvision and timm, which have to be there already. Several
+# processes share the GPU, if there is one.
+.PHONY: faithful
+faithful: $(GPU_SETUP) ## the models against transformers and torchvision: PYTHON=(one that has them)
+	XLA_PYTHON_CLIENT_PREALLOCATE=false $(GPU_PYTHON) -m pytest -q -n $(GPU_JOBS) -m faithful \
+	  tests/faithful tests/examples/test_peers.py
+
+.PHONY: bench
+bench: $(GPU_SETUP) ## on a GPU: the standard table; BENCH="--models=bert_base --profile"
+	$(GPU_PYTHON) -m benchmarks.run $(BENCH)
 
 .PHONY: gpu-native
 gpu-native:
@@ -77,12 +84,13 @@ types: $(VENV)/.dev ## basedpyright, strict
 	$(VENV)/bin/basedpyright
 
 .PHONY: docs
-docs: $(VENV)/.test ## rewrite the tables in README.md that come from the code
+docs: $(VENV)/.test ## rewrite what docs and README.md have from the code and the results
 	$(RUN) scripts/update_readme.py
+	PYTHONPATH=. $(RUN) scripts/update_coverage.py
 
 .PHONY: ci
 ci: lint types ## what CI runs: lint, types, all tests, the demo
-	$(RUN) -m pytest -q -n 2 -m 'not gpu' tests
+	$(RUN) -m pytest -q -n 2 -m 'not slow and not gpu and not faithful' tests
 	$(RUN) examples/embed.py
 
 # The tests nearest to JAX, on another version of it: make smoke VENV=.venv-jax JAX=0.12
@@ -92,7 +100,7 @@ SMOKE := tests/test_api.py tests/test_explain.py tests/custom_call tests/hlo/tes
   tests/examples/test_one_kernel.py
 .PHONY: smoke
 smoke: $(VENV)/.jax-$(JAX)
-	$(RUN) -m pytest -q -n 2 -m 'not slow and not gpu' $(SMOKE)
+	$(RUN) -m pytest -q -n 2 -m 'not slow and not gpu and not faithful' $(SMOKE)
 
 .PHONY: clean
 clean: ## remove the environment and everything that was built

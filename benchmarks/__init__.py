@@ -1,1 +1,1 @@
-"""Measurements on a GPU: `python -m benchmarks.gpu` writes benchmarks/results."""
+"""Measurements beside XLA and torch: `python -m benchmarks.run` writes benchmarks/results."""

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,30 +18,35 @@ SECONDS = "seconds: "
 _LIMIT_S = 240
 
 
-def rows(case: str, weights: str | None) -> Iterator[dict[str, Any]]:
+def rows(model: str, *, tiny: bool = False, interpret: bool = False) -> Iterator[dict[str, Any]]:
     """Rows for jax.jit, jaxmono with an empty kernel cache, and jaxmono with the filled one."""
     with tempfile.TemporaryDirectory() as cache:
-        for side, state in (("xla", ""), ("jaxmono", "cold"), ("jaxmono", "cached")):
-            row = {"case": case, "kind": "first_result", "side": side, "cache": state}
+        for system, state in (("xla", ""), ("jaxmono", "cold"), ("jaxmono", "cached")):
+            row = {"part": "first", "model": model, "system": system, "cache": state}
             try:
-                yield {**row, "seconds": in_fresh_process(case, side, cache, weights)}
+                yield {**row, "seconds": in_fresh_process(model, system, cache, tiny=tiny,
+                                                          interpret=interpret)}
             except RuntimeError as error:
                 yield {**row, "failed": str(error)}
 
 
-def in_fresh_process(case: str, side: str, cache: str, weights: str | None) -> float:
+def in_fresh_process(model: str, system: str, cache: str, *, tiny: bool, interpret: bool,
+                     ) -> float:
     """Seconds in a new Python process whose kernel cache is the directory ``cache``.
 
     Raises:
       RuntimeError: the process failed; carries the end of what it wrote.
     """
-    command = [sys.executable, "-m", "benchmarks.first_result", case, side, weights or ""]
+    command = [sys.executable, "-m", "benchmarks.first_result", model, system,
+               str(int(tiny)), str(int(interpret))]
     root = Path(__file__).resolve().parent.parent
     paths = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "JAXMONO_CACHE_DIR": cache, "PYTHONPATH": paths,
+                   "CUDA_CACHE_DISABLE": "1"}  # NVRTC keeps what it compiled, too
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False,
-                              timeout=_LIMIT_S, env={**os.environ, "JAXMONO_CACHE_DIR": cache,
-                                                     "PYTHONPATH": paths})
+                              timeout=_LIMIT_S, env=environment)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(f"no result within {_LIMIT_S} s") from error
     last = (done.stdout.splitlines() or [""])[-1]
@@ -49,13 +55,23 @@ def in_fresh_process(case: str, side: str, cache: str, weights: str | None) -> f
     return float(last.removeprefix(SECONDS))
 
 
-def main(case: str, side: str, weights: str) -> None:
+def main(model: str, system: str, tiny: str, interpret: str) -> None:
     """The program in the fresh process."""
-    from benchmarks.cases import make
-    from benchmarks.measure import first_result
+    import jax
 
-    seconds = first_result(make(case, Path(weights) if weights else None), side)
-    sys.stdout.write(f"{SECONDS}{seconds:.4f}\n")
+    import jaxmono
+    from benchmarks import data
+    from benchmarks.workloads import find
+
+    workload = find(model)
+    made = data.make(data.Case(workload, workload.batches[0], workload.dtype, tiny == "1"), sets=1)
+    own: dict[str, Any] = {} if system == "xla" else {"interpret": interpret == "1"}
+    jit = jax.jit if system == "xla" else jaxmono.jit
+    step = jit(made.program.step, donate_argnums=1, **own)
+    arguments = made.arguments()
+    start = time.perf_counter()
+    jax.block_until_ready(step(*arguments))
+    sys.stdout.write(f"{SECONDS}{time.perf_counter() - start:.4f}\n")
 
 
 if __name__ == "__main__":

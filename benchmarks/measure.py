@@ -1,105 +1,277 @@
-"""One case measured: times of both sides in turns, kernels, resources, errors."""
+"""One case measured: every system prepared, timed in turns, traced, compared with f32."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
 import jax
 
-from benchmarks.cases import Case
-from benchmarks.device_profile import NoDeviceTrace, profile
-from benchmarks.errors import error, references
-from benchmarks.sides import SIDES, Runner, chained, fresh, jitted
-from examples.latency import interleaved
-from examples.xla_kernels import count_kernels
+from benchmarks import data as datas
+from benchmarks import errors, load, timing, trace
+from benchmarks.data import Case, Data
+from benchmarks.floor import Floor, floor_of
+from benchmarks.machine import Speed
+from benchmarks.row import Row
+from benchmarks.running import Facts, Running
+from benchmarks.systems_jax import JaxRunning, compile_jaxmono, compile_xla
+from benchmarks.throttle import Nvml
+from benchmarks.timing import Failures, Times
+from benchmarks.torch_side import prepare as prepare_torch
+from benchmarks.xla_best import DEFAULT, Choices
+from benchmarks.xla_best import prepare as prepare_xla
 
-Row = dict[str, Any]
+Key: TypeAlias = tuple[str, str | None]
+"""(system, mode): "xla" and the torch systems have no mode."""
+
+XLA: Key = ("xla", None)
+_WARM_UP = 3
+_COMPARED_SETS = 4
 
 
-def compiled_facts(case: Case, side: str, *, interpret: bool = False) -> Row:
-    """Compile times, kernels and resources of one side, compiled anew."""
-    function = jitted(case.step, side, interpret=interpret)
-    args = (case.state, case.carry, *case.inputs[0])
-    start = time.perf_counter()
-    lowered = function.lower(*args)
-    middle = time.perf_counter()
-    compiled = lowered.compile()
-    row: Row = {"lower_seconds": middle - start, "xla_seconds": time.perf_counter() - middle,
-                "hlo_kernels": count_kernels(compiled.as_text() or "").total()}
-    return row if side == "xla" else row | kernel_facts(compiled)
+@dataclass(frozen=True)
+class Settings:
+    """How a run measures.
+
+    Attributes:
+      systems: in the order of their turns.
+      speed: of this GPU; None without one, and then nothing is timed.
+      rounds, calls: pipelined rounds, and calls per round at most.
+      seconds: per system of a case; bounds the samples.
+      profile: keep every kernel's own time.
+      cpu_loads: shares of busy cores under which latency is measured again.
+      search: try XLA's variants.
+      interpret: jaxmono's kernels run in the SIMT interpreter.
+    """
+
+    systems: tuple[Key, ...]
+    speed: Speed | None = None
+    commit: str | None = None
+    rounds: int = 15
+    calls: int = 50
+    seconds: float = 1.0
+    profile: bool = False
+    cpu_loads: tuple[float, ...] = ()
+    search: bool = True
+    interpret: bool = False
+    choices: Choices = field(default_factory=lambda: Choices(None))
+    nvml: Nvml = field(default_factory=Nvml)
 
 
-def kernel_facts(compiled: Any) -> Row:
-    """What jaxmono tells of a compiled program."""
-    told = compiled.explain()
-    row: Row = {
-        "kernels": told.kernels, "stages": told.stages, "barriers": told.barriers,
-        "barriers_before_merging": told.barriers_before_merging,
-        "scratch_bytes": told.scratch_bytes, "shared_bytes": told.shared_bytes,
-        "compile_seconds": told.compile_seconds, "cached": told.cached,
-        "registers": max((k.registers for k in told.planned if k.registers is not None),
-                         default=None),
-        "spill_bytes": None if any(k.spill_bytes is None for k in told.planned)
-        else sum(k.spill_bytes or 0 for k in told.planned),
-        "predicted_us": told.predicted_us, "floor_us": told.floor_us,
-        "refused": [f"{r.op} at {r.source}: {r.reason}" for r in told.refused[:10]],
-        "source_bytes": len(compiled.as_text("cuda")), "note": told.note,
-    }
-    # "compile time" there is generating and NVRTC alone; above it is all phases.
-    for line in compiled.as_text("ptxas").splitlines():
-        name, _, value = line.partition(": ")
-        if name == "compile time":
-            row["nvrtc_seconds"] = row.get("nvrtc_seconds", 0.0) + float(value.split()[0])
+@dataclass
+class _Found:
+    """What was found out about the systems of one case, by key."""
+
+    failures: Failures = field(default_factory=Failures)
+    facts: dict[Key, Facts] = field(default_factory=dict)
+    pipelined: dict[Key, Times] = field(default_factory=dict)
+    latency: dict[Key, Times] = field(default_factory=dict)
+    queued: dict[Key, float] = field(default_factory=dict)
+    device: dict[Key, trace.DeviceTimes] = field(default_factory=dict)
+    errors: dict[Key, errors.Errors] = field(default_factory=dict)
+    loaded: dict[float, dict[Key, Times]] = field(default_factory=dict)
+    throttling: frozenset[str] | None = None
+    notes: dict[Key, list[str]] = field(default_factory=dict)
+    reference: errors.Errors | None = None
+    floor: Floor | None = None
+
+    def note(self, key: Key, text: str) -> None:
+        if text:
+            self.notes.setdefault(key, []).append(text)
+
+
+def measure(case: Case, settings: Settings) -> Iterator[Row]:
+    """One row for every system, whatever happens to it; then those under load on the CPUs."""
+    base = {key: Row(case.workload.name, case.batch, "", case.dtype, *key, commit=settings.commit)
+            for key in settings.systems}
+    found = _Found()
+    try:
+        shape = case.program().shape
+        base = {key: replace(row, shape=shape) for key, row in base.items()}
+        _run(case, settings, found)
+    except Exception as error:  # out of memory, a missing package: no system can run it
+        for key in base:
+            found.failures.reasons.setdefault(key, timing.reason(error))
+    gc.collect()
+    for row in base.values():
+        yield _row(row, found, settings, case)
+    for share in settings.cpu_loads if settings.speed else ():
+        for row in base.values():
+            yield _loaded(row, share, found)
+
+
+def _run(case: Case, settings: Settings, found: _Found) -> None:
+    """Everything that needs the case's data, which is freed with it."""
+    data = datas.make(case)
+    running: dict[Key, Running] = {}
+    try:
+        wanted = _reference(data, found, settings)
+        for key in settings.systems:
+            made = found.failures.guard(key, lambda k=key: _prepare(k, data, settings))
+            if made is not None:
+                running[key] = made
+                found.facts[key] = made.facts
+        _time(running, found, settings)
+        _compare(running, data, wanted, found)
+    finally:
+        closing = Failures()
+        for key, made in running.items():
+            closing.guard(key, made.close)
+            found.note(key, closing.reasons.get(key, ""))
+
+
+def _reference(data: Data, found: _Found, settings: Settings) -> Sequence[tuple[Any, Any]]:
+    """The f32 program's results; none, with a note, where it does not run."""
+    jax_systems = [key for key in settings.systems if key[0] in ("xla", "jaxmono")]
+    checks = Failures()
+    found.floor = checks.guard("floor", lambda: floor_of(data.program.step, *data.arguments()))
+    wanted = checks.guard("reference", lambda: jax.block_until_ready(
+        datas.reference(data, sets=_COMPARED_SETS))) if jax_systems else ()
+    for key in settings.systems:
+        if "floor" in checks.reasons:
+            found.note(key, f"no floor: {checks.reasons['floor']}")
+        if key in jax_systems and "reference" in checks.reasons:
+            found.note(key, f"not compared: the f32 program failed: {checks.reasons['reference']}")
+        if found.floor is not None and found.floor.open_loops:
+            found.note(key, "floor: a loop whose trips only the data tells counts as one trip")
+    return wanted or ()
+
+
+def _prepare(key: Key, data: Data, settings: Settings) -> Running:
+    """Compiles and warms up one system."""
+    system, mode = key
+    running: Running
+    if system == "xla":
+        running = prepare_xla(data, settings.choices, search=settings.search)
+    elif system == "jaxmono":
+        compiled, facts = compile_jaxmono(data.program.step, data, mode or "auto",
+                                          interpret=settings.interpret)
+        running = JaxRunning(f"jaxmono {mode}", compiled, data, facts)
+    else:
+        running = prepare_torch(data, system)
+    for _ in range(_WARM_UP):
+        running.wait(running.start())
+    return running
+
+
+def _time(running: dict[Key, Running], found: _Found, settings: Settings) -> None:
+    """All times; failed systems leave ``running`` untouched but have a reason."""
+    if settings.speed is None:
+        return
+    nvml, failures = settings.nvml, found.failures
+    before = nvml.reasons()
+    found.pipelined = timing.pipelined(running, seconds=settings.seconds / 2,
+                                       rounds=settings.rounds, calls=settings.calls,
+                                       failures=failures)
+    after = nvml.reasons()
+    found.throttling = None if before is None or after is None else frozenset((*before, *after))
+    found.latency = timing.latency(running, seconds=settings.seconds / 2, failures=failures)
+    for key, system in running.items():
+        times = found.pipelined.get(key)
+        if times is None or key in failures.reasons:
+            continue
+        us, kernels = times.median_us, system.facts.kernels
+        queued = failures.guard(key, lambda s=system, u=us, k=kernels: timing.queued(s, u, k))
+        if queued is not None:
+            found.queued[key] = queued
+        try:
+            found.device[key] = trace.device_times(system, us, kernels)
+            found.note(key, found.device[key].note)
+        except trace.NoDeviceTrace as error:
+            found.note(key, f"no device time: {error}")
+        except Exception as error:  # the call itself failed while it was traced
+            failures.reasons[key] = timing.reason(error)
+    for share in settings.cpu_loads:
+        with load.busy(share):
+            found.loaded[share] = timing.latency(running, seconds=settings.seconds / 2,
+                                                 failures=failures)
+
+
+def _compare(running: dict[Key, Running], data: Data, wanted: Sequence[tuple[Any, Any]],
+             found: _Found) -> None:
+    """Errors of the JAX systems, after all the calls that were timed."""
+    mine = {k: r for k, r in running.items() if isinstance(r, JaxRunning)}
+    if not wanted or not mine:
+        return
+    for key, system in mine.items():
+        told = found.failures.guard(key, lambda s=system: errors.errors(s.function, data, wanted))
+        if told is not None:
+            found.errors[key] = told
+    xla = mine.get(XLA)
+    if xla is not None and xla.facts.variant == DEFAULT and XLA in found.errors:
+        found.reference = found.errors[XLA]
+        return
+    # The bar does not depend on which variant was the fastest this time.
+    default = Failures()
+    found.reference = default.guard(XLA, lambda: errors.errors(
+        compile_xla(data.program.step, data)[0], data, wanted))
+    for key in mine:
+        if default.reasons:
+            found.note(key, f"XLA's own error is not known: {default.reasons[XLA]}")
+
+
+def _row(row: Row, found: _Found, settings: Settings, case: Case) -> Row:
+    """Everything known about one system."""
+    key = (row.system, row.mode)
+    facts = found.facts.get(key)
+    if settings.speed is not None and found.floor is not None:
+        row = replace(row, floor_us=found.floor.us(settings.speed.read_bytes_per_s,
+                                                   settings.speed.flops_per_s[row.dtype]))
+    notes = [*found.notes.get(key, ()), case.workload.notes]
+    if facts is not None:
+        row = replace(row, **{**vars(facts), "notes": ""})
+        if settings.speed is None:
+            row = replace(row, trace_s=None, compile_s=None, tune_s=None)
+        notes.append(facts.notes)
+    row = replace(row, notes="; ".join(dict.fromkeys(filter(None, notes))))
+    if key in found.errors:
+        row = _judged(row, found.errors[key], found.reference)
+    row = _timed(row, found, settings)
+    if key in found.failures.reasons:
+        row = replace(row, status="failed", reason=found.failures.reasons[key])
     return row
 
 
-def measure(case: Case, *, calls: int, rounds: int, chain: int, trace: bool,
-            interpret: bool = False) -> Iterator[Row]:
-    """Rows of one case, each with ``kind``; a part that fails gives a row with ``failed``."""
-    base: Row = {"case": case.name, "title": case.title}
-    step = {side: jitted(case.step, side, interpret=interpret) for side in SIDES}
-    for side in SIDES:
-        yield {**base, "kind": "program", "side": side,
-               **compiled_facts(case, side, interpret=interpret)}
-
-    wanted = references(case)
-    for side in SIDES:
-        yield {**base, "kind": "error", "side": side, **asdict(error(case, step[side], wanted))}
-
-    runners = {side: Runner(step[side], case) for side in SIDES}
-    times = interleaved(runners, calls=calls, rounds=rounds)
-    for side in SIDES:
-        yield {**base, "kind": "pipelined", "side": side, **asdict(times[side])}
-
-    if chain:
-        many = {side: Runner(chained(step[side], chain), case, stack=chain) for side in SIDES}
-        times = interleaved(many, calls=max(1, calls // chain), rounds=rounds)
-        for side in SIDES:
-            yield {**base, "kind": "chained", "side": side, "chain": chain,
-                   **{k: v / chain for k, v in asdict(times[side]).items()}}
-
-    for side in SIDES if trace else ():
-        row = {**base, "kind": "trace", "side": side}
-        try:
-            seen = profile(runners[side], calls=20)
-        except NoDeviceTrace as reason:
-            yield {**row, "failed": str(reason)}
-            continue
-        yield {**row, "launches": seen.launches, "copies": seen.copies, "busy_us": seen.busy_us,
-               "names": dict(seen.names.most_common(10))}
+def _judged(row: Row, mine: errors.Errors, xla: errors.Errors | None) -> Row:
+    row = replace(row, error=mine.worst(xla))
+    if xla is None:
+        return row
+    return replace(row, reference_error=xla.worst(xla), ok=errors.verdict(mine, xla, row.dtype))
 
 
-def first_result(case: Case, side: str) -> float:
-    """Seconds from calling an untraced function to having its first result."""
-    function = jitted(case.step, side)
-    carry = fresh(case.carry)
-    args = (case.state, carry, *case.inputs[0])
-    jax.block_until_ready(args)
-    start = time.perf_counter()
-    out, _ = function(*args)
-    out.block_until_ready()
-    return time.perf_counter() - start
+def _timed(row: Row, found: _Found, settings: Settings) -> Row:
+    key = (row.system, row.mode)
+    if key in found.pipelined:
+        mine, xla = found.pipelined[key], found.pipelined.get(XLA)
+        row = replace(row, pipelined_us=mine.median_us, pipelined_us_low=mine.at(0.1),
+                      pipelined_us_high=mine.at(0.9), ratio_to_xla=xla and mine.ratio_to(xla))
+        if found.throttling is not None:
+            row = replace(row, throttled=bool(found.throttling),
+                          throttle_reasons=", ".join(sorted(found.throttling)))
+    row = _with_latency(row, found.latency.get(key))
+    seen, xla_seen = found.device.get(key), found.device.get(XLA)
+    if seen is not None:
+        row = replace(
+            row, device_us=seen.span_us, busy_us=seen.busy_us, kernels=seen.kernels,
+            copies=seen.copies, roofline=row.floor_us and row.floor_us / seen.span_us,
+            device_ratio_to_xla=xla_seen and seen.span_us / xla_seen.span_us,
+            profile=seen.by_name if settings.profile else None)
+    return replace(row, queued_us=found.queued.get(key))
 
+
+def _with_latency(row: Row, times: Times | None) -> Row:
+    if times is None:
+        return row
+    return replace(row, latency_us_p50=times.at(0.5), latency_us_p95=times.at(0.95),
+                   latency_us_p99=times.at(0.99))
+
+
+def _loaded(row: Row, share: float, found: _Found) -> Row:
+    """The row of the same system while other processes load the CPUs."""
+    key = (row.system, row.mode)
+    row = replace(row, cpu_load=share)
+    if key in found.failures.reasons:
+        return replace(row, status="failed", reason=found.failures.reasons[key])
+    return _with_latency(row, found.loaded.get(share, {}).get(key))

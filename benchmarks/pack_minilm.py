@@ -3,7 +3,7 @@
     python -m benchmarks.pack_minilm pack .minilm       here: encoder, and the rows of the word
                                                         table that the shipped sentences use
     python -m benchmarks.pack_minilm unpack .minilm     there: model.safetensors, other rows zero
-    make gpu PYTHON=python3 BENCH=--weights=.minilm
+    make gpu PYTHON=python3 MINILM_DIR=.minilm
 
 Results on the shipped sentences are the same to the bit, since no other row is read.
 """

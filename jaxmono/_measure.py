@@ -31,13 +31,35 @@ def is_free(op: Op) -> bool:
 
 
 def work(counted: Iterable[Op]) -> Work:
-    """What these ops compute if each ran alone (symbolic shapes count as no bytes, no flops)."""
+    """What these ops compute if each ran alone (symbolic shapes count as no bytes, no flops).
+
+    The ops inside a loop count once as ops, and once per trip as bytes and flops; of the branches
+    of a case the one with the most flops counts.
+    """
     total = Work()
     for op in counted:
-        if not is_free(op):
+        if isinstance(op, ops.While):
+            body, trips = work(op.body.ops), trip_count(op)
+            total += Work(1 + body.ops, body.bytes * trips, body.flops * trips)
+        elif isinstance(op, ops.Case):
+            total += max((work(g.ops) for g in op.branches), key=lambda w: w.flops)
+        elif not is_free(op):
             static = all(v.type.is_static for v in (*op.inputs, *op.results))
             total += Work(1, cost.op_bytes(op), cost.op_flops(op) if static else 0)
     return total
+
+
+def trip_count(loop: ops.While) -> int:
+    """Trips of a loop as `jax.lax.scan` and ``fori_loop`` from 0 lower them; 1 if unknown.
+
+        cond: %n = constant 12; return compare LT, %i, %n
+    """
+    last = loop.cond.ops[-1] if loop.cond.ops else None
+    if isinstance(last, ops.Compare) and last.direction == "LT":
+        bound = next((o for o in loop.cond.ops if last.rhs in o.results), None)
+        if isinstance(bound, ops.Constant) and bound.value.size == 1:
+            return max(int(bound.value.reshape(())), 0)
+    return 1
 
 
 def op_name(op: Op) -> str:

@@ -1,5 +1,5 @@
 """Writes the generated parts of README.md: supported ops (from the op registry and the planner's
-refusals) and environment variables.
+refusals), environment variables, and the head of the newest benchmark results.
 
     python scripts/update_readme.py          rewrite README.md
     python scripts/update_readme.py --check  exit with 1 if it is not current
@@ -20,14 +20,15 @@ from jaxmono.fusion import support
 from jaxmono.hlo import ir, ops
 from jaxmono.hlo.types import DType
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+ROOT = Path(__file__).resolve().parent.parent
+README = ROOT / "README.md"
 
 
 def supported_ops() -> str:
     """Every op of the registry: in a kernel, or left to XLA and why."""
     kinds = sorted(ops.UNARY | ops.BINARY | ops.TERNARY)
     taken = [k for k in kinds if k not in support.REFUSED_ELEMENTWISE]
-    others = sorted(o for o in ir.REGISTRY if o not in ("elementwise", "unknown"))
+    others = sorted(o for o in ir.REGISTRY if o not in ("elementwise", "unknown", "window"))
     refused = {cls.opcode: reason for cls, reason in support.REFUSED_OPS.items()}
     taken += [o for o in others if o not in refused]
     dtypes = [d.value for d in DType if d not in support.REFUSED_DTYPES]
@@ -56,9 +57,19 @@ def supported_ops() -> str:
     return "\n".join(lines)
 
 
+def results() -> str:
+    """The telling lines of the newest run in benchmarks/results, and its plot."""
+    if str(ROOT) not in sys.path:  # benchmarks/ is not part of the installed package
+        sys.path.insert(0, str(ROOT))
+    from benchmarks.report import head
+
+    return head.part(ROOT)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "supported ops": supported_ops,
     "environment": _config.table,
+    "results": results,
 }
 
 

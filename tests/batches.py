@@ -33,6 +33,8 @@ __all__ = ["ALL_OPS", "KINDS", "Batch", "Kind", "batch", "check", "numbers", "re
 
 NETWORK = ("matmul", "dot_general", "softmax", "layer_norm", "attention", "unary", "binary",
            "reduce", "transpose", "reshape", "convert", "select", "slice", "gather")
+WINDOWS = ("convolution", "convolution", "convolution_gradient", "reduce_window", "reduce_window",
+           "unary", "binary", "pad", "slice", "transpose", "reshape", "matmul", "reduce")
 CACHE = ("cache_update", "cache_update", "cache_update", "dynamic_update_slice", "dynamic_slice",
          "slice", "binary", "reduce", "transpose", "reverse", "matmul", "concatenate")
 """Updates of arguments, beside other readers of the same arguments."""
@@ -66,6 +68,8 @@ KINDS = (
     Kind("large network", 4, {"dtypes": ("bf16", "f32", "f16"), "ops": NETWORK, "large": True}),
     Kind("cache", 8, {"dtypes": ("f32", "bf16", "s32"), "ops": CACHE, "outputs": 8}),
     Kind("any", 8, {}),
+    Kind("windows", 8, {"dtypes": ("f32", "bf16", "f16"), "ops": WINDOWS}),
+    Kind("large windows", 4, {"dtypes": ("bf16", "f32", "f16"), "ops": WINDOWS, "large": True}),
 )
 """Taken in turn; their number is odd, so that `check` donates the arguments of each in turn."""
 

@@ -73,8 +73,8 @@ def compare(actual: Sequence[Any], expected: Sequence[Any], reference64: Sequenc
             raise Mismatch(f"{at}{a.dtype}{list(a.shape)}, expected {e.dtype}{list(e.shape)}")
         if not is_float(e.dtype):
             if rounded is not None and not np.array_equal(e, rounded[i]):
-                raise Mismatch(f"{at}the references disagree. "
-                               + _difference(np.asarray(rounded[i]), e, rounded[i] != e))
+                raise IllConditioned(f"{at}the references disagree. "
+                                     + _difference(np.asarray(rounded[i]), e, rounded[i] != e))
             if not np.array_equal(a, e):
                 raise Mismatch(at + _difference(a, e, a != e))
             continue

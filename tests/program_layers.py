@@ -14,7 +14,7 @@ __all__ = ["STEPS"]
 # Contractions
 
 
-def _precision(w: Writer, dtype: str) -> tuple[str, float]:
+def precision(w: Writer, dtype: str) -> tuple[str, float]:
     """A keyword argument that asks for a precision, and the epsilon that it allows."""
     if w.rng.random() < 0.5:
         return ", precision='highest'", 0.0
@@ -46,7 +46,7 @@ def dot_general(w: Writer) -> Val | None:
              f"({batch}, {[where[i] for i in batch]}))")
     wide = x.dtype in ("bf16", "f16") and "f32" in w.dtypes and w.rng.random() < 0.5
     preferred = ", preferred_element_type=jnp.float32" if wide else ""
-    asked, eps = _precision(w, x.dtype)
+    asked, eps = precision(w, x.dtype)
     return w.emit(f"lax.dot_general({x.name}, {y.name}, {lists}{asked}{preferred})", [x, y],
                   shape=shape, dtype="f32" if wide else x.dtype,
                   bound=x.bound * y.bound * count, eps=eps)
@@ -60,7 +60,7 @@ def matmul(w: Writer) -> Val | None:
         return None
     n = w.rng.choice([s for s in w.sizes if s * x.size // x.shape[-1] <= w.max_elements] or [1])
     weight, bias = w.argument((x.shape[-1], n), x.dtype), w.argument((n,), x.dtype)
-    asked, eps = _precision(w, x.dtype)
+    asked, eps = precision(w, x.dtype)
     return w.emit(f"jnp.matmul({x.name}, {weight.name}{asked}) + {bias.name}", [x, weight, bias],
                   shape=(*x.shape[:-1], n), bound=x.bound * 3 * x.shape[-1] + 3, eps=eps)
 
@@ -109,7 +109,7 @@ def attention(w: Writer) -> Val | None:
                          and s * x.size // rows <= w.max_elements] or [1])
     k, v = (w.argument((*batch, keys, width), x.dtype) for _ in range(2))
     axes = "bcdefg"[:len(batch)]
-    asked, eps = _precision(w, x.dtype)
+    asked, eps = precision(w, x.dtype)
     scores = w.emit(f"jnp.einsum('{axes}qx,{axes}kx->{axes}qk', {x.name}, {k.name}{asked}) * "
                     f"{1 / (width * max(1.0, x.bound))!r}", [x, k], shape=(*batch, rows, keys),
                     bound=3.0, eps=eps)

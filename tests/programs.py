@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from compare import IllConditioned, Mismatch, compare
 from jax import lax
-from program_layers import STEPS
 from program_steps import NEEDS, WEIGHTS
+from program_windows import STEPS
 from program_writer import DTYPES, NUMPY, Writer
 
 __all__ = ["ALL_OPS", "DTYPES", "IllConditioned", "Mismatch", "Program", "Reference", "compare",

@@ -51,10 +51,10 @@ def _state(create: Callable[[], nnx.Module]) -> Any:
 
 
 def _workload(name: str, title: str, module: Any, published: Any, tiny: Any,
-              batches: tuple[int, ...], notes: str = "") -> Workload:
+              batches: tuple[int, ...], notes: str = "", *, slow: bool = False) -> Workload:
     return Workload(name, title, "vision",
                     lambda r: _images(name, module.create, published, tiny, r),
-                    batches=batches, notes=notes)
+                    batches=batches, slow=slow, notes=notes)
 
 
 WORKLOADS = (
@@ -68,5 +68,5 @@ WORKLOADS = (
               repvgg.tiny(augmented=True), (1, 32), "deploy form; 1x1 convolutions by Bolt"),
     _workload("googlenet", "GoogLeNet", googlenet, googlenet.googlenet(), googlenet.tiny(), (1,)),
     _workload("inception_v3", "Inception-v3", inception, inception.inception_v3(),
-              inception.tiny(), (1,)),
+              inception.tiny(), (1,), slow=True),
 )

@@ -122,7 +122,8 @@ class GoogLeNet(nnx.Module):
 def conv(config: GoogLeNetConfig, n_in: int, n_out: int, kernel: int = 1, *, stride: int = 1,
          rngs: nnx.Rngs) -> ConvNorm:
     """A square convolution that keeps the image's size, or halves it."""
-    return ConvNorm(n_in, n_out, (kernel, kernel), stride=stride, padding=(kernel // 2,) * 2,
+    half = kernel // 2
+    return ConvNorm(n_in, n_out, (kernel, kernel), stride=stride, padding=(half, half),
                     norm_eps=config.norm_eps, dtype=config.dtype, rngs=rngs)
 
 

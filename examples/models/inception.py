@@ -6,6 +6,7 @@ has it. The auxiliary classifier serves training only and is left out, as is dro
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import jax
@@ -170,7 +171,7 @@ class Inception(nnx.Module):
         return self.out(jnp.mean(x, axis=(1, 2)))
 
 
-def chain(convs: nnx.List, x: jax.Array) -> jax.Array:
+def chain(convs: Iterable[ConvNorm], x: jax.Array) -> jax.Array:
     """One after the other."""
     for conv in convs:
         x = conv(x)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from jaxmono.codegen import attention, dot, dot_function
+from jaxmono.codegen import attention, dot, dot_function, dot_wgmma
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.dot import DotCode
+from jaxmono.codegen.dot_candidates import dot_candidates
 from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import Sig
@@ -13,8 +15,22 @@ from jaxmono.fusion.plan import Sig
 
 class _Dot:
     def choose(self, sig: Sig, request: Request) -> DotSchedule:
-        return dot.schedule(sig, request.device, warps=request.threads // 32,
-                            shared_bytes=request.shared_bytes, siblings=request.siblings)
+        cost, s = dot.schedule(sig, request.device, warps=request.threads // 32,
+                               shared_bytes=request.shared_bytes, siblings=request.siblings)
+        if request.wgmma and s.family == "mma":
+            code = DotCode.of(sig, s)
+            form = code.form
+            if dot_wgmma.takes(form, code, code.element) is None:
+                other = choose_wgmma(
+                    form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size,
+                    device=request.device, shared_bytes=request.shared_bytes,
+                    row_prologue=form.row_prologue, k_major=(code.lhs.k_major, code.rhs.k_major))
+                if other is not None and other[0] < cost:
+                    return other[1]
+        return s
+
+    def candidates(self, sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
+        return dot_candidates(sig, request, self.choose(sig, request))
 
     def tasks(self, sig: Sig, schedule: DotSchedule, threads: int) -> int:
         del threads
@@ -22,7 +38,8 @@ class _Dot:
 
     def shared_bytes(self, sig: Sig, schedule: DotSchedule, threads: int) -> int:
         del threads
-        return dot_function.shared_bytes(DotCode.of(sig, schedule))
+        family = dot_wgmma if schedule.family == "wgmma" else dot_function
+        return family.shared_bytes(DotCode.of(sig, schedule))
 
     def workspace_bytes(self, sig: Sig, schedule: DotSchedule) -> int:
         return 4 * dot_function.workspace_floats(DotCode.of(sig, schedule))
@@ -32,11 +49,25 @@ class _Dot:
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: DotSchedule,
                       function: Function) -> bool:
+        if schedule.family == "wgmma":
+            return False  # producers are ahead of the barrier anyway
         return dot_function.emit_prefetch(w, DotCode.of(sig, schedule),
                                           pointers=function.pointers,
                                           read_only=tuple(function.read_only))
 
+    def emit_load(self, w: Writer, sig: Sig, schedule: DotSchedule, function: Function) -> bool:
+        if schedule.family != "wgmma":
+            return False
+        dot_wgmma.emit_load(w, DotCode.of(sig, schedule), pointers=function.pointers,
+                            read_only=tuple(function.read_only))
+        return True
+
     def emit_body(self, w: Writer, sig: Sig, schedule: DotSchedule, function: Function) -> None:
+        if schedule.family == "wgmma":
+            dot_wgmma.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
+                                outputs=function.outputs, read_only=tuple(function.read_only),
+                                workspace=function.workspace, arrivals=function.arrivals)
+            return
         dot_function.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
                                outputs=function.outputs, read_only=tuple(function.read_only),
                                threads=function.threads, workspace=function.workspace,
@@ -67,6 +98,11 @@ class _Attention:
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
                       function: Function) -> bool:
+        del w, sig, schedule, function
+        return False
+
+    def emit_load(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
+                  function: Function) -> bool:
         del w, sig, schedule, function
         return False
 

@@ -13,10 +13,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxmono.codegen.dot_schedule import DotSchedule, choose_mma, choose_simt, mma_type
+from jaxmono.codegen.dot_schedule import DotSchedule, best_mma, choose_simt, mma_type
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
+from jaxmono.codegen.index_code import guard_code
 from jaxmono.codegen.names import compute, vector
-from jaxmono.codegen.operand import Operand, analyse
+from jaxmono.codegen.operand import Operand, Source, analyse
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.demand import Demand, reduction_index
 from jaxmono.fusion.dots import result_index
@@ -43,11 +44,11 @@ class DotCode:
     def of(sig: Sig, s: DotSchedule) -> DotCode:
         form = sig.form
         assert isinstance(form, DotForm)
-        t = operand_type(form) if s.family == "mma" else None
+        t = operand_type(form) if s.family != "simt" else None
         size = t.itemsize if t is not None else form.dot.lhs.type.dtype.itemsize
         # A panel of finished rows is [m][k], whatever its sources are.
         lhs = Operand(form.dot.lhs, form.lhs_index, form.m, form.k, form.k) if form.row_prologue \
-            else analyse(sig.body, form.dot.lhs, form.lhs_index, form.m, form.k, size)
+            else analyse(sig.body, form.dot.lhs, form.lhs_index, form.m, form.k, size, several=True)
         rhs = analyse(sig.body, form.dot.rhs, form.rhs_index, form.n, form.k, size)
         return DotCode(sig, form, s, t, lhs, rhs)
 
@@ -107,16 +108,17 @@ _SMALL_VECTOR = 1 << 18
 
 
 def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
-             siblings: int = 1) -> DotSchedule:
-    """The analytic choice for a dot Sig of which ``siblings`` run side by side in a stage."""
+             siblings: int = 1) -> tuple[float, DotSchedule]:
+    """The analytic choice for a dot Sig of which ``siblings`` run side by side in a stage, without
+    wgmma, and its time in the model in microseconds (0 for ordinary arithmetic)."""
     form = sig.form
     assert isinstance(form, DotForm)
     t = operand_type(form)
     if t is None:
-        return choose_simt(form.m.size, form.n.size, warps * 32)
-    return choose_mma(form.batch.size * siblings, form.m.size, form.n.size, form.k.size,
-                      t.itemsize, device=device, warps=warps, shared_bytes=shared_bytes,
-                      row_prologue=form.row_prologue)
+        return 0.0, choose_simt(form.m.size, form.n.size, warps * 32)
+    return best_mma(form.batch.size * siblings, form.m.size, form.n.size, form.k.size,
+                    t.itemsize, device=device, warps=warps, shared_bytes=shared_bytes,
+                    row_prologue=form.row_prologue)
 
 
 # ---- loaders -----------------------------------------------------------------------------------
@@ -143,17 +145,7 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
     inside = " && ".join(bounds) or "true"
     with w.block(f"const auto {name} = [&](void* to, int {r}, int {c})", "};"):
         if x.param is not None:
-            assert x.offset is not None
-            if x.offset.is_static:
-                em = BodyEmitter(w, body, pointers, lane=x.major, lanes=piece, var_names=own)
-                w.line(f"cp_async_16(to, {pointers[x.param]} + {em.code(x.offset)}, {inside});")
-                return
-            with w.block(f"if ({inside})"):  # no index may be read for elements outside
-                em = BodyEmitter(w, body, pointers, lane=x.major, lanes=piece, var_names=own,
-                                 read_only=read_only)
-                w.line(f"cp_async_16(to, {pointers[x.param]} + {em.code(x.offset)}, true);")
-                w.line("return;")
-            w.line(f"cp_async_16(to, {pointers[x.param]}, false);")
+            _emit_copy(w, body, x, piece, inside, pointers, own, read_only)
             return
         w.line(f"Piece<{t}> piece{{}};")
         wide = vector_width(body, [(x.value, x.index)], [], x.major, limit=piece) == piece
@@ -164,6 +156,9 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                 v = em.emit(x.value, x.index)
                 with w.block(f"for (int e = 0; e < {piece}; ++e)"):
                     w.line(f"piece.x[e] = convert<{t}>({lane_of(v, 'e')});")
+        elif x.picked is not None and x.picked.param.type.size:
+            _emit_picks(w, body, x.picked, t, piece, (r, row), (c, x.major), pointers, names,
+                        read_only)
         else:
             with w.block(f"for (int e = 0; e < {piece} && {r} < {row.size}; ++e)"):
                 w.line(f"const int {c}e = {c} + e;")
@@ -172,6 +167,50 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                                  read_only=read_only)
                 w.line(f"piece.x[e] = convert<{t}>({em.emit(x.value, x.index)});")
         w.line(f"*static_cast<Piece<{t}>*>(to) = piece;")
+
+
+def _emit_copy(w: Writer, body: Graph, x: Operand, piece: int, inside: str,
+               pointers: Mapping[Value, str], names: Mapping[Var, str],
+               read_only: Sequence[Value]) -> None:
+    """One 16-byte cp.async, of zeros where the piece is outside or padding."""
+    assert x.param is not None and x.offset is not None
+    em = BodyEmitter(w, body, pointers, lane=x.major, lanes=piece, var_names=names,
+                     read_only=read_only)
+    indices = (x.offset, *(at for at, _, _ in x.guard.bounds))
+    if all(i.is_static for i in indices):
+        guard = guard_code(x.guard, em.code, branches=False)
+        test = f"({inside}) & {guard}" if guard and inside != "true" else guard or inside
+        source = f"{pointers[x.param]} + {em.code(x.offset)}"
+        for s in reversed(x.others):
+            choice = guard_code(s.where, em.code, branches=False)
+            source = f"({choice}) ? {pointers[s.param]} + {em.code(s.offset)} : {source}"
+        w.line(f"cp_async_16(to, {source}, {test});")
+        return
+    with w.block(f"if ({inside})"):  # no index may be read for elements outside
+        guard = guard_code(x.guard, em.code)
+        with w.block(f"if ({guard})" if guard else ""):
+            w.line(f"cp_async_16(to, {pointers[x.param]} + {em.code(x.offset)}, true);")
+            w.line("return;")
+    w.line(f"cp_async_16(to, {pointers[x.param]}, false);")
+
+
+def _emit_picks(w: Writer, body: Graph, source: Source, t: str, piece: int,
+                row: tuple[str, Var], col: tuple[str, Var], pointers: Mapping[Value, str],
+                names: Mapping[Var, str], read_only: Sequence[Value]) -> None:
+    """The elements of a piece one by one, without branches: all loads are issued before the first
+    has arrived. Where there is no element, another one is read and not used."""
+    (r, outer), (c, major) = row, col
+    load = "load_ro" if source.param in read_only else "load"
+    w.directive("#pragma unroll")
+    with w.block(f"for (int e = 0; e < {piece}; ++e)"):
+        w.line(f"const int {c}e = {c} + e;")
+        em = BodyEmitter(w, body, pointers, var_names={**names, outer: r, major: f"{c}e"})
+        guard = guard_code(source.where, em.code, branches=False)
+        tests = [f"({r} < {outer.size})", f"({c}e < {major.size})", *([guard] if guard else [])]
+        w.line(f"const bool there = {' & '.join(tests)};")
+        at = f"clamp_offset<{source.param.type.size}>({em.code(source.offset)})"
+        w.line(f"const {t} x = {load}<{t}>({pointers[source.param]} + {at});")
+        w.line(f"piece.x[e] = there ? x : {t}{{}};")
 
 
 def lane_of(v: Emitted, lane: str) -> str:
@@ -196,12 +235,13 @@ def emit_element_loader(w: Writer, name: str, body: Graph, x: Operand, order: tu
 def epilogue_lanes(body: Graph, stores: Sequence[Store], lane: Var, *, rows: int, cols: int,
                    threads: int) -> int:
     """Elements per thread at a time: 16 bytes if that keeps as many threads busy as fewer would."""
-    widest = _legal_lanes(body, stores, lane, 8)
+    widest = legal_lanes(body, stores, lane, 8)
     choices = [n for n in (8, 4, 2, 1) if n <= widest and cols % n == 0 and lane.size % n == 0]
     return min(choices, key=lambda n: (math.ceil(rows * cols / n / threads) * n, -n))
 
 
-def _legal_lanes(body: Graph, stores: Sequence[Store], lane: Var, limit: int) -> int:
+def legal_lanes(body: Graph, stores: Sequence[Store], lane: Var, limit: int) -> int:
+    """Most neighbouring elements along ``lane`` that one vector access can take."""
     roots = [(body.outputs[s.result], s.index) for s in stores]
     sinks = [(store_offset(body, s), body.outputs[s.result].type.dtype.itemsize) for s in stores]
     return vector_width(body, roots, sinks, lane, limit=limit)
@@ -233,23 +273,39 @@ def emit_epilogue(w: Writer, body: Graph, stores: Sequence[Store], *, result: Va
     w.directive("#pragma unroll 1")
     with w.block(f"for (unsigned i = thread_id(); i < ({bm}) * {per_row}; i += {threads})"):
         w.line(f"const int r = {row0}i / {per_row}, c = i % {per_row} * {lanes};")
-        w.line("const int m = m0 + r, n = n0 + c;")
-        outside = [f"{at} >= {var.size}" for at, var, size in (("m", m, tile_m), ("n", n, bn))
-                   if var.size % size]
-        if outside:
-            w.line(f"if ({' || '.join(outside)}) continue;")
+        emit_piece(w, body, stores, result=result, identity=identity, m=m, n=n, tile_m=tile_m,
+                   tile_n=bn, lanes=lanes, read=read, accumulator=accumulator, skip="continue",
+                   pointers=pointers, outputs=outputs, names=names, read_only=read_only)
+
+
+def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value,
+               identity: IndexMap, m: Var, n: Var, tile_m: int, tile_n: int, lanes: int,
+               read: str, accumulator: str, skip: str, pointers: Mapping[Value, str],
+               outputs: Sequence[str], names: Mapping[Var, str],
+               read_only: Sequence[Value]) -> None:
+    """``lanes`` neighbouring elements of a finished tile, at C variables r and c, to the outputs.
+
+    ``read``: C call text with ``{acc}``, ``{r}``, ``{c}`` that fills the sums, or "" where an array
+    ``acc`` has them. ``skip``: the statement that leaves elements outside alone.
+    """
+    w.line("const int m = m0 + r, n = n0 + c;")
+    outside = [f"{at} >= {var.size}" for at, var, size in (("m", m, tile_m), ("n", n, tile_n))
+               if var.size % size]
+    if outside:
+        w.line(f"if ({' || '.join(outside)}) {skip};")
+    if read:
         w.line(f"{accumulator} acc[{lanes}];")
         w.line(read.format(acc="acc", r="r", c="c") + ";")
-        t = compute(result.type.dtype)
-        w.line(f"{vector(t, lanes)} dot;")
-        if lanes == 1:
-            w.line(f"dot = static_cast<{t}>(acc[0]);")
-        else:
-            w.line(f"for (int e = 0; e < {lanes}; ++e) dot.x[e] = static_cast<{t}>(acc[e]);")
-        em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
-                         var_names={**names, m: "m", n: "n"}, read_only=read_only)
-        em.bind(result, identity, "dot", vector=lanes > 1)
-        values = [em.emit(body.outputs[s.result], s.index) for s in stores]
-        for s, v in zip(stores, values, strict=True):
-            out = body.outputs[s.result]
-            em.store(outputs[s.result], store_offset(body, s), v, out.type.dtype)
+    t = compute(result.type.dtype)
+    w.line(f"{vector(t, lanes)} dot;")
+    if lanes == 1:
+        w.line(f"dot = static_cast<{t}>(acc[0]);")
+    else:
+        w.line(f"for (int e = 0; e < {lanes}; ++e) dot.x[e] = static_cast<{t}>(acc[e]);")
+    em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
+                     var_names={**names, m: "m", n: "n"}, read_only=read_only)
+    em.bind(result, identity, "dot", vector=lanes > 1)
+    values = [em.emit(body.outputs[s.result], s.index) for s in stores]
+    for s, v in zip(stores, values, strict=True):
+        out = body.outputs[s.result]
+        em.store(outputs[s.result], store_offset(body, s), v, out.type.dtype)

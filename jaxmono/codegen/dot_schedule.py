@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxmono.fusion.plan import Device
@@ -34,10 +35,11 @@ class DotSchedule:
     """How one contraction is tiled.
 
     Attributes:
-      family: "mma" (tensor cores) or "simt" (ordinary arithmetic).
+      family: "wgmma" (Hopper's warpgroup products), "mma" (tensor cores, warp by warp) or "simt"
+        (ordinary arithmetic).
       bm, bn, bk: tile of the output and of k, in elements.
       stages: k tiles in the shared-memory ring.
-      warps: (m, n, k) warps; their product is the block's warps.
+      warps: (m, n, k) warps, their product is the block's warps; "wgmma": warpgroups.
       split_k: blocks that share one output tile, each with its share of k.
     """
 
@@ -74,17 +76,40 @@ def choose_mma(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Dev
                shared_bytes: int, row_prologue: bool = False,
                allow_split: bool = True) -> DotSchedule:
     """The cheapest tile by the model above; deterministic. ``shared_bytes``: per block."""
+    return best_mma(batch, m, n, k, itemsize, device=device, warps=warps,
+                    shared_bytes=shared_bytes, row_prologue=row_prologue,
+                    allow_split=allow_split)[1]
+
+
+def best_mma(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Device, warps: int,
+             shared_bytes: int, row_prologue: bool = False,
+             allow_split: bool = True) -> tuple[float, DotSchedule]:
+    """`choose_mma`'s choice and its time in the model, in microseconds."""
     best: tuple[float, DotSchedule] | None = None
-    for s in _candidates(m, n, k, itemsize, warps, row_prologue, allow_split):
-        fitted = _fit(s, k, itemsize, shared_bytes, row_prologue)
-        if fitted is None:
-            continue
-        cost = _cost(fitted, batch, m, n, k, itemsize, device, row_prologue)
+    for cost, s in _costed(batch, m, n, k, itemsize, device, warps, shared_bytes, row_prologue,
+                           allow_split):
         if best is None or cost < best[0] - 1e-9:
-            best = (cost, fitted)
+            best = (cost, s)
     if best is None:
         raise ValueError(f"no tile of a {m}x{n}x{k} dot fits {shared_bytes} bytes of shared memory")
-    return best[1]
+    return best
+
+
+def candidates_mma(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Device, warps: int,
+                   shared_bytes: int, row_prologue: bool = False,
+                   ) -> list[tuple[float, DotSchedule]]:
+    """Every legal tile with its time in the model, cheapest first: what a tuner may measure."""
+    found = _costed(batch, m, n, k, itemsize, device, warps, shared_bytes, row_prologue, True)
+    return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
+
+
+def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, warps: int,
+            shared_bytes: int, row_prologue: bool, allow_split: bool,
+            ) -> Iterator[tuple[float, DotSchedule]]:
+    for s in _candidates(m, n, k, itemsize, warps, row_prologue, allow_split):
+        fitted = _fit(s, k, itemsize, shared_bytes, row_prologue)
+        if fitted is not None:
+            yield _cost(fitted, batch, m, n, k, itemsize, device, row_prologue), fitted
 
 
 _M_WARPS = ((16, 1), (32, 1), (32, 2), (64, 2), (64, 4), (128, 2), (128, 4))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxmono.codegen.errors import CodegenError, refuse
-from jaxmono.codegen.index_code import VarCode, fits_int, index_code
+from jaxmono.codegen.index_code import VarCode, fits_int, guard_code, index_code
 from jaxmono.codegen.names import compute, is_narrow, literal, storage, stored_literal, vector
 from jaxmono.codegen.op_code import Emitted, expression
 from jaxmono.codegen.traverse import (
@@ -444,16 +444,8 @@ class BodyEmitter:
         return f"splat<{self.lanes}>({x})" if wide and not x.vector else x.name
 
     def _guard(self, guard: Guard) -> str:
-        tests: list[str] = []
-        for x, low, high in guard.bounds:
-            self._emit_dynamics((x,))
-            least, most = x.bounds
-            text = self._code(x)
-            if least < low:
-                tests.append(f"{low} <= {text}")
-            if most >= high:
-                tests.append(f"{text} < {high}")
-        return " && ".join(tests)
+        self._emit_dynamics(x for x, _, _ in guard.bounds)
+        return guard_code(guard, self._code)
 
     def _serial_reduce(self, op: ops.Reduce, value: Value, index: IndexMap) -> Emitted:
         """A loop per reduced dimension, in one thread; for reduces over a few elements."""

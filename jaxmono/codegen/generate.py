@@ -21,15 +21,21 @@ from jaxmono.fusion.text import plan_to_text
 
 def default_schedule(plan: Plan, target: Target, device: Device) -> KernelSchedule:
     """The analytic choice for every Sig: no measurement, deterministic."""
+    asked = requests(plan, target, device)
+    sigs = {s.key: code_for(s).choose(s, asked[s.key]) for s in plan.sigs}
+    return KernelSchedule(threads=target.threads, blocks_per_sm=1, sigs=sigs)
+
+
+def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
+    """What a schedule has to be chosen for, by the key of the Sig."""
     siblings: dict[str, int] = {}
     for stage in plan.stages:
         shapes = Counter(_shape(g.sig) for g in stage.groups)
         for g in stage.groups:
             siblings[g.sig.key] = max(siblings.get(g.sig.key, 0), shapes[_shape(g.sig)])
     shared = min(target.shared_bytes, device.shared_bytes)
-    sigs = {s.key: code_for(s).choose(
-        s, Request(device, target.threads, shared, siblings[s.key])) for s in plan.sigs}
-    return KernelSchedule(threads=target.threads, blocks_per_sm=1, sigs=sigs)
+    return {s.key: Request(device, target.threads, shared, siblings[s.key], target.wgmma)
+            for s in plan.sigs}
 
 
 def _shape(sig: Sig) -> Hashable:
@@ -66,11 +72,11 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
     outputs = tuple(v.type for v in plan.graph.outputs)
     pointers = len(inputs) + len(outputs) + (kernel.scratch_bytes > 0)
     binary, source, resources = compile_kernel(
-        kernel.source, target, identifier(name), pointers=pointers, threads=chosen.threads,
+        kernel.source, target, identifier(name), pointers=pointers, threads=kernel.threads,
         shared_bytes=kernel.shared_bytes, cache_dir=cache_dir)
     return Program(
         name=identifier(name), target=target.kind, arch=target.arch, source=source, binary=binary,
-        threads=chosen.threads, blocks_per_sm=chosen.blocks_per_sm, max_blocks=kernel.max_blocks,
+        threads=kernel.threads, blocks_per_sm=chosen.blocks_per_sm, max_blocks=kernel.max_blocks,
         shared_bytes=kernel.shared_bytes, scratch_bytes=kernel.scratch_bytes,
         cooperative=plan.barriers > 0 or kernel.waits, inputs=inputs, outputs=outputs,
         aliases=tuple((b.index, b.alias) for b in plan.outputs if b.alias is not None),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from jaxmono.codegen.errors import CodegenError
+from jaxmono.fusion.demand import Guard
 from jaxmono.fusion.indexing import Atom, Div, Dyn, Index, Mod, Var
 
 _INT_MAX = 2**31 - 1
@@ -52,6 +53,31 @@ def index_code(index: Index, names: Mapping[Var, VarCode], dynamic: Callable[[Dy
     if index.const or not parts:
         parts.append(str(index.const))
     return " + ".join(parts).replace("+ -", "- ")
+
+
+def guard_code(guard: Guard, code: Callable[[Index], str], *, branches: bool = True) -> str:
+    """The C condition that ``guard`` holds, without tests that always do; "" if none is left.
+
+    Args:
+      code: gives the C expression of an index.
+      branches: whether the first test that fails may skip the others. Else the condition is one
+        number, for predicates that must not cost a branch.
+    """
+    tests: list[str] = []
+    for x, low, high in guard.bounds:
+        least, most = x.bounds
+        text = code(x)
+        if not branches and least < low and most >= high:
+            kind = "int" if fits_int(x) else "long long"
+            tests.append(f"within<{kind}>({text}, {low}, {high})")
+            continue
+        if least < low:
+            tests.append(f"{low} <= {text}")
+        if most >= high:
+            tests.append(f"{text} < {high}")
+    if branches:
+        return " && ".join(tests)
+    return " & ".join(t if t.startswith("within") else f"({t})" for t in tests)
 
 
 def _atom(atom: Atom, coef: int, names: Mapping[Var, VarCode],

@@ -7,19 +7,23 @@
                                               stages is a loop over its tables
 
 Groups of a stage are flattened: task t of all tasks runs on block t % num_blocks().
+
+Where a Sig has a load function (`dot_wgmma`), the block has producer warps beside its consumers:
+both walk the same stages and tasks (device/roles.cuh).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.names import storage
+from jaxmono.codegen.producers import emit_producers, has_load, is_mixed, trips
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Function, SigCode, code_for
 from jaxmono.codegen.writer import Writer
@@ -44,6 +48,7 @@ class Kernel:
       max_blocks: the largest number of tasks of a stage.
       scratch_bytes: the plan's, and the workspaces of its groups after that.
       waits: blocks wait for each other inside a stage.
+      threads: of a block, producers included.
     """
 
     source: str
@@ -51,6 +56,7 @@ class Kernel:
     scratch_bytes: int
     max_blocks: int
     waits: bool
+    threads: int
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,10 @@ class _Unit:
     read_only: tuple[bool, ...]
     prefetch: Writer | None
     """Body of its prefetch function, where it has one."""
+    load: Writer | None
+    """Body of its load function for the producer warps, where it has one."""
+    shared: int
+    """Bytes of shared memory of a task."""
 
 
 def emit_kernel(plan: Plan, schedule: KernelSchedule, name: str, header: str = "") -> Kernel:
@@ -93,6 +103,7 @@ class _Assembly:
         self.written = {b.alias for b in plan.outputs if b.alias is not None}
         self.w = Writer()
         self.units = {s.key: self._unit(i, s) for i, s in enumerate(plan.sigs)}
+        self.roles = any(u.load is not None for u in self.units.values())
         self.workspace_at = math.ceil(plan.scratch_bytes / _UNIT) * _UNIT
         self.scratch_bytes = plan.scratch_bytes
         most = max((sum(self._of(g).workspace for g in s.groups) for s in plan.stages), default=0)
@@ -121,8 +132,11 @@ class _Assembly:
         w = Writer(indent=1, parent=self.w)
         names = self._function_names(sig, read_only, workspace=False, counters=False)
         prefetch = w if code.emit_prefetch(w, sig, s, names) else None
+        w = Writer(indent=1, parent=self.w)
+        load = w if code.emit_load(w, sig, s, names) else None
         return _Unit(sig, f"f{number}_{readable}", code, s, tasks, work,
-                     code.counters(sig, s), slots, alone, read_only, prefetch)
+                     code.counters(sig, s), slots, alone, read_only, prefetch, load,
+                     code.shared_bytes(sig, s, self.schedule.threads))
 
     def _function_names(self, sig: Sig, read_only: Sequence[bool], *, workspace: bool,
                         counters: bool, fetched: bool = False) -> Function:
@@ -171,6 +185,8 @@ class _Assembly:
         self.spans = tuple(self._spans())
         sites = [c.unit.name for x in self.spans for calls in x.calls for c in calls]
         self.called_often = {name for name in sites if sites.count(name) > 1}
+        shared = max((u.shared for u in self.units.values()), default=0)
+        roles_at = math.ceil(shared / 128) * 128
         functions = Writer(parent=self.w)
         for unit in self.units.values():
             if unit.tasks:
@@ -180,10 +196,18 @@ class _Assembly:
         w = self.w
         w.comment(header)
         headers = {"kernel", "vec"}.union(*(_INCLUDES[u.sig.kind] for u in self.units.values()))
+        if self.roles:
+            headers |= {"gemm_wgmma", "roles"}
+            shared = roles_at + ROLES_BYTES
+            w.line(f"#define JM_TEAM {CONSUMERS}  // threads of a block that compute")
         w.lines += [f'#include "jaxmono/{x}.cuh"' for x in sorted(headers)]
         pointers = self.inputs + self.outputs + (self.scratch_bytes > 0)
         w.lines += ["", "namespace jaxmono {", "",
                     f"struct Params {{ void* buf[{max(pointers, 1)}]; }};", ""]
+        if self.roles:
+            w.lines += ["JM_DEVICE Roles* block_roles() {",
+                        f"  return reinterpret_cast<Roles*>(dynamic_shared() + {roles_at});",
+                        "}", f"static_assert(sizeof(Roles) <= {ROLES_BYTES});", ""]
         if declared := w.declared():
             w.lines += [*declared.splitlines(), ""]
         kind = "JM_CONSTANT" if self.table_bytes <= _CONSTANT_BYTES else "JM_TABLE"
@@ -192,10 +216,12 @@ class _Assembly:
             w.lines += ["JM_STATE GridBarrier barrier_state;", ""]
         w.lines += [*functions.lines,
                     "}  // namespace jaxmono", "", *kernel.lines]
-        shared = max((u.code.shared_bytes(u.sig, u.schedule, self.schedule.threads)
-                      for u in self.units.values()), default=0)
         waits = any(u.counters for u in self.units.values())
-        return Kernel(w.text(), shared, self.scratch_bytes, self.max_blocks, waits)
+        return Kernel(w.text(), shared, self.scratch_bytes, self.max_blocks, waits, self.threads)
+
+    @property
+    def threads(self) -> int:
+        return self.schedule.threads + (PRODUCERS if self.roles else 0)
 
     @property
     def max_blocks(self) -> int:
@@ -216,11 +242,13 @@ class _Assembly:
         # through a parameter the compiler would not know the address space.
         often = u.name in self.called_often
         prefix = "JM_CALLED" if often else "JM_DEVICE"
-        tail = ["int task"] if often else ["int task", "unsigned char* smem"]
+        own = often or u.load is not None
+        tail = ["int task"] if own else ["int task", "unsigned char* smem"]
 
         def begin() -> None:
-            if often:
-                w.line("unsigned char* const smem = dynamic_shared();")
+            if own:
+                above = f" + {LOW_BYTES}" if u.load is not None else ""
+                w.line(f"unsigned char* const smem = dynamic_shared(){above};")
                 w.line("(void)smem;")
 
         if u.prefetch is not None:
@@ -230,9 +258,21 @@ class _Assembly:
                 begin()
                 w.extend(u.prefetch)
             extra.append("bool fetched")
+        result = "void"
+        if u.load is not None:
+            result = "Place"
+            args = ", ".join([*ins, *outs, "Place at", "uint32_t opened", *tail])
+            w.comment("producer warps")
+            with w.block(f"{prefix} Place {u.name}_load({args})"):
+                begin()
+                w.line("Roles* const roles = block_roles();")
+                w.extend(u.load)
+            extra.append("Place at")
         args = ", ".join([*ins, *outs, *extra, *tail])
-        with w.block(f"{prefix} void {u.name}({args})"):
+        with w.block(f"{prefix} {result} {u.name}({args})"):
             begin()
+            if u.load is not None:
+                w.line("Roles* const roles = block_roles();")
             u.code.emit_body(w, u.sig, u.schedule, self._function_names(
                 u.sig, u.read_only, workspace=u.workspace > 0, counters=u.counters > 0,
                 fetched=u.prefetch is not None))
@@ -240,18 +280,34 @@ class _Assembly:
 
     def _kernel(self, w: Writer) -> None:
         s = self.schedule
-        bounds = f"__launch_bounds__({s.threads}, {s.blocks_per_sm})"
+        bounds = f"__launch_bounds__({self.threads}, {s.blocks_per_sm})"
         w.line(f'extern "C" __global__ void {bounds}')
         with w.block(f"{self.name}(const __grid_constant__ jaxmono::Params p)"):
             w.line("using namespace jaxmono;")
             w.line("unsigned char* const smem = dynamic_shared();")
             w.line("(void)smem;")
-            for n, span in enumerate(self.spans):
-                after = self.spans[n + 1] if n + 1 < len(self.spans) else None
-                with _trips(w, span.trips):
-                    for i in range(span.period):
-                        self._stage(w, span, i)
-                        self._boundary(w, span, i, after)
+            if not self.roles:
+                self._stages(w)
+                return
+            w.line("Roles* const roles = block_roles();")
+            w.line("roles->init();")
+            w.line("Place at;")
+            with w.block("if (thread_id() >= CONSUMERS)"):
+                w.line("registers_decrease<PRODUCER_REGISTERS>();")
+                w.line("uint32_t released = 0, opened = 0;")
+                emit_producers(w, self.spans, self._dispatch)
+            with w.block("else"):
+                w.line("registers_increase<CONSUMER_REGISTERS>();")
+                self._stages(w)
+
+    def _stages(self, w: Writer) -> None:
+        """The stages as the threads that compute run them."""
+        for n, span in enumerate(self.spans):
+            after = self.spans[n + 1] if n + 1 < len(self.spans) else None
+            with trips(w, span.trips):
+                for i in range(span.period):
+                    self._stage(w, span, i)
+                    self._boundary(w, span, i, after)
 
     def _spans(self) -> Iterator[_Span]:
         """The stages as single ones and periodic runs, in order."""
@@ -282,14 +338,20 @@ class _Assembly:
 
     def _barrier(self, w: Writer, calls: tuple[_Call, ...], trip: str) -> None:
         """A grid barrier; ``calls``: of the stage behind it, in trip ``trip`` of its span."""
+        if self.roles:
+            w.line("roles->release();")
         if not any(c.unit.prefetch is not None for c in calls):
             w.line("grid_barrier(&barrier_state);")
+            if self.roles:
+                w.line("roles->open();")
             return
         ticket = w.fresh("ticket")
         w.line(f"const uint32_t {ticket} = grid_arrive(&barrier_state);")
         with w.block(f"if (const int t = block_id(); t < {sum(c.tasks for c in calls)})"):
-            self._dispatch(w, calls, trip, prefetch=True)
+            self._dispatch(w, calls, trip, "_prefetch")
         w.line(f"grid_wait(&barrier_state, {ticket});")
+        if self.roles:
+            w.line("roles->open();")
 
     def _stage(self, w: Writer, span: _Span, i: int) -> None:
         calls = span.calls[i]
@@ -300,6 +362,8 @@ class _Assembly:
         if not total:
             return
         first = span.start == 0 and i == 0 and span.trips == 1
+        if has_load(calls):
+            w.line("at.slot = 0;")
         with w.block(f"for (int t = block_id(); t < {total}; t += num_blocks())"):
             if any(c.unit.prefetch is not None for c in calls):
                 # A span that begins the kernel has no barrier, and so no prefetch, before trip 0.
@@ -307,21 +371,23 @@ class _Assembly:
                 trip = " && trip > 0" if begins and not first else ""
                 w.line("const bool fetched = false;" if first
                        else f"const bool fetched = t == block_id(){trip};")
-            self._dispatch(w, calls, "trip", prefetch=False)
+            self._dispatch(w, calls, "trip", "")
+            if is_mixed(calls):
+                w.line("roles->release();")
 
-    def _dispatch(self, w: Writer, calls: tuple[_Call, ...], trip: str, *, prefetch: bool) -> None:
-        """Task ``t`` of a stage to the function of its group."""
+    def _dispatch(self, w: Writer, calls: tuple[_Call, ...], trip: str, which: str) -> None:
+        """Task ``t`` of a stage to a function of its group: "", "_prefetch" or "_load"."""
         begin = 0
         for n, c in enumerate(calls):
             task = f"t - {begin}" if begin else "t"
             last = n == len(calls) - 1
             if len(calls) == 1:
-                self._call(w, c, task, trip, prefetch=prefetch)
+                self._call(w, c, task, trip, which)
                 return
             head = "{" if last else f"if (t < {begin + c.tasks}) {{"
             w.line(f"{'} else ' if n else ''}{head}")
             inner = w.child()
-            self._call(inner, c, task, trip, prefetch=prefetch)
+            self._call(inner, c, task, trip, which)
             w.extend(inner)
             begin += c.tasks
         w.line("}")
@@ -351,9 +417,9 @@ class _Assembly:
                                    work[key]))
         return calls
 
-    def _call(self, w: Writer, c: _Call, task: str, trip: str, *, prefetch: bool) -> None:
+    def _call(self, w: Writer, c: _Call, task: str, trip: str, which: str) -> None:
         u = c.unit
-        if prefetch and u.prefetch is None:
+        if (which == "_prefetch" and u.prefetch is None) or (which == "_load" and u.load is None):
             return
         varying = [i for i in range(len(c.table[0])) if len({row[i] for row in c.table}) > 1]
         many = c.groups > 1
@@ -383,6 +449,11 @@ class _Assembly:
                 buf, offset = c.table[0][i]
                 args.append(f"pointer<{t}>(p.buf[{buf}], {offset})" if offset
                             else f"pointer<{t}>(p.buf[{buf}])")
+        own = u.name in self.called_often or u.load is not None
+        tail = [task] if own else [task, "smem"]
+        if which == "_load":
+            w.line(f"at = {u.name}_load({', '.join([*args, 'at', 'opened', *tail])});")
+            return
         if u.workspace:
             step = f" + (long long)group * {u.workspace}" if many else ""
             scratch = self.inputs + self.outputs
@@ -390,13 +461,15 @@ class _Assembly:
         if u.counters:
             step = f" + group * {u.counters}" if many else ""
             args.append(f"{u.name}_arrivals.count{step}")
-        tail = [task] if u.name in self.called_often else [task, "smem"]
-        if prefetch:
+        if which == "_prefetch":
             w.line(f"{u.name}_prefetch({', '.join([*args, *tail])});")
             return
         if u.prefetch is not None:
             args.append("fetched")
-        w.line(f"{u.name}({', '.join([*args, *tail])});")
+        if u.load is not None:
+            args.append("at")
+        result = "at = " if u.load is not None else ""
+        w.line(f"{result}{u.name}({', '.join([*args, *tail])});")
 
 
 @dataclass(frozen=True)
@@ -431,16 +504,6 @@ class _Span:
     period: int
     trips: int
     calls: tuple[tuple[_Call, ...], ...]
-
-
-@contextmanager
-def _trips(w: Writer, trips: int) -> Generator[None]:
-    if trips == 1:
-        yield
-        return
-    w.directive("#pragma unroll 1")
-    with w.block(f"for (int trip = 0; trip < {trips}; ++trip)"):
-        yield
 
 
 def _ops(sig: Sig) -> str:

@@ -45,6 +45,10 @@ class LoopCode:
         del w, sig, schedule, function
         return False
 
+    def emit_load(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
+        del w, sig, schedule, function
+        return False
+
     def emit_body(self, w: Writer, sig: Sig, schedule: LoopSchedule, function: Function) -> None:
         form = sig.form
         assert isinstance(form, LoopForm)

@@ -1,17 +1,44 @@
 """How an operand of a contraction reaches shared memory: copied in 16-byte pieces, or computed.
 
-    copy     the operand is a view (transpose, reshape, slice, gather of rows...) of one buffer, and
-             16 bytes along k (or along m / n) are contiguous and aligned there: cp.async
+    copy     the operand is a view (transpose, reshape, slice, gather of rows...) of one buffer, or
+             of several that a concatenation joins, and 16 bytes along k (or along m / n) are
+             contiguous and aligned there: cp.async. Where it is padded with zeros, the predicate
+             of cp.async is false, which writes zeros
+    pick     a view of one buffer whose pieces do not lie like that (3 features, features first): an
+             element at a time, all loads of a piece at once
     compute  anything else: the elements of a piece are evaluated and stored to shared memory
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from jaxmono.fusion.demand import demands
+import numpy as np
+
+from jaxmono.codegen.traverse import Lane, guard_holds, uniform_guard
+from jaxmono.fusion.demand import Demand, Guard, demands
 from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
+from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.rewrite import is_splat, splat_value
+
+NO_GUARD = Guard()
+
+MAX_SOURCES = 8
+"""Buffers that the pieces of one operand may come from."""
+
+Bound: TypeAlias = tuple[Index, int, int]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A buffer, the element offset in it, and where (in the operand) its elements are meant."""
+
+    param: Value
+    offset: Index
+    where: Guard
 
 
 @dataclass(frozen=True)
@@ -24,6 +51,9 @@ class Operand:
       major: the Var along which the 16 bytes of a piece run (k or outer).
       param: the buffer that is copied, or None if the elements are computed.
       offset: element offset in that buffer.
+      guard: where the elements are those of the buffer; they are zeros elsewhere.
+      others: buffers that take the place of ``param`` in some places.
+      picked: the buffer that elements are taken from one by one, if they are; zeros elsewhere.
     """
 
     value: Value
@@ -33,32 +63,82 @@ class Operand:
     major: Var
     param: Value | None = None
     offset: Index | None = None
+    guard: Guard = NO_GUARD
+    others: tuple[Source, ...] = ()
+    picked: Source | None = None
 
     @property
     def k_major(self) -> bool:
         return self.major == self.k
 
 
-def view_of_param(body: Graph, value: Value, index: IndexMap) -> tuple[Value, IndexMap] | None:
-    """The body input that ``value`` is a pure view of, and the index there; None if it is not one.
+@dataclass(frozen=True)
+class View:
+    """What a value is a view of, in some places.
 
-    Ops that only select elements (gather of rows, dynamic_slice) count as views.
+    Attributes:
+      param, index: the body input and the index there.
+      guard: where the element is not padding.
+      choice: the places; everywhere, unless a concatenation joins several views.
+    """
+
+    param: Value
+    index: IndexMap
+    guard: Guard = NO_GUARD
+    choice: Guard = NO_GUARD
+
+
+def views_of_params(body: Graph, value: Value, index: IndexMap) -> list[View] | None:
+    """The body inputs that ``value`` is made of by pure views; None if it is not.
+
+    Ops that only select elements (gather of rows, dynamic_slice) count as views; so do padding
+    with zeros and concatenation.
     """
     inputs = set(body.inputs)
+    guard: list[Bound] = []
     while value not in inputs:
         op = body.producer.get(value)
-        if op is None:
+        needs = None if op is None else demands(op, index)
+        first = needs[0] if needs else None
+        if op is None or needs is None or first is None \
+                or first.value.type.dtype != value.type.dtype:
             return None
-        needs = demands(op, index)
-        if needs is None or len(needs) != 1 or needs[0].guard.bounds:
+        if isinstance(op, ops.Concatenate) and len(needs) > 1:
+            return _joined(body, needs, guard)
+        if isinstance(op, ops.Pad) and _is_zero(body, op.padding_value):
+            guard.extend(_open(first.guard))
+        elif len(needs) != 1 or first.guard.bounds or not _selects(op.opcode):
             return None
-        if needs[0].value.type.dtype != value.type.dtype or not _selects(op.opcode):
-            return None
-        value, index = needs[0].value, needs[0].index
-    return value, index
+        value, index = first.value, first.index
+    return [View(value, index, Guard(tuple(dict.fromkeys(guard))))]
 
 
-_SELECTING = frozenset({"reshape", "transpose", "broadcast_in_dim", "slice", "reverse",
+def _joined(body: Graph, needs: Sequence[Demand], guard: Sequence[Bound]) -> list[View] | None:
+    out: list[View] = []
+    for d in needs:
+        if guard_holds(d.guard) is False:
+            continue
+        inner = views_of_params(body, d.value, d.index)
+        if inner is None:
+            return None
+        out += [View(v.param, v.index, Guard((*guard, *v.guard.bounds)),
+                     Guard((*_open(d.guard), *v.choice.bounds))) for v in inner]
+    return out
+
+
+def _open(guard: Guard) -> list[Bound]:
+    """The bounds that do not hold everywhere."""
+    return [x for x in guard.bounds if not guard_holds(Guard((x,)))]
+
+
+def _is_zero(body: Graph, value: Value) -> bool:
+    """Whether a scalar is the literal 0, all bits of which are zeros."""
+    op = body.producer.get(value)
+    return (isinstance(op, ops.Constant) and op.value.size > 0 and is_splat(op.value)
+            and not np.any(np.frombuffer(splat_value(op.value).tobytes(), np.uint8)))
+
+
+_SELECTING = frozenset({"reshape", "transpose", "broadcast_in_dim", "slice", "reverse", "window",
                         "dynamic_slice", "gather", "optimization_barrier"})
 
 
@@ -80,6 +160,13 @@ def contiguous(offset: Index, var: Var, piece: int) -> bool:
             and rest.multiple_of() % piece == 0)
 
 
+def _uniform(guard: Guard, var: Var, piece: int) -> bool:
+    """Whether a guard holds for all elements of a piece or for none."""
+    lane = Lane(var, piece)
+    split = Guard(tuple((lane.split(x), low, high) for x, low, high in guard.bounds))
+    return uniform_guard(split, lane) is not None
+
+
 def stride(offset: Index, var: Var) -> int | None:
     """Elements between neighbours along ``var``; None if that is not constant."""
     if not offset.depends_on(var):
@@ -88,20 +175,43 @@ def stride(offset: Index, var: Var) -> int | None:
     return None if rest.depends_on(var) else offset.coefficient(var)
 
 
-def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var,
-            itemsize: int) -> Operand:
-    """Decides how an operand demanded at ``index`` is loaded, for pieces of 16 bytes."""
+def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, itemsize: int, *,
+            several: bool = False) -> Operand:
+    """Decides how an operand demanded at ``index`` is loaded, for pieces of 16 bytes.
+
+    ``several``: pieces may come from several buffers, which a concatenation joins.
+    """
     piece = 16 // itemsize
-    source = view_of_param(body, value, index)
-    if source is not None:
-        param, at = source
-        offset = linearize(at, param.type.dims)
+    sources = views_of_params(body, value, index)
+    if sources and len(sources) <= (MAX_SOURCES if several else 1):
         for var in (k, outer):
-            if contiguous(offset, var, piece):
-                return Operand(value, index, outer, k, var, param, offset)
+            made = _copied(Operand(value, index, outer, k, var), sources, piece)
+            if made is not None:
+                return made
+        view = sources[0]
+        offset = linearize(view.index, view.param.type.dims)
         major = outer if stride(offset, outer) == 1 else k
-        return Operand(value, index, outer, k, major)
+        static = all(i.is_static for i in (offset, *(at for at, _, _ in view.guard.bounds)))
+        picked = Source(view.param, offset, view.guard) if len(sources) == 1 and static else None
+        return Operand(value, index, outer, k, major, picked=picked)
     return Operand(value, index, outer, k, _computed_major(body, value, index, outer, k))
+
+
+def _copied(x: Operand, sources: Sequence[View], piece: int) -> Operand | None:
+    """``x`` as copies of pieces along its major Var; None if they are not 16 aligned bytes."""
+    guard, offsets = sources[0].guard, list[Index]()
+    for s in sources:
+        offset = linearize(s.index, s.param.type.dims)
+        static = all(i.is_static for i in (offset, *(at for at, _, _ in s.choice.bounds)))
+        if not contiguous(offset, x.major, piece) or not _uniform(s.choice, x.major, piece) \
+                or set(s.guard.bounds) != set(guard.bounds) or (len(sources) > 1 and not static):
+            return None
+        offsets.append(offset)
+    if not _uniform(guard, x.major, piece) or not all(s.choice.bounds for s in sources[:-1]):
+        return None
+    others = tuple(Source(s.param, o, s.choice)
+                   for s, o in zip(sources[:-1], offsets[:-1], strict=True))
+    return replace(x, param=sources[-1].param, offset=offsets[-1], guard=guard, others=others)
 
 
 def _computed_major(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var) -> Var:

@@ -60,6 +60,8 @@ class Panel:
         found: dict[tuple[Value, IndexMap], None] = {}
         for n in walk(body, [(o.value, o.index) for o in self.outputs],
                       reduction=lambda op, at: row_demands(op, at, form.k)):
+            if n.guards:  # some elements are not those of the buffer
+                return None
             if n.op is None and any(i.depends_on(form.m) for i in n.index) and any(
                     i.depends_on(form.k) for i in n.index):
                 found[n.value, n.index] = None
@@ -102,15 +104,16 @@ class Panel:
         w.line("cp_async_commit();")
 
     def emit(self, w: Writer, pointers: Mapping[Value, str], outputs: Sequence[str],
-             read_only: Sequence[Value], names: Mapping[Var, str], threads: int) -> None:
-        """The loop over a warp's rows, after the right operand has been requested."""
+             read_only: Sequence[Value], names: Mapping[Var, str], threads: int,
+             behind: str | int = "G::STAGES") -> None:
+        """The loop over a warp's rows. ``behind``: cp.async groups requested after the rows'."""
         form, s, body, k = self.code.form, self.code.s, self.code.sig.body, self.code.form.k
         t = c_type(self.element)
         rows = self.outputs
         lanes = self._lanes()
         of_warp = self._rows(threads)
         if self.source is not None:
-            w.line("cp_async_wait<G::STAGES>();  // all but the right operand")
+            w.line(f"cp_async_wait<{behind}>();  // the rows are there")
             w.line("syncwarp();")
         with of_warp.loop(w, unroll=max(1, min(2, 64 // max(k.size // 32, 1)))):
             em = BodyEmitter(w, body, pointers, lane=k, lanes=lanes,

@@ -65,6 +65,10 @@ class RowCode:
         del w, sig, schedule, function
         return False
 
+    def emit_load(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
+        del w, sig, schedule, function
+        return False
+
     def emit_body(self, w: Writer, sig: Sig, schedule: RowSchedule, function: Function) -> None:
         form = sig.form
         assert isinstance(form, RowForm)

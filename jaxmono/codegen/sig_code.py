@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.writer import Writer
@@ -47,12 +47,14 @@ class Request:
     Attributes:
       shared_bytes: dynamic shared memory that one block may use.
       siblings: groups of the same Sig in its stage.
+      wgmma: the kernel may have producer warps and Hopper's products.
     """
 
     device: Device
     threads: int
     shared_bytes: int
     siblings: int
+    wgmma: bool = False
 
 
 class SigCode(Protocol):
@@ -84,8 +86,21 @@ class SigCode(Protocol):
         """
         ...
 
+    def emit_load(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
+        """What the producer warps do for one task (`dot_wgmma.emit_load`). False: nothing."""
+        ...
+
     def emit_body(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> None:
         """The statements of one task."""
+        ...
+
+
+@runtime_checkable
+class Tunable(Protocol):
+    """A `SigCode` whose schedules are worth measuring."""
+
+    def candidates(self, sig: Sig, request: Request) -> Sequence[Any]:
+        """A few tens of legal schedules, frozen dataclasses of plain values; `choose`'s first."""
         ...
 
 

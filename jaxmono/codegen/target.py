@@ -17,12 +17,14 @@ class Target:
       arch: for the compiler, e.g. "sm_90a"; the host's for "interpret".
       threads: of a block, by default.
       shared_bytes: most dynamic shared memory of a block (opt-in).
+      wgmma: has Hopper's warpgroup products; kernels may have producer warps.
     """
 
     kind: str
     arch: str
     threads: int
     shared_bytes: int
+    wgmma: bool = False
 
 
 _KB = 1024
@@ -51,7 +53,7 @@ def cuda_target(arch: str) -> Target:
     if arch not in _ARCHITECTURES:
         raise CodegenError(f"no facts about architecture {arch!r}; known: "
                            f"{', '.join(_ARCHITECTURES)}")
-    return Target("cuda", arch, 256, _ARCHITECTURES[arch])
+    return Target("cuda", arch, 256, _ARCHITECTURES[arch], wgmma=arch == "sm_90a")
 
 
 def arch_of(major: int, minor: int) -> str:

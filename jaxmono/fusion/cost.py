@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.plan import AttentionForm, Device, DotForm, Group, Plan
 from jaxmono.hlo import ops
@@ -47,12 +49,29 @@ def dot_flops(op: ops.DotGeneral) -> int:
     return 2 * op.result.type.size * math.prod(shape[d] for d in op.lhs_contract)
 
 
+def convolution_flops(op: ops.Convolution) -> int:
+    """Multiplications and additions with elements that are there: neither padding nor holes."""
+    pairs = op.rhs.type.dims[op.kernel_input_feature]
+    for i, (d, k, o) in enumerate(zip(op.input_spatial, op.kernel_spatial, op.output_spatial,
+                                      strict=True)):
+        size, hole = op.lhs.type.dims[d], op.lhs_dilation[i]
+        at = (np.arange(op.result.type.dims[o])[:, None] * op.window_strides[i]
+              + np.arange(op.rhs.type.dims[k]) * op.rhs_dilation[i] - op.padding[i][0])
+        pairs *= int(((at >= 0) & (at <= (size - 1) * hole) & (at % hole == 0)).sum())
+    images = op.result.type.dims[op.output_batch] * op.result.type.dims[op.output_feature]
+    return 2 * images * pairs
+
+
 def op_flops(op: Op) -> int:
     """Arithmetic of one op, views and data movement counted as nothing."""
     if isinstance(op, ops.DotGeneral):
         return dot_flops(op)
+    if isinstance(op, ops.Convolution):
+        return convolution_flops(op)
     if isinstance(op, ops.Reduce):
         return sum(v.type.size for v in op.args)
+    if isinstance(op, ops.ReduceWindow):
+        return math.prod(op.window_dimensions) * sum(v.type.size for v in op.results)
     if isinstance(op, (ops.Elementwise, ops.Compare, ops.Convert)):
         return op.result.type.size
     return 0

@@ -2,6 +2,7 @@
 
     result[i, j]  <-  transpose{1,0} operand[j, i]
     result[i, j]  <-  broadcast_in_dim{1} operand[j]
+    result[i, t]  <-  window operand[i * stride + t * dilation]
     result[i]     <-  dynamic_slice operand[clamp(start) + i]
 
 Used to prove that an op may be inlined into a group (the anchor is demanded at its own index
@@ -57,7 +58,8 @@ def demands(op: Op, index: IndexMap, result: int = 0) -> tuple[Demand, ...] | No
 
 def is_view(op: Op) -> bool:
     """True for ops that only rename elements: they cost nothing once inlined."""
-    return isinstance(op, (ops.Reshape, ops.Transpose, ops.BroadcastInDim, ops.Slice, ops.Reverse))
+    return isinstance(op, (ops.Reshape, ops.Transpose, ops.BroadcastInDim, ops.Slice, ops.Reverse,
+                           ops.Window))
 
 
 def reduction_index(op: ops.Reduce, index: IndexMap, reduced: tuple[Var | Index, ...]) -> IndexMap:
@@ -104,6 +106,14 @@ def _reverse(op: ops.Reverse, index: IndexMap) -> tuple[Demand, ...]:
     shape = op.operand.type.dims
     at = tuple(i * -1 + (shape[d] - 1) if d in op.dimensions else i for d, i in enumerate(index))
     return (Demand(op.operand, at),)
+
+
+def _window(op: ops.Window, index: IndexMap) -> tuple[Demand, ...]:
+    at = list(index[:op.operand.type.rank])
+    taps = index[op.operand.type.rank:]
+    for d, t, stride, dilation in zip(op.dimensions, taps, op.strides, op.dilations, strict=True):
+        at[d] = at[d] * stride + t * dilation
+    return (Demand(op.operand, tuple(at)),)
 
 
 def start_index(start: Value, extent: int, size: int) -> Index:
@@ -198,6 +208,7 @@ _RULES: dict[type[Op], Callable[[Any, IndexMap], tuple[Demand, ...] | None]] = {
     ops.Transpose: _transpose,
     ops.Slice: _slice,
     ops.Reverse: _reverse,
+    ops.Window: _window,
     ops.DynamicSlice: _dynamic_slice,
     ops.DynamicUpdateSlice: _dynamic_update_slice,
     ops.Concatenate: _concatenate,

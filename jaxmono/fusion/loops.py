@@ -49,8 +49,8 @@ def materialise(state: State) -> None:
             times = max((evals.get(r, 0) for r in op.results), default=0)
             into = frozenset[int]().union(*(sinks.get(r, frozenset()) for r in op.results))
             if times:
-                for v in op.uses:
-                    _need(evals, sinks, v, times, into)
+                for v in op.uses:  # slices of one value take different elements of it
+                    _need(evals, sinks, v, times, into, isinstance(op, (ops.Slice, ops.Pad)))
     state.drafts.extend(reversed(made))
 
 
@@ -69,9 +69,9 @@ def _size(op: Op) -> int:
 
 
 def _need(evals: dict[Value, int], sinks: dict[Value, frozenset[int]], v: Value, times: int,
-          into: frozenset[int]) -> None:
+          into: frozenset[int], elsewhere: bool = False) -> None:
     old = sinks.get(v, frozenset())
-    if into <= old:  # the same group reads it once more: it is kept at hand there
+    if into <= old and not elsewhere:  # the same group reads it once more: it is at hand there
         evals[v] = max(evals.get(v, 0), times)
     else:
         evals[v] = evals.get(v, 0) + times
@@ -109,7 +109,9 @@ def _chains(state: State, holders: dict[Op, list[Draft]]) -> tuple[dict[Value, i
 def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]],
              weights: dict[Value, int], counts: dict[Value, int], device: Device) -> bool:
     """Whether recomputing ``op`` wherever it is needed costs more than storing it."""
-    if cost.weight(op) == 0:  # a view: decide at what it looks at
+    if cost.weight(op) == 0 or isinstance(op, ops.Pad):  # a view: decide at what it looks at
+        return False
+    if _is_join(op) and not any(weights.get(v, 0) for v in op.uses):
         return False
     for r in op.results:
         if r.type.rank == 0:
@@ -120,6 +122,15 @@ def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]]
         if len(sinks.get(r, ())) > 1 and counts[r] > MAX_INLINE_OPS:
             return True
     return False
+
+
+def _is_join(op: Op) -> bool:
+    """A concatenation whose parts begin at 16-byte boundaries of a row: loads choose the buffer."""
+    if not isinstance(op, ops.Concatenate):
+        return False
+    t = op.result.type
+    row = math.prod(t.dims[op.dimension + 1:]) * t.dtype.itemsize
+    return all(v.type.dims[op.dimension] * row % 16 == 0 for v in op.args)
 
 
 def _loop(state: State, op: Op) -> Draft:

@@ -7,13 +7,16 @@ from jaxmono.fusion.plan import Device
 from jaxmono.fusion.split_reduce import split_reduces
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
-from jaxmono.hlo.passes import dead_code
+from jaxmono.hlo.passes import dead_code, expand
 from jaxmono.hlo.rewrite import replace_values
 
 
 def prepare(graph: Graph, device: Device) -> Graph:
-    """Drops optimization barriers and dead ops, splits long reduces, orients contractions."""
-    return orient(split_reduces(dead_code(without_barriers(graph)), device))
+    """Drops optimization barriers and dead ops, splits long reduces, orients contractions.
+
+    A convolution that no pass has expanded yet is expanded here.
+    """
+    return orient(split_reduces(dead_code(expand(without_barriers(graph))), device))
 
 
 def without_barriers(graph: Graph) -> Graph:

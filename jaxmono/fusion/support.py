@@ -1,5 +1,8 @@
 """What may enter a kernel, as data: a table from op type to the reason why not.
 
+Asked of ops as imported and again of ops after the passes, which replace convolutions and
+windowed reductions by what the planner knows (`passes.expand`).
+
 The planner and the generator take everything else. A reason is one clause that `explain()` shows
 beside the op's source line.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
+from jaxmono.hlo.passes.rules import reduce_window
 from jaxmono.hlo.rewrite import is_splat
 from jaxmono.hlo.types import DType
 
@@ -26,11 +30,9 @@ MAX_RANK = 16
 
 REFUSED_OPS: dict[type[Op], str] = {
     ops.Scatter: "scatter is not generated yet",
-    ops.ReduceWindow: "windowed reductions are not generated yet",
     ops.SelectAndScatter: "select_and_scatter is not generated yet",
     ops.Sort: "sorting is not generated yet",
     ops.TopK: "top_k is not generated yet",
-    ops.Convolution: "convolutions are not generated yet",
     ops.While: "loops with a data-dependent trip count are not generated yet",
     ops.Case: "branches are not generated yet",
     ops.RngBitGenerator: "random bit generation is not generated yet",
@@ -69,7 +71,9 @@ def refusal(op: Op) -> str | None:
     if isinstance(op, ops.Constant) and op.value.nbytes > MAX_LITERAL_BYTES \
             and not is_splat(op.value):
         return f"a literal of {op.value.nbytes} bytes is kept in a buffer by XLA"
-    if isinstance(op, ops.Reduce):
+    if isinstance(op, ops.ReduceWindow) and (reason := reduce_window.refusal(op)):
+        return reason
+    if isinstance(op, (ops.Reduce, ops.ReduceWindow)):
         return _refused_reducer(op)
     return None
 
@@ -119,7 +123,7 @@ def _refused_type(v: Value) -> str | None:
     return REFUSED_DTYPES.get(v.type.dtype)
 
 
-def _refused_reducer(op: ops.Reduce) -> str | None:
+def _refused_reducer(op: ops.Reduce | ops.ReduceWindow) -> str | None:
     if op.body.captures:
         return "the reducer reads values from outside its body"
     for o in op.body.ops:

@@ -77,7 +77,7 @@ def _feeds_contraction(state: State, v: Value) -> bool:
         for u in state.graph.users.get(todo.pop(), ()):
             if isinstance(u, ops.DotGeneral):
                 return True
-            if is_view(u):
+            if is_view(u) or isinstance(u, ops.Pad):
                 todo.extend(u.results)
     return False
 

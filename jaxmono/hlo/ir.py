@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from jaxmono.hlo.types import TensorType
@@ -86,7 +86,7 @@ class Op:
     @classmethod
     def declared(cls, *kinds: str) -> tuple[dataclasses.Field[Any], ...]:
         """The fields declared with the given kinds, in declaration order."""
-        return tuple(f for f in dataclasses.fields(cls) if f.metadata.get(_KIND) in kinds)
+        return _declared(cls, kinds)
 
     @property
     def result(self) -> Value:
@@ -142,6 +142,11 @@ class Op:
         if fresh_results:
             changes["results"] = tuple(Value(v.type, v.hint) for v in self.results)
         return dataclasses.replace(self, **changes)
+
+
+@cache
+def _declared(cls: type[Op], kinds: tuple[str, ...]) -> tuple[dataclasses.Field[Any], ...]:
+    return tuple(f for f in dataclasses.fields(cls) if f.metadata.get(_KIND) in kinds)
 
 
 OpT = TypeVar("OpT", bound=Op)

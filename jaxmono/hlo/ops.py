@@ -1,4 +1,5 @@
-"""The op set: every StableHLO op that lowered JAX forward code contains, as dataclasses.
+"""The op set: every StableHLO op that lowered JAX forward code contains, as dataclasses, and one
+of our own, `Window`.
 
 The meaning of each op is that of the StableHLO specification; field names follow it. An op of a
 dialect or name that is not listed is imported as `Unknown`, so that import never fails and the
@@ -158,6 +159,25 @@ class Scatter(Op):
     index_vector_dim: int = ir.attribute()
     indices_are_sorted: bool = ir.attribute(False)
     unique_indices: bool = ir.attribute(False)
+
+
+@op("window")
+class Window(Op):
+    """Every place of a sliding window as a view; jaxmono's own, made by `passes.expand`.
+
+    Dimension ``dimensions[i]`` becomes the places of a window of ``sizes[i]`` elements,
+    ``strides[i]`` apart; its elements, ``dilations[i]`` apart, are a new dimension at the end:
+
+        result[..., p, ..., t] = operand[..., p * stride + t * dilation, ...]
+
+    Windows lie inside the operand; padding and holes come from a `Pad` before it.
+    """
+
+    operand: Value = ir.operand()
+    dimensions: tuple[int, ...] = ir.attribute()
+    sizes: tuple[int, ...] = ir.attribute()
+    strides: tuple[int, ...] = ir.attribute()
+    dilations: tuple[int, ...] = ir.attribute()
 
 
 @op("pad")

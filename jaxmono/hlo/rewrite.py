@@ -138,6 +138,29 @@ class Builder:
                           start_indices=tuple(start), limit_indices=tuple(limit),
                           strides=strides)
 
+    def pad(self, v: Value, value: Value, low: Sequence[int], high: Sequence[int],
+            interior: Sequence[int]) -> Value:
+        """``v`` itself where nothing is padded."""
+        if not any((*low, *high, *interior)):
+            return v
+        shape = tuple(a + n + max(n - 1, 0) * i + b for n, a, b, i in
+                      zip(v.type.dims, low, high, interior, strict=True))
+        return self.emit1(ops.Pad, TensorType(shape, v.type.dtype), operand=v,
+                          padding_value=value, low=tuple(low), high=tuple(high),
+                          interior=tuple(interior))
+
+    def window(self, v: Value, dimensions: Sequence[int], sizes: Sequence[int],
+               strides: Sequence[int], dilations: Sequence[int]) -> Value:
+        """``v`` itself where no dimension is windowed."""
+        if not dimensions:
+            return v
+        shape = list(v.type.dims)
+        for d, n, s, m in zip(dimensions, sizes, strides, dilations, strict=True):
+            shape[d] = max(0, (shape[d] - (n - 1) * m - 1) // s + 1)
+        return self.emit1(ops.Window, TensorType((*shape, *sizes), v.type.dtype), operand=v,
+                          dimensions=tuple(dimensions), sizes=tuple(sizes),
+                          strides=tuple(strides), dilations=tuple(dilations))
+
     def concatenate(self, args: Sequence[Value], dimension: int) -> Value:
         shape = list(args[0].type.shape)
         shape[dimension] = sum(a.type.dims[dimension] for a in args)

@@ -306,6 +306,57 @@ def test_named_barriers_split_a_block() -> None:
         np.testing.assert_array_equal(out, (np.arange(128) ^ 63) + np.repeat([0, 5], 64))
 
 
+TEAM = """
+#define JM_TEAM 64
+""" + kernel_source("""
+  auto* out = static_cast<int*>(p.buf[0]);
+  auto* ready = reinterpret_cast<uint32_t*>(dynamic_shared());
+  auto* slots = reinterpret_cast<int*>(dynamic_shared() + 64);
+  const int fault = *static_cast<const int*>(p.buf[1]);
+  if (thread_id() == 0) *ready = 0;
+  if (thread_id() != 70 || fault != 1) sync_all_threads();
+  if (thread_id() >= 64) {  // two warps help, each for as long as it likes
+    if (fault == 2) syncthreads();
+    if (warp_id() == 3) return;
+    slots[32 + lane_id()] = 1000 + lane_id();
+    syncwarp();
+    if (thread_id() == 64) st_release_shared(ready, 1);
+    return;
+  }
+  if (fault == 3) named_barrier(1, 64);
+  if (warp_id() == 0) slots[31 - lane_id()] = lane_id();
+  syncthreads();
+  wait_until([&] { return ld_acquire_shared(ready) == 1; }, "the helpers");
+  const int sum = block_reduce(slots[thread_id()], Sum{}, dynamic_shared() + 512);
+  out[block_id() * 64 + thread_id()] = sum;
+  grid_barrier(&grid);
+  static_cast<int*>(p.buf[2])[block_id() * 64 + thread_id()] =
+      ld_coherent(out + (block_id() + 1) % num_blocks() * 64 + thread_id());
+""", 3, threads=128, before="""
+#include "jaxmono/ptx_mbarrier.cuh"
+struct Sum { JM_DEVICE int operator()(int a, int b) const { return a + b; } };
+""")
+
+
+def test_a_team_of_some_threads() -> None:
+    kernel = emulate(TEAM)
+    for seed in range(6):
+        out, after = np.zeros((3, 64), np.int32), np.zeros((3, 64), np.int32)
+        kernel.run([out, np.zeros(1, np.int32), after], blocks=3, seed=seed)
+        assert (out == 32000 + 2 * np.arange(32).sum()).all() and (out == after).all()
+
+
+@pytest.mark.parametrize(("fault", "message"), [
+    (1, "block 0 threads 0-69: sync_all_threads 0 (127 of 128 threads arrived); block 0 threads "
+        "70-70: syncwarp (1 of 32 lanes arrived); block 0 threads 71-127: sync_all_threads"),
+    (2, "it is for the first 64 threads (JM_TEAM)"),
+    (3, "named_barrier 1 is that of syncthreads")])
+def test_faults_of_a_team(fault: int, message: str) -> None:
+    out = np.zeros(64, np.int32)
+    error = emulate(TEAM).error([out, np.array([fault], np.int32), out.copy()], blocks=1, seed=0)
+    assert message in error
+
+
 def test_static_shared_memory_does_not_compile() -> None:
     source = headers.bundle(kernel_source("  __shared__ float x[4];", 1))
     with pytest.raises(host_compiler.HostCompileError, match="__shared__"):

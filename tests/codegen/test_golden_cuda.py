@@ -155,7 +155,7 @@ def test_panels_compile_without_spills(arch: str) -> None:
     def fn(x: Any, s: Any, b: Any, w: Any) -> Any:
         return models.norm(x.astype(F32), s, b).astype(BF16) @ w
 
-    plan = plan_of(fn, Spec((128, 768), BF16), Spec((768,), F32), Spec((768,), F32),
+    plan = plan_of(fn, Spec((32, 768), BF16), Spec((768,), F32), Spec((768,), F32),
                    Spec((768, 768), BF16))
     form = dot_sigs(plan)[0].form
     assert isinstance(form, DotForm) and form.row_prologue

@@ -152,7 +152,8 @@ def relative_error(ours: Any, theirs: Any) -> float:
 
 
 def randomise(module: Any, seed: int = 0) -> Any:
-    """Noise on every parameter and float buffer, so that biases of 0 and scales of 1 hide nothing.
+    """Noise on every 1-D parameter and running statistic, so that biases of 0 and scales of 1 hide
+    nothing. Other buffers (rotary frequencies) are constants of the architecture.
 
     Variances stay positive: one-dimensional values near 1 (scales, variances) become 1 +- 0.1.
     """
@@ -160,7 +161,8 @@ def randomise(module: Any, seed: int = 0) -> Any:
 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for tensor in [*module.parameters(), *module.buffers()]:
+        running = [b for name, b in module.named_buffers() if "running_" in name]
+        for tensor in [*module.parameters(), *running]:
             if tensor.is_floating_point() and tensor.ndim == 1:
                 tensor.add_(0.1 * torch.randn(tensor.shape, generator=generator).clamp(-3, 3))
     return module

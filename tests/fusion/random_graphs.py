@@ -56,7 +56,7 @@ class RandomGraph:
     def step(self) -> None:
         kinds = ("unary", "binary", "binary", "broadcast", "reduce", "reduce", "norm", "dot",
                  "dot", "transpose", "reshape", "slice", "concat", "pad", "select", "update",
-                 "window", "gather", "argmax", "reverse")
+                 "window", "slide", "gather", "argmax", "reverse")
         made = getattr(self, str(self.rng.choice(kinds)))()
         for v in made if isinstance(made, tuple) else (made,):
             if v.type.size <= 4096:
@@ -189,6 +189,15 @@ class RandomGraph:
         shape = tuple(int(self.rng.integers(1, n + 1)) for n in x.type.dims)
         return self.b.emit1(ops.DynamicSlice, TensorType(shape, x.type.dtype), operand=x,
                             start_indices=(self.position,) * len(shape), slice_sizes=shape)
+
+    def slide(self) -> Value:
+        x = self.pick(1)
+        dims = [d for d in range(x.type.rank) if self.rng.random() < 0.6 and x.type.dims[d] > 1]
+        sizes = [int(self.rng.integers(1, min(x.type.dims[d], 3) + 1)) for d in dims]
+        dilations = [1 if x.type.dims[d] < 2 * n else int(self.rng.integers(1, 3))
+                     for d, n in zip(dims, sizes, strict=True)]
+        return self.b.window(x, dims, sizes, [int(self.rng.integers(1, 3)) for _ in dims],
+                             dilations)
 
     def gather(self) -> Value:
         x = self.pick(1)

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 from batches import batch
+from small_models import bert_data, opt_data
 
 import jaxmono
-from benchmarks.cases import bert_case, opt_case
 from examples.models import bert, opt
 
 
@@ -30,11 +30,11 @@ def run(function: Any, args: Any) -> None:
 def main(numbers: list[int]) -> None:
     """Everything; what is not a generated kernel is prepared on the CPU."""
     with jax.default_device(jax.devices("cpu")[0]):
-        cases = [bert_case(2, length=16, config=bert.tiny(), sets=1),
-                 opt_case(length=16, config=opt.tiny(), sets=1)]
-        arguments = [jax.tree.map(np.asarray, (c.state, c.carry, *c.inputs[0])) for c in cases]
+        cases = [bert_data(2, length=16, config=bert.tiny(), sets=1),
+                 opt_data(length=16, config=opt.tiny(), sets=1)]
+        arguments = [jax.tree.map(np.asarray, case.arguments()) for case in cases]
     for case, args in zip(cases, arguments, strict=True):
-        run(case.step, args)
+        run(case.program.step, args)
     for number in numbers:
         programs = batch(number)
         with programs.context():

@@ -13,18 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from small_models import bert_data, jitted, opt_data
 
 import jaxmono
-from benchmarks.cases import Case, bert_case, opt_case
-from benchmarks.sides import fresh, jitted
+from benchmarks.data import Data, copied
 from examples.models import bert, opt
 
-CASES: dict[str, Callable[[], Case]] = {
-    "bert": lambda: bert_case(2, length=32, config=bert.tiny()),
+CASES: dict[str, Callable[[], Data]] = {
+    "bert": lambda: bert_data(2, length=32, config=bert.tiny()),
     # Sizes at which dots are split over k, and their parts meet in global memory.
-    "bert, wide": lambda: bert_case(
-        1, length=128, config=bert.BertConfig(layers=2, dtype=jnp.bfloat16)),
-    "opt": lambda: opt_case(length=64, config=opt.tiny()),
+    "bert, wide": lambda: bert_data(
+        1, length=128, config=bert.BertConfig(layers=2)),
+    "opt": lambda: opt_data(length=64, config=opt.tiny()),
 }
 
 
@@ -32,17 +32,16 @@ def bits(tree: Any) -> list[bytes]:
     return [np.asarray(x).tobytes() for x in jax.tree.leaves(jax.device_get(tree))]
 
 
-def layers(n: int) -> Case:
-    return bert_case(1, length=64, config=bert.BertConfig(
-        vocabulary=64, hidden=128, heads=4, intermediate=256, positions=64, layers=n,
-        dtype=jnp.bfloat16))
+def layers(n: int) -> Data:
+    return bert_data(1, length=64, config=bert.BertConfig(
+        vocabulary=64, hidden=128, heads=4, intermediate=256, positions=64, layers=n))
 
 
 @pytest.mark.parametrize("name", list(CASES))
 def test_every_call_gives_the_same_bits(name: str) -> None:
     case = CASES[name]()
-    step = jitted(case.step, "jaxmono")
-    outs = [step(case.state, fresh(case.carry), *case.inputs[0]) for _ in range(60)]
+    step = jitted(case)
+    outs = [step(case.states[0], copied(case.carry), *case.inputs[0]) for _ in range(60)]
     assert {tuple(bits(out)) for out in outs} == {tuple(bits(outs[0]))}
 
 
@@ -50,8 +49,8 @@ def test_a_kernel_from_the_disk_gives_the_same_bits(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXMONO_CACHE_DIR", str(tmp_path))
     case = CASES["bert"]()
-    args = (case.state, case.carry, *case.inputs[0])
-    cold, warm = (jitted(case.step, "jaxmono").lower(*args).compile() for _ in range(2))
+    args = case.arguments()
+    cold, warm = (jitted(case).lower(*args).compile() for _ in range(2))
     assert not cold.explain().cached and warm.explain().cached
     assert bits(cold(*args)) == bits(warm(*args))
 
@@ -60,8 +59,7 @@ def test_code_does_not_grow_with_depth() -> None:
     told = {}
     for n in (2, 8):
         case = layers(n)
-        compiled = jitted(case.step, "jaxmono").lower(
-            case.state, case.carry, *case.inputs[0]).compile()
+        compiled = jitted(case).lower(*case.arguments()).compile()
         told[n] = (compiled.explain(), len(compiled.as_text("cuda").split("plan:")[0]))
     few, many = told[2][0], told[8][0]
     assert many.kernels == few.kernels == 1
@@ -73,15 +71,15 @@ def test_code_does_not_grow_with_depth() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_in_its_row(bad: float) -> None:
-    case = bert_case(3, length=32, config=replace(bert.tiny(), vocabulary=99))
+    case = bert_data(3, length=32, config=replace(bert.tiny(), vocabulary=99))
     ids, mask = case.inputs[0]
     ids = jnp.where(ids == 5, 6, ids).at[1, 7].set(5)
-    leaves, tree = jax.tree.flatten(case.state)
+    leaves, tree = jax.tree.flatten(case.states[0])
     tables = [i for i, a in enumerate(leaves) if a.shape == (99, 64)]
     assert len(tables) == 1
-    clean = jitted(case.step, "jaxmono")(case.state, (), ids, mask)[0]
+    clean = jitted(case)(case.states[0], (), ids, mask)[0]
     leaves[tables[0]] = leaves[tables[0]].at[5].set(bad)
-    got = jitted(case.step, "jaxmono")(jax.tree.unflatten(tree, leaves), (), ids, mask)[0]
+    got = jitted(case)(jax.tree.unflatten(tree, leaves), (), ids, mask)[0]
     assert np.isnan(np.asarray(got[1], np.float32)).all()
     assert bits([got[0], got[2]]) == bits([clean[0], clean[2]])
 
@@ -89,13 +87,13 @@ def test_what_is_not_finite_stays_in_its_row(bad: float) -> None:
 def test_two_kernels_in_turn_and_in_threads() -> None:
     """Each loaded kernel has its own barrier state, whoever runs between its launches."""
     cases = [CASES["bert"](), layers(2)]
-    steps = [jitted(case.step, "jaxmono") for case in cases]
-    first = [bits(s(c.state, (), *c.inputs[0])) for s, c in zip(steps, cases, strict=True)]
+    steps = [jitted(case) for case in cases]
+    first = [bits(s(c.states[0], (), *c.inputs[0])) for s, c in zip(steps, cases, strict=True)]
     wrong: list[int] = []
 
     def call(which: int, times: int) -> None:
         case = cases[which]
-        outs = [steps[which](case.state, (), *case.inputs[0]) for _ in range(times)]
+        outs = [steps[which](case.states[0], (), *case.inputs[0]) for _ in range(times)]
         wrong.extend(i for i, out in enumerate(outs) if bits(out) != first[which])
 
     for _ in range(20):

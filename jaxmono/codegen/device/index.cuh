@@ -39,6 +39,19 @@ JM_DEVICE I umod(I x) {
   return static_cast<I>(static_cast<U>(x) % static_cast<U>(D));
 }
 
+// low <= x < high as one comparison.
+template <class I>
+JM_DEVICE bool within(I x, I low, I high) {
+  using U = typename IndexBits<I>::type;
+  return static_cast<U>(x) - static_cast<U>(low) < static_cast<U>(high) - static_cast<U>(low);
+}
+
+// An offset that may be read, whatever x is: the nearest one in a buffer of N elements.
+template <long long N, class I>
+JM_DEVICE I clamp_offset(I x) {
+  return min(max(x, static_cast<I>(0)), static_cast<I>(N - 1));
+}
+
 // Rounding down, for any x.
 template <long long D, class I>
 JM_DEVICE I floordiv(I x) {

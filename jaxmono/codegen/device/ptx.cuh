@@ -16,6 +16,25 @@
 //                               const uint32_t (&b)[NT][2])            all products of a warp tile;
 //   void mma_tiles_f16, mma_tiles_tf32                                 one exchange in the emulator
 //   uint32_t to_tf32(float)                                            rounds to nearest, ties away
+// Hopper, each from a header of its own:
+//  ptx_mbarrier.cuh (sm_90). Barriers are words of shared memory. Meaning: see there.
+//   void mbarrier_init(uint64_t* bar, uint32_t arrivals)               one thread; after all of them
+//   void mbarrier_fence_init()                                         this, then sync_all_threads()
+//   void mbarrier_arrive(uint64_t* bar)
+//   void cp_async_mbarrier_arrive(uint64_t* bar)   arrives when this thread's cp.async have landed
+//   void mbarrier_wait(uint64_t* bar, uint32_t parity)   until the phase of that parity is complete
+//   void fence_proxy_async()         wgmmas that follow (after a barrier: in any thread) read what
+//                                    this thread has written to shared memory, or seen written
+//   uint32_t ld_acquire_shared(const uint32_t*)      between the threads of a block; to wait for a
+//   void st_release_shared(uint32_t*, uint32_t)      value, sync.cuh's wait_until
+//  ptx_wgmma.cuh (sm_90a). All threads of a warpgroup: warps 4 i .. 4 i + 3.
+//   uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t stride_bytes)
+//   void wgmma<T, A_MN, B_MN>(float (&d)[NT][4], uint64_t a, uint64_t b)   d += a b, 64 x 8 NT x 16
+//                                    T bf16 or f16; runs until the wait that retires its group
+//   void wgmma_fence()               before the first wgmma, and the first after the accumulators
+//                                    were touched
+//   void wgmma_commit(), void wgmma_wait<N>()   all but the N newest groups are done
+//   void registers_increase<N>(), void registers_decrease<N>()   setmaxnreg
 // Global memory, T of 1, 2, 4, 8 or 16 bytes (Bits128 for raw 16):
 //   T ld_global<T>(const T*)         through L1
 //   T ld_nc<T>(const T*)             read-only for the whole launch, on pain of stale values

@@ -29,6 +29,11 @@ struct SplitK {
   static constexpr int FLOATS = SPLIT * TILE;               // workspace of one output tile
   static_assert(G::BN % 4 == 0, "rows move in 16-byte pieces");
 
+  // Writes four neighbouring elements of this block's partial tile.
+  JM_DEVICE static void put(float* workspace, int split, int r, int c, const float (&x)[4]) {
+    store<float, 4>(workspace + split * TILE + r * G::BN + c, Vec<float, 4>{x[0], x[1], x[2], x[3]});
+  }
+
   // Writes this block's partial tile and waits until all SPLIT are there.
   JM_DEVICE static void exchange(unsigned char* smem, float* workspace, int split,
                                  uint32_t* arrivals) {

@@ -1,6 +1,10 @@
 // Exchange between the threads of a warp and of a block. All lanes of a warp take part.
 //
-//   syncthreads(), syncwarp(), named_barrier(id, threads)              id 1 .. 15
+//   syncthreads()                       all compute threads: those of the block or, in a source that
+//                                       defines JM_TEAM, its first JM_TEAM threads and no others
+//   sync_all_threads()                  all threads of the block, whatever JM_TEAM is
+//   syncwarp(), named_barrier(id, threads)   id 2 .. 15; 1 is the team's
+//   int team_threads()                  how many threads syncthreads() is for
 //   T shfl_xor<T>(T x, int mask), T shfl_idx<T>(T x, int lane)         any T of whole bytes
 //   bool warp_any(bool), bool warp_all(bool), uint32_t warp_ballot(bool)
 //   T warp_reduce<WIDTH = 32>(T x, F f)   f over each WIDTH neighbouring lanes, in lane order; the
@@ -11,13 +15,29 @@
 #include "jaxmono/platform.cuh"
 #include "jaxmono/types.cuh"
 
+namespace jaxmono {
+
+#ifdef JM_TEAM
+static_assert(JM_TEAM % WARP == 0, "JM_TEAM is a number of whole warps");
+JM_DEVICE int team_threads() { return JM_TEAM; }
+#else
+JM_DEVICE int team_threads() { return num_threads(); }
+#endif
+
+}  // namespace jaxmono
+
 #ifdef JAXMONO_EMULATE
 #include "emulate/warp.h"
 #else
 
 namespace jaxmono {
 
+#ifdef JM_TEAM
+JM_DEVICE void syncthreads() { asm volatile("bar.sync 1, %0;" ::"n"(JM_TEAM) : "memory"); }
+#else
 JM_DEVICE void syncthreads() { __syncthreads(); }
+#endif
+JM_DEVICE void sync_all_threads() { __syncthreads(); }
 JM_DEVICE void syncwarp() { __syncwarp(); }
 JM_DEVICE void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -85,7 +105,7 @@ JM_DEVICE T block_reduce(T x, const F& f, void* smem) {
   if (lane_id() == 0) slots[warp_id()] = x;
   syncthreads();
   T out = slots[0];
-  for (int w = 1; w < num_threads() / WARP; ++w) out = f(out, slots[w]);
+  for (int w = 1; w < team_threads() / WARP; ++w) out = f(out, slots[w]);
   syncthreads();
   return out;
 }

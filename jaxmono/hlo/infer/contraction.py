@@ -111,6 +111,18 @@ def infer_reduce_window(op: ops.ReduceWindow) -> tuple[TensorType, ...]:
     return tuple(TensorType(shape, a.type.dtype) for a in op.args)
 
 
+def infer_window(op: ops.Window) -> tuple[TensorType, ...]:
+    t = op.operand.type
+    dims_in_range("dimensions", op.dimensions, t.rank)
+    for name in ("sizes", "strides", "dilations"):
+        per_dim(name, getattr(op, name), len(op.dimensions))
+    shape = list(t.dims)
+    for d, size, stride, dilation in zip(op.dimensions, op.sizes, op.strides, op.dilations,
+                                         strict=True):
+        shape[d] = window_size(t.dims[d], size, stride, (0, 0), 1, dilation)
+    return (TensorType((*shape, *op.sizes), t.dtype),)
+
+
 def infer_select_and_scatter(op: ops.SelectAndScatter) -> tuple[TensorType, ...]:
     t = op.operand.type
     for name in ("window_dimensions", "window_strides", "padding"):

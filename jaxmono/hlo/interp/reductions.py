@@ -1,4 +1,4 @@
-"""reduce, reduce_window, select_and_scatter."""
+"""reduce, window, reduce_window, select_and_scatter."""
 
 from __future__ import annotations
 
@@ -45,6 +45,18 @@ def windows(x: Array, dimensions: Sequence[int], strides: Sequence[int],
     return as_strided(x, (*counts, *dimensions), (*steps, *inner), writeable=False)
 
 
+@implements(ops.Window)
+def window(op: ops.Window, ctx: Context) -> Sequence[Any]:
+    x, counts = ctx.get(op.operand), op.result.type.dims[:op.operand.type.rank]
+    sizes, strides, dilations = ([1] * x.ndim for _ in range(3))
+    for i, d in enumerate(op.dimensions):
+        sizes[d], strides[d], dilations[d] = op.sizes[i], op.strides[i], op.dilations[i]
+    view = windows(x, sizes, strides, dilations, counts)
+    order = [*range(x.ndim), *(x.ndim + d for d in op.dimensions)]
+    rest = [x.ndim + d for d in range(x.ndim) if d not in op.dimensions]
+    return [view.transpose(*order, *rest).reshape(op.result.type.dims)]
+
+
 @implements(ops.ReduceWindow)
 def reduce_window(op: ops.ReduceWindow, ctx: Context) -> Sequence[Any]:
     inits = [ctx.get(v) for v in op.inits]
@@ -52,13 +64,29 @@ def reduce_window(op: ops.ReduceWindow, ctx: Context) -> Sequence[Any]:
     rank = len(counts)
     low, high = [p[0] for p in op.padding], [p[1] for p in op.padding]
     interior = [d - 1 for d in op.base_dilations]
-    stacked: list[Array] = []
-    for v, init in zip(op.args, inits, strict=True):
-        x = padded(ctx.get(v), init, low, high, interior)
-        view = windows(x, op.window_dimensions, op.window_strides, op.window_dilations, counts)
+    taps = math.prod(op.window_dimensions)
+
+    def stacked(a: Array, fill: Any) -> Array:
+        view = windows(padded(a, fill, low, high, interior), op.window_dimensions,
+                       op.window_strides, op.window_dilations, counts)
         moved = view.transpose(*range(rank, 2 * rank), *range(rank))
-        stacked.append(moved.reshape(math.prod(op.window_dimensions), *counts))
-    return fold(op.body, ctx, stacked, inits)
+        return moved.reshape(taps, *counts)
+
+    arrays = [stacked(ctx.get(v), init) for v, init in zip(op.args, inits, strict=True)]
+    there = stacked(np.ones(op.args[0].type.dims, np.bool_), False)
+    if there.all():
+        return fold(op.body, ctx, arrays, inits)
+    # As XLA does it: what is not there is left out, whatever the start value is.
+    ufunc = monoid(op.body)
+    if ufunc is not None:
+        compute = ctx.compute(op.results[0].type.dtype)
+        return [ufunc.reduce(arrays[0].astype(compute, copy=False), axis=0, dtype=compute,
+                             where=there, initial=inits[0].astype(compute)[()])]
+    held = [np.broadcast_to(i, counts) for i in inits]
+    for t in range(taps):
+        new = ctx.run_lifted(op.body, [*held, *(a[t] for a in arrays)])
+        held = [np.where(there[t], a, b) for a, b in zip(new, held, strict=True)]
+    return held
 
 
 @implements(ops.SelectAndScatter)

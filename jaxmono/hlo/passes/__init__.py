@@ -7,7 +7,8 @@ from jaxmono.hlo.passes.canonicalise import canonicalise
 from jaxmono.hlo.passes.common_subexpressions import common_subexpressions
 from jaxmono.hlo.passes.constant_folding import constant_folding
 from jaxmono.hlo.passes.dead_code import dead_code
+from jaxmono.hlo.passes.expand import expand
 from jaxmono.hlo.passes.pipeline import simplify
 
 __all__ = ["algebraic", "canonicalise", "common_subexpressions", "constant_folding",
-           "dead_code", "simplify"]
+           "dead_code", "expand", "simplify"]

@@ -19,7 +19,8 @@ LARGEST = 64
 
 # Ops that give a splat on splats, element by element: evaluating one element is enough.
 _MAPPED = (ops.Elementwise, ops.Compare, ops.Convert, ops.ReducePrecision)
-_MOVED = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Reverse)
+_MOVED = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Reverse,
+          ops.Window)
 _NEVER = (ops.Constant, ops.Iota, ops.While, ops.RngBitGenerator, ops.Unknown, ops.CustomCall)
 
 

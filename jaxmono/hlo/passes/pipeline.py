@@ -10,6 +10,7 @@ from jaxmono.hlo.passes.canonicalise import canonicalise
 from jaxmono.hlo.passes.common_subexpressions import common_subexpressions
 from jaxmono.hlo.passes.constant_folding import constant_folding
 from jaxmono.hlo.passes.dead_code import dead_code
+from jaxmono.hlo.passes.expand import expand
 
 Pass = Callable[[Graph], Graph]
 
@@ -20,6 +21,8 @@ PASSES: tuple[Pass, ...] = (
     # Literals first: the algebraic rules ask whether an operand is a splat, and jnp writes
     # scalars as constant, convert, broadcast.
     constant_folding,
+    # Before the rules that clean up what it makes.
+    expand,
     # Drops size-1 dimensions by reshapes that the algebraic rules then merge or cancel.
     canonicalise,
     algebraic,

@@ -28,11 +28,11 @@ constexpr uintptr_t STACK_BYTES = 1 << 17;
 struct Warp;
 struct Block;
 
-// One pending cp.async.
+// One pending cp.async, or the arrival at an mbarrier that follows those before it.
 struct Copy {
   void* to;
   const void* from;  // null: zeros
-  uint32_t bytes;
+  uint32_t bytes;    // 0: an arrival at `to`
   uint32_t group;
 };
 
@@ -41,8 +41,9 @@ struct Copies {
   Copy* ring;
   uint32_t mask, head, tail;
   uint32_t groups;  // committed so far
+  uint32_t arrivals;  // in the ring
   uint32_t random;  // state of a generator; 0: copies happen as late as possible, always
-  bool early;       // the current group happens at issue
+  bool early;       // the copies of the current group, or up to the next arrival, happen at issue
 };
 
 // What a thread knows of itself. It lies in the thread's own stack, so that no thread-local
@@ -86,6 +87,8 @@ void resumed();
 // Ends the launch with a message.
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 void grow(Copies& copies);
+// The copies of an arrival have happened.
+void landed(void* mbarrier);
 
 template <class P>
 inline void wait_until(const P& ready, const char* what) {

@@ -8,16 +8,55 @@
 
 namespace jaxmono::emulate {
 
-enum State : uint8_t { RUNNABLE, IN_COLLECTIVE, POLLING, EXITED, AT_BARRIER /* + barrier id */ };
+enum State : uint8_t {
+  RUNNABLE,
+  IN_COLLECTIVE,
+  POLLING,  // looks again when nothing else can run
+  WAITING,  // until somebody wakes it
+  EXITED,
+  AT_BARRIER /* + barrier id */
+};
 constexpr int BARRIERS = 16;
 
 struct Worker;
+
+// What a polling or waiting lane waits for.
+struct Wait {
+  const char* what;
+  const void* mbarrier;  // or null
+  uint32_t parity;
+};
+
+// The word of an mbarrier.
+struct Mbarrier {
+  uint16_t pending, expected;  // arrivals that the phase lacks; of a whole phase
+  uint16_t landing;            // arrivals that wait for cp.async
+  uint16_t phase;              // MBARRIER + its parity
+};
+constexpr uint16_t MBARRIER = 0x4d42;  // even; poison and zero are not barriers
+static_assert(sizeof(Mbarrier) == sizeof(uint64_t), "an mbarrier is 8 bytes");
+
+// A wgmma that has been issued by at least one warp of its warpgroup.
+struct Product {
+  uint64_t a, b;
+  uint32_t columns, form;
+  uint64_t group;
+  float* d[128];  // of the threads of the warps that have issued it
+};
+
+// The wgmmas of four warps: a ring of capacity `mask` + 1. Counts since launch.
+struct Warpgroup {
+  Product* ring;
+  uint64_t mask, done, issued_by_any;
+  uint64_t issued[4], groups[4];  // of each warp
+  bool fenced[4];
+};
 
 struct Warp {
   void* sp[32];        // saved stack pointers
   void* args[32];      // of the collective that is being gathered
   uint8_t state[32];   // State
-  const char* what[32];  // what a polling lane waits for
+  Wait wait[32];
   Compute* compute;    // of the collective
   const char* name;
   Worker* worker;
@@ -42,7 +81,9 @@ struct Block {
   uint32_t priority;
   Barrier barriers[BARRIERS];
   unsigned char* shared;
+  unsigned char* view;  // what wgmma reads: shared memory, or a copy that fences bring up to date
   unsigned char* stacks;
+  Warpgroup* warpgroups;
 };
 
 struct Grid;
@@ -56,6 +97,7 @@ struct Worker {
   int live;          // threads that have not exited
   int polling;       // lanes
   int last_block, last_warp;
+  float* scratch;  // for wgmma
   uint64_t random;   // 0: in order
   uint64_t events;   // grows whenever a thread gets somewhere
   uint64_t confirmed_round;
@@ -76,6 +118,11 @@ struct Grid {
   int idle, finished, confirmed;
   uint64_t round;
 };
+
+inline Lane& lane_of(const Block& block, int thread) {
+  unsigned char* base = block.stacks + static_cast<size_t>(thread) * STACK_BYTES;
+  return *reinterpret_cast<Lane*>(base + colour(reinterpret_cast<uintptr_t>(base)));
+}
 
 // xorshift64
 inline uint64_t draw(uint64_t& state) {

@@ -46,6 +46,10 @@ void start_lane(Grid& grid, Block& block, Warp& w, int lane, uint64_t& random) {
 void start_block(Grid& grid, Block& block, Worker& worker) {
   const Launch& launch = *grid.launch;
   memset(block.shared, POISON, shared_stride(launch));
+  if (worker.random != 0 && draw(worker.random) % 4 == 0)
+    memset(block.view, POISON, launch.shared_bytes);
+  else
+    block.view = block.shared;
   for (int i = 0; i < block.n_warps; ++i) {
     Warp& w = block.warps[i];
     w.worker = &worker;
@@ -104,8 +108,13 @@ Memory layout(Grid& grid, bool place, Memory memory) {
   const size_t warps = static_cast<size_t>(launch.threads) / 32;
   unsigned char* stacks = take(blocks * warps * 32 * STACK_BYTES, STACK_BYTES);
   unsigned char* shared = take(blocks * shared_stride(launch), SHARED_ALIGN);
+  unsigned char* views = take(blocks * shared_stride(launch), SHARED_ALIGN);
   unsigned char* b = take(blocks * sizeof(Block), 64);
   unsigned char* w = take(blocks * warps * sizeof(Warp), 64);
+  const size_t warpgroups = (warps + 3) / 4;
+  unsigned char* g = take(blocks * warpgroups * sizeof(Warpgroup), 64);
+  const size_t scratch_bytes = static_cast<size_t>(grid.n_workers) * WG_SCRATCH * sizeof(float);
+  unsigned char* scratch = take(scratch_bytes, 64);
   unsigned char* threads = take(static_cast<size_t>(grid.n_workers) * sizeof(Worker), 64);
   unsigned char* lists = take(blocks * sizeof(Block*), 64);
   if (place) {
@@ -116,7 +125,9 @@ Memory layout(Grid& grid, bool place, Memory memory) {
       block.index = static_cast<int>(i);
       block.n_warps = static_cast<int>(warps);
       block.warps = reinterpret_cast<Warp*>(w) + i * warps;
+      block.warpgroups = reinterpret_cast<Warpgroup*>(g) + i * warpgroups;
       block.shared = shared + i * shared_stride(launch);
+      block.view = views + i * shared_stride(launch);
       block.stacks = stacks + i * warps * 32 * STACK_BYTES;
     }
     // Neighbouring blocks go to different workers: a small grid keeps all of them busy.
@@ -126,6 +137,7 @@ Memory layout(Grid& grid, bool place, Memory memory) {
       worker.grid = &grid;
       worker.blocks = list;
       worker.confirmed_round = ~0ull;
+      worker.scratch = reinterpret_cast<float*>(scratch) + static_cast<size_t>(k) * WG_SCRATCH;
       for (size_t i = static_cast<size_t>(k); i < blocks; i += static_cast<size_t>(grid.n_workers))
         *list++ = &grid.blocks[i], ++worker.n_blocks;
     }
@@ -202,12 +214,14 @@ int launch(const Launch& what, char* error, int error_bytes) {
   check_overruns(grid);
   if (grid.aborted)
     for (ModuleState* s = module_states; s != nullptr; s = s->next) memset(s->data, 0, s->bytes);
-  for (int i = 0; i < what.blocks; ++i)
+  for (int i = 0; i < what.blocks; ++i) {
+    const Block& block = grid.blocks[i];
     for (int t = 0; t < what.threads; ++t) {
-      unsigned char* base = grid.blocks[i].stacks + static_cast<size_t>(t) * STACK_BYTES;
-      Lane& lane = *reinterpret_cast<Lane*>(base + colour(reinterpret_cast<uintptr_t>(base)));
+      const Lane& lane = lane_of(block, t);
       if (lane.copies != nullptr) free(lane.copies->ring);
     }
+    for (int k = 0; k < (block.n_warps + 3) / 4; ++k) free(block.warpgroups[k].ring);
+  }
   munmap(raw, mapped);
   pthread_mutex_destroy(&grid.mutex);
   return grid.aborted ? 1 : 0;

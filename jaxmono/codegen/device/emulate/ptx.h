@@ -45,6 +45,22 @@ inline void cp_async(void* smem, const void* gmem, bool pred) {
   q.ring[q.tail++ & q.mask] = {smem, pred ? gmem : nullptr, BYTES, q.groups};
 }
 
+// Makes the oldest pending copy or arrival happen.
+inline void land(Copies& q) {
+  const Copy& c = q.ring[q.head++ & q.mask];
+  if (c.bytes == 0) --q.arrivals, landed(c.to);
+  else if (c.from == nullptr) memset(c.to, 0, c.bytes);
+  else if (c.bytes == 16) memcpy(c.to, c.from, 16);
+  else memcpy(c.to, c.from, c.bytes);
+}
+
+// Whether the copies that are issued from now on happen at once.
+inline void choose_early(Copies& q) {
+  if (q.random == 0) return;
+  q.random ^= q.random << 13, q.random ^= q.random >> 17, q.random ^= q.random << 5;
+  q.early = (q.random & 3) == 0;
+}
+
 }  // namespace emulate
 
 inline void cp_async_16(void* smem, const void* gmem, bool pred = true) {
@@ -60,21 +76,15 @@ inline void cp_async_4(void* smem, const void* gmem, bool pred = true) {
 inline void cp_async_commit() {
   emulate::Copies& q = *emulate::self().copies;
   ++q.groups;
-  if (q.random != 0) {
-    q.random ^= q.random << 13, q.random ^= q.random >> 17, q.random ^= q.random << 5;
-    q.early = (q.random & 3) == 0;
-  }
+  emulate::choose_early(q);
 }
 
 template <int N>
 inline void cp_async_wait() {
   emulate::Copies& q = *emulate::self().copies;
-  for (; q.head != q.tail; ++q.head) {
-    const emulate::Copy& c = q.ring[q.head & q.mask];
-    if (q.groups - c.group <= N) break;  // one of the N newest, or not committed
-    if (c.from == nullptr) memset(c.to, 0, c.bytes);
-    else if (c.bytes == 16) memcpy(c.to, c.from, 16);
-    else memcpy(c.to, c.from, c.bytes);
+  while (q.head != q.tail) {
+    if (q.groups - q.ring[q.head & q.mask].group <= N) break;  // of the N newest, or uncommitted
+    emulate::land(q);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "emulate/grid.h"
+#include "emulate/hopper.h"
 #include "emulate/matrix.h"
 #include "emulate/switch.h"
 
@@ -51,6 +52,18 @@ void leave(Warp& w, int lane) {
   jaxmono_switch(&w.sp[lane], w.worker->sp);
 }
 
+// Now and then, at random: lets other warps run first.
+void preempt(Lane& me, uint64_t one_in) {
+  Warp& w = *me.warp;
+  Worker& worker = *w.worker;
+  if (worker.random == 0 || draw(worker.random) % one_in != 0) return;
+  w.preempted = true;
+  w.ready = true;
+  jaxmono_switch(&w.sp[me.lane_id], worker.sp);
+}
+
+void check_retired(const Lane& me);
+
 void run_lane() {
   Lane& me = self();
   Warp& w = *me.warp;
@@ -59,6 +72,7 @@ void run_lane() {
   if (canary(&me) != CANARY)
     fail("block %d thread %d needs more than %d KiB of stack", me.block_id, me.thread_id,
          static_cast<int>(STACK_BYTES / 1024));
+  check_retired(me);
   w.state[me.lane_id] = EXITED;
   ++me.block->exited;
   --w.worker->live;
@@ -89,13 +103,8 @@ void collective(void* arg, Compute* compute, const char* what) {
   w.arrived = 0;
   compute(w.args);
   memset(w.state, RUNNABLE, sizeof w.state);
-  Worker& worker = *w.worker;
-  ++worker.events;
-  if (worker.random != 0 && draw(worker.random) % 16 == 0) {
-    w.preempted = true;
-    w.ready = true;
-    jaxmono_switch(&w.sp[lane], worker.sp);
-  }
+  ++w.worker->events;
+  preempt(me, 16);
 }
 
 void barrier(int id, int threads, const char* what) {
@@ -124,23 +133,19 @@ void barrier(int id, int threads, const char* what) {
       if (w.state[l] == waiting) w.state[l] = RUNNABLE, w.ready = true;
     }
   }
-  Worker& worker = *me.warp->worker;
-  if (worker.random != 0 && draw(worker.random) % 2 == 0) {
-    me.warp->preempted = true;
-    me.warp->ready = true;
-    jaxmono_switch(&me.warp->sp[me.lane_id], worker.sp);
-  }
+  preempt(me, 2);
 }
 
-void pause(const char* what) {
-  Lane& me = self();
+static void poll_for(Lane& me, const Wait& wait) {
   Warp& w = *me.warp;
   w.state[me.lane_id] = POLLING;
-  w.what[me.lane_id] = what;
+  w.wait[me.lane_id] = wait;
   ++w.polling;
   ++w.worker->polling;
   leave(w, me.lane_id);
 }
+
+void pause(const char* what) { poll_for(self(), {what, nullptr, 0}); }
 
 void resumed() { ++self().warp->worker->events; }
 
@@ -171,5 +176,7 @@ ModuleState::ModuleState(void* data, size_t bytes) : next(module_states), data(d
 
 }  // namespace jaxmono::emulate
 
+#include "emulate/phases.h"
+#include "emulate/warpgroup.h"
 #include "emulate/schedule.h"
 #include "emulate/launch.h"

@@ -70,6 +70,15 @@ bool poll(Worker& worker) {
   return worker.events != before;
 }
 
+// Whether two lanes of a block wait for the same thing.
+bool alike(const Warp& a, int i, const Warp& b, int j) {
+  if (a.state[i] != b.state[j]) return false;
+  if (a.state[i] == IN_COLLECTIVE) return &a == &b || a.name == b.name;
+  if (a.state[i] != POLLING && a.state[i] != WAITING) return true;
+  return a.wait[i].what == b.wait[j].what && a.wait[i].mbarrier == b.wait[j].mbarrier &&
+         a.wait[i].parity == b.wait[j].parity;
+}
+
 struct Text {
   char* at;
   size_t left;
@@ -87,8 +96,15 @@ void describe_lane(Text& text, const Block& block, const Warp& w, int lane) {
   const uint8_t state = w.state[lane];
   if (state == IN_COLLECTIVE) {
     text.add("%s (%d of 32 lanes arrived)", w.name, w.arrived);
-  } else if (state == POLLING) {
-    text.add("%s", w.what[lane]);
+  } else if (state == POLLING || state == WAITING) {
+    const Wait& wait = w.wait[lane];
+    text.add("%s", wait.what);
+    if (wait.mbarrier == nullptr) return;
+    Mbarrier bar;
+    memcpy(&bar, wait.mbarrier, sizeof bar);
+    const unsigned char* at = static_cast<const unsigned char*>(wait.mbarrier);
+    text.add(" for parity %u at shared memory offset %d (%d of %d arrivals)", wait.parity,
+             static_cast<int>(at - block.shared), bar.expected - bar.pending, bar.expected);
   } else if (state >= AT_BARRIER) {
     const Barrier& b = block.barriers[state - AT_BARRIER];
     text.add("%s %d (%d of %d threads arrived)", b.what, state - AT_BARRIER, b.arrived, b.threads);
@@ -108,10 +124,8 @@ void report_deadlock(Grid& grid) {
     const int threads = block.n_warps * 32;
     if (block.exited == threads) continue;
     for (int first = 0, t = 1; t <= threads; ++t) {
-      const Warp &a = block.warps[first / 32], &b = block.warps[(t - 1) / 32 + (t % 32 == 0)];
-      const bool same = t < threads && a.state[first % 32] == b.state[t % 32] &&
-                        (&a == &b || a.state[first % 32] != IN_COLLECTIVE || a.name == b.name);
-      if (same) continue;
+      const Warp& a = block.warps[first / 32];
+      if (t < threads && alike(a, first % 32, block.warps[t / 32], t % 32)) continue;
       if (++lines <= 12) {
         text.add("%s block %d threads %d-%d: ", lines == 1 ? "" : ";", i, first, t - 1);
         describe_lane(text, block, a, first % 32);

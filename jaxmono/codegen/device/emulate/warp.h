@@ -4,8 +4,22 @@
 
 namespace jaxmono {
 
+inline void sync_all_threads() { emulate::barrier(0, emulate::self().threads, "sync_all_threads"); }
+#ifdef JM_TEAM
+inline void syncthreads() {
+  if (emulate::self().thread_id >= JM_TEAM)
+    emulate::fail("syncthreads in thread %d of block %d: it is for the first %d threads (JM_TEAM)",
+                  emulate::self().thread_id, emulate::self().block_id, JM_TEAM);
+  emulate::barrier(1, JM_TEAM, "syncthreads");
+}
+inline void named_barrier(int id, int threads) {
+  if (id == 1) emulate::fail("named_barrier 1 is that of syncthreads; ids are 2..15");
+  emulate::barrier(id, threads, "named_barrier");
+}
+#else
 inline void syncthreads() { emulate::barrier(0, emulate::self().threads, "syncthreads"); }
 inline void named_barrier(int id, int threads) { emulate::barrier(id, threads, "named_barrier"); }
+#endif
 inline void syncwarp() {
   emulate::collective(nullptr, [](void* const*) {}, "syncwarp");
 }

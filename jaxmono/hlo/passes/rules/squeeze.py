@@ -116,6 +116,21 @@ def squeeze_pad(op: ops.Pad, scope: Scope) -> Sequence[Value] | None:
     return [scope.reshape(small, shape)]
 
 
+def squeeze_window(op: ops.Window, scope: Scope) -> Sequence[Value] | None:
+    # window[dim 1, 3 taps](x: [1,8,4]): [1,6,4,3]
+    #   =>  reshape[1,6,4,3](window[dim 0, 3 taps](reshape[8,4](x)))
+    x = op.operand.type.shape
+    kept = [i for i, d in enumerate(x) if d != 1 or i in op.dimensions]
+    taps = [i for i, n in enumerate(op.sizes) if n != 1 or op.strides[i] != 1]
+    if len(kept) == len(x) and len(taps) == len(op.sizes):
+        return None
+    sizes, strides, dilations = ([a[i] for i in taps] for a in (op.sizes, op.strides,
+                                                                op.dilations))
+    small = scope.window(scope.reshape(op.operand, [x[i] for i in kept]),
+                         [kept.index(op.dimensions[i]) for i in taps], sizes, strides, dilations)
+    return [scope.reshape(small, op.result.type.shape)]
+
+
 def squeeze_reverse(op: ops.Reverse, scope: Scope) -> Sequence[Value] | None:
     # reverse[1](x: [1,4])  =>  reshape[1,4](reverse[0](reshape[4](x)))
     kept = proper_dims(op.operand.type.shape)
@@ -209,6 +224,7 @@ RULES: Mapping[type[Op], Sequence[Rule]] = {
     ops.Slice: (squeeze_slice,),
     ops.Concatenate: (squeeze_concatenate,),
     ops.Pad: (squeeze_pad,),
+    ops.Window: (squeeze_window,),
     ops.Reverse: (squeeze_reverse,),
     ops.DotGeneral: (outer_product, squeeze_dot),
     ops.Reduce: (reduce_single, squeeze_reduce),

@@ -1,0 +1,256 @@
+"""The yardstick: XLA, torch and jaxmono on the models of the zoo, beside each other.
+
+    python -m benchmarks.run                                   the standard table
+    python -m benchmarks.run --models=bert_base,opt_decode --batch=1,16,32 --dtype=bf16 \\
+        --peers=xla,torch_compile,torch_cudagraph --modes=monolithic,stitch
+    python -m benchmarks.run --models=bert_base --profile --cpu_load=0.5,0.7
+    python -m benchmarks.run --tiny --interpret                without a GPU: correctness only
+
+Rows are written as soon as they are made; what fails is a row with its reason. README.md of this
+folder tells how each figure is measured.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Before JAX starts: torch and fresh processes share the GPU with it.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# NVRTC keeps what it compiled, too; compile times here are of a compiler that does not.
+os.environ.setdefault("CUDA_CACHE_DISABLE", "1")
+
+import jax
+import jax.numpy as jnp
+from absl import app, flags
+
+from benchmarks import depth, first_result, machine, select, supervise
+from benchmarks.data import Case
+from benchmarks.measure import Key, Settings, measure
+from benchmarks.results import Folder, default_folder
+from benchmarks.row import Row
+from benchmarks.select import BadFlag
+from benchmarks.throttle import Nvml
+from benchmarks.xla_best import Choices
+from examples.cli import flags_parser
+
+PARTS = ("time", "depth", "first")
+
+_MODELS = flags.DEFINE_list("models", ["all"], "Names of workloads, families, or all.")
+_BATCH = flags.DEFINE_list("batch", [], "Default: each workload's own.")
+_DTYPE = flags.DEFINE_list("dtype", [], "bf16, f16 or f32. Default: each workload's own.")
+_PEERS = flags.DEFINE_list("peers", None, "Of xla, torch_compile, torch_cudagraph. Default: all; "
+                           "without a GPU xla only.")
+_MODES = flags.DEFINE_list("modes", ["monolithic"], "Of jaxmono.jit, e.g. monolithic,stitch.")
+_ROUNDS = flags.DEFINE_integer("rounds", 15, "Rounds; medians are over these.", lower_bound=2)
+_CALLS = flags.DEFINE_integer("calls", 50, "Calls per round, at most.", lower_bound=1)
+_SECONDS = flags.DEFINE_float("seconds_per_row", 1.0, "Sampling time, compiling not included.",
+                              lower_bound=0.01)
+_OUT = flags.DEFINE_string("out", None, "Folder for the results; an earlier run there is "
+                           "replaced. Default: benchmarks/results/<date>-<device>.")
+_RESUME = flags.DEFINE_bool("resume", False, "Go on with the run in --out: leave out the cases "
+                            "that it has.")
+_COMMIT = flags.DEFINE_string("commit", None, "Commit measured, where git cannot tell.")
+_TINY = flags.DEFINE_bool("tiny", False, "The small configurations that CI runs.")
+_INTERPRET = flags.DEFINE_bool("interpret", False, "Without a GPU: jaxmono's kernels in the "
+                               "interpreter, for correctness; nothing is timed.")
+_PROFILE = flags.DEFINE_bool("profile", False, "Keep each kernel's own time.")
+_LOADS = flags.DEFINE_list("cpu_load", [], "Shares of the cores; measures latency again while "
+                           "other processes keep them busy.")
+_VARIANTS = flags.DEFINE_enum("xla_variants", "all", ["all", "default"], "Search XLA's fastest "
+                              "flags and attention, or take the default.")
+_CACHE = flags.DEFINE_string("cache_dir", None, "Keeps compiled programs and chosen variants, so "
+                             "that the next run is quick; what comes from it has no compile_s. "
+                             "Default: a temporary folder.")
+_LIMIT = flags.DEFINE_float("case_limit_s", 300, "A case that takes longer (a kernel hangs) is "
+                            "given up and has failed.", lower_bound=1)
+_PARTS = flags.DEFINE_list("parts", ["time"], "time: the table; depth: compile time of BERT with "
+                           "12 and 24 layers; first: seconds to a first result in fresh "
+                           "processes. The last two go to other.jsonl.")
+_FIRST = flags.DEFINE_list("first_models", ["bert_base"], "Models of --parts=first.")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Checks the flags, then measures in a process that may die; returns the exit status: 1 when
+    XLA's or jaxmono's side of a case failed or is wrong, 2 for flags that make no sense."""
+    try:
+        _check(arguments)
+        cases = select.cases(_MODELS.value, _BATCH.value, _DTYPE.value, tiny=_TINY.value)
+        systems = select.systems(select.PEERS if _PEERS.value is None else _PEERS.value,
+                                 _MODES.value)
+    except BadFlag as error:
+        sys.stderr.write(f"python -m benchmarks.run: {error}\n")
+        return 2
+    if supervise.STATE not in os.environ and not _INTERPRET.value:
+        return supervise.supervise("benchmarks.run", sys.argv[1:], limit_s=_LIMIT.value)
+    problem = _platform_problem()
+    if problem:
+        sys.stderr.write(f"python -m benchmarks.run: {problem}\n")
+        return 2
+    if _PEERS.value is None and _INTERPRET.value:
+        systems = select.systems(("xla",), _MODES.value)
+    with tempfile.TemporaryDirectory() as scratch:
+        return _run(cases, systems, _caches(Path(_CACHE.value or scratch)))
+
+
+def _check(arguments: Sequence[str]) -> None:
+    """What selecting cases and systems does not check.
+
+    Raises:
+      BadFlag: a flag's value cannot be used.
+    """
+    if len(arguments) > 1:
+        raise BadFlag(f"{' '.join(arguments[1:])!r} is not understood; flags are --name=value")
+    unknown = [part for part in _PARTS.value if part not in PARTS]
+    if unknown:
+        raise BadFlag(f"--parts: {unknown[0]!r} is none of {', '.join(PARTS)}")
+    if _RESUME.value and not _OUT.value:
+        raise BadFlag("--resume needs --out: the folder of the run to go on with")
+    select.shares(_LOADS.value)
+    if "first" in _PARTS.value:
+        select.workloads(_FIRST.value)
+
+
+def _platform_problem() -> str:
+    """Why this machine cannot do what was asked for, and what to do; or ""."""
+    gpu = jax.default_backend() != "cpu"
+    if not gpu and not _INTERPRET.value:
+        return ("JAX sees no GPU here, so there is nothing to time. On a machine with one, "
+                "install jax[cuda13]; for correctness only, add --tiny --interpret")
+    if gpu and _INTERPRET.value:
+        return ("--interpret is for machines without a GPU, and here is one; leave it out, or set "
+                "JAX_PLATFORMS=cpu")
+    return ""
+
+
+def _caches(folder: Path) -> Path:
+    """Points JAX and jaxmono to caches in a folder."""
+    folder = folder.resolve()
+    (folder / "jax").mkdir(parents=True, exist_ok=True)
+    os.environ["JAXMONO_CACHE_DIR"] = str(folder / "jaxmono")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "torch"))
+    if jax.default_backend() != "cpu":  # a CPU's executables are quick, and depend on its kind
+        jax.config.update("jax_compilation_cache_dir", str(folder / "jax"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return folder
+
+
+def _run(cases: Sequence[Case], systems: tuple[Key, ...], cache: Path) -> int:
+    """All parts; returns the exit status."""
+    nvml, timed = Nvml(), not _INTERPRET.value
+    given = [a for a in sys.argv[1:] if not a.startswith(("--commit", "--out", "--resume"))]
+    header = machine.header(machine.commit_of(_COMMIT.value), given, nvml)
+    folder = Folder(Path(_OUT.value) if _OUT.value else default_folder(header),
+                    resume=_RESUME.value)
+    speed = None
+    if timed and "time" in _PARTS.value:
+        speed = machine.speed([case.dtype for case in cases])
+        header |= {"read_gb_per_s": round(speed.read_bytes_per_s / 1e9), "tflop_per_s": {
+            name: round(rate / 1e12, 1) for name, rate in speed.flops_per_s.items()}}
+        header |= _dispatch("before")
+    if not timed:
+        header["note"] = "run on the CPU for correctness only: nothing is timed"
+        sys.stdout.write("No GPU: jaxmono runs in the interpreter, for correctness only; nothing "
+                         "is timed.\n")
+    folder.header(header)
+    gc.collect()
+    gc.freeze()  # modules stay: no collection need look at them again
+    settings = Settings(
+        systems, speed, header["commit"], _ROUNDS.value, _CALLS.value, _SECONDS.value,
+        profile=_PROFILE.value, cpu_loads=select.shares(_LOADS.value),
+        search=_VARIANTS.value == "all", interpret=_INTERPRET.value,
+        choices=Choices(cache / "variants.json" if timed else None), nvml=nvml)
+    bad = _time(cases, folder, settings) if "time" in _PARTS.value else 0
+    bad += _others(folder)
+    if speed is not None:
+        folder.header({**_dispatch("after"), "clocks_after": nvml.clocks() or None})
+    missing = folder.report()
+    sys.stdout.write(f"written to {folder.path}{f' ({missing})' if missing else ''}\n")
+    return 1 if bad else 0
+
+
+def _dispatch(when: str) -> dict[str, Any]:
+    """The host's time per call of a trivial program, before and after the run."""
+    return {f"dispatch_us_{when}": {f"{n} arguments": round(machine.dispatch_us(n), 1)
+                                    for n in (1, 200)}}
+
+
+def _time(cases: Sequence[Case], folder: Folder, settings: Settings) -> int:
+    """The table; returns how many rows of XLA and jaxmono failed or are wrong."""
+    bad, done = 0, folder.done() if _RESUME.value else set()
+    for number, case in enumerate(cases, 1):
+        planned = [Row(case.workload.name, case.batch, "", case.dtype, *key,
+                       commit=settings.commit) for key in settings.systems]
+        if all((r.model, r.batch, r.dtype, r.name) in done for r in planned):
+            continue
+        supervise.working_on(folder.path, planned)
+        start = time.perf_counter()
+        rows = list(measure(case, settings))
+        for row in rows:
+            folder.add(row)
+            sys.stdout.write(_line(row) + "\n")
+            bad += row.system in ("xla", "jaxmono") and (row.status == "failed" or row.ok is False)
+        supervise.working_on(folder.path, ())
+        sys.stdout.write(f"  case {number} of {len(cases)}: {time.perf_counter() - start:.1f} s\n")
+        sys.stdout.flush()
+        if any(row.status == "failed" for row in rows) and not _answers():
+            os._exit(supervise.GPU_LOST)  # without its GPU, JAX cannot be taken down in order
+    return bad
+
+
+def _answers() -> bool:
+    """Whether the device still works: a fault in a kernel ends it for the whole process."""
+    try:
+        return bool(jax.block_until_ready(jnp.ones((2,)) + 1)[0] == 2)
+    except Exception:
+        return False
+
+
+def _others(folder: Folder) -> int:
+    """--parts=depth,first; returns how many failed."""
+    rows: list[Any] = []
+    if "depth" in _PARTS.value:
+        rows.append(depth.rows(tiny=_TINY.value, interpret=_INTERPRET.value))
+    if "first" in _PARTS.value:
+        rows += [first_result.rows(w.name, tiny=_TINY.value, interpret=_INTERPRET.value)
+                 for w in select.workloads(_FIRST.value)]
+    bad = 0
+    for part in rows:
+        for row in part:
+            if _INTERPRET.value:
+                row = {k: None if k in ("seconds", "trace_s", "compile_s") else v
+                       for k, v in row.items()}
+            folder.add_other(row)
+            bad += "failed" in row
+            sys.stdout.write("  ".join(f"{k}={v}" for k, v in row.items()) + "\n")
+            sys.stdout.flush()
+    return bad
+
+
+def _line(row: Row) -> str:
+    """A row for the terminal."""
+    told = [f"{row.model} b{row.batch} {row.dtype} {row.name}:"]
+    for label, value, unit in (("device", row.device_us, " us"),
+                               ("pipelined", row.pipelined_us, " us"),
+                               ("p50", row.latency_us_p50, " us"), ("/xla", row.ratio_to_xla, ""),
+                               ("device/xla", row.device_ratio_to_xla, ""),
+                               ("kernels", row.kernels, ""), ("error", row.error, ""),
+                               ("XLA's", row.reference_error, "")):
+        if value is not None:
+            told.append(f"{label} {value:.4g}{unit}")
+    told += [f"load {row.cpu_load:.0%}"] if row.cpu_load is not None else []
+    told += ["WRONG"] if row.ok is False else []
+    told += [f"[{row.variant}]"] if row.variant else []
+    told += [f"{row.status}: {row.reason}"] if row.status != "ok" else []
+    return "  ".join(told)
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=flags_parser("python -m benchmarks.run"))

@@ -1,0 +1,173 @@
+"""XLA at its best: the fastest of its public flags and of JAX's attention implementations.
+
+Command buffers and donation are on in all of them. Two rounds: attention first (the model's own
+einsums, and those of `jax.nn.dot_product_attention`, where the workload takes one), then the
+flags with the best of those. The fastest by pipelined time wins; of those within 3 % of it, which
+the host's dispatch may have made equal, the one that occupies the device least.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks import timing
+from benchmarks.data import Data
+from benchmarks.running import Running
+from benchmarks.systems_jax import JaxRunning, Options, compile_xla
+
+_GRAPHS: Options = {
+    "xla_gpu_enable_command_buffer":
+        "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONDITIONAL,WHILE,DYNAMIC_SLICE_FUSION",
+    "xla_gpu_graph_min_graph_size": 1,
+}
+FLAGS: Mapping[str, Options] = {
+    "default": {},
+    "all in command buffers": _GRAPHS,
+    "concurrent command buffers": {**_GRAPHS,
+                                   "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT"},
+    "no triton gemm": {"xla_gpu_enable_triton_gemm": False},
+    "cudnn gemm fusion": {"xla_gpu_cudnn_gemm_fusion_level": 2},
+}
+ATTENTION: tuple[str | None, ...] = (None, "xla", "cudnn")
+
+DEFAULT = "default"
+_EQUAL = 1.03
+_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What can be chosen of XLA."""
+
+    flags: str = DEFAULT
+    attention: str | None = None
+
+    def __str__(self) -> str:
+        return self.flags if self.attention is None else \
+            f"{self.flags}, attention={self.attention}"
+
+
+class Choices:
+    """Variants chosen before, in a file: a second run of a commit need not try them all again."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._known: dict[str, Any] = {}
+        if path is not None and path.exists():
+            self._known = json.loads(path.read_text(encoding="utf-8"))
+
+    def get(self, data: Data) -> Variant | None:
+        """What was chosen for a case under this version of JAX."""
+        found = self._known.get(self._key(data))
+        known = found and found["flags"] in FLAGS and found["attention"] in ATTENTION
+        return Variant(found["flags"], found["attention"]) if known else None
+
+    def put(self, data: Data, chosen: Variant) -> None:
+        """Remembers it."""
+        self._known[self._key(data)] = {"flags": chosen.flags, "attention": chosen.attention}
+        if self._path is not None:
+            self._path.write_text(json.dumps(self._known, indent=1), encoding="utf-8")
+
+    @staticmethod
+    def _key(data: Data) -> str:
+        device = jax.devices()[0].device_kind
+        return f"{data.case.name} {data.program.shape}, jax {jax.__version__}, {device}"
+
+
+def prepare(data: Data, choices: Choices, *, search: bool) -> JaxRunning:
+    """XLA's side of a case.
+
+    Args:
+      search: try the variants, unless they were tried before; else take the default.
+
+    Raises:
+      Exception: what JAX raises when it compiles or runs the default.
+    """
+    if not search or jax.default_backend() == "cpu":
+        return _running(data, Variant())
+    known = choices.get(data)
+    if known is not None:
+        running = _running(data, known)
+        running.facts = replace(running.facts, notes=_note("chosen by an earlier run", []))
+        return running
+    start = time.perf_counter()
+    best = _running(data, Variant())
+    best.wait(best.start())
+    compile_s = best.facts.compile_s
+    failed: list[str] = []
+    if data.case.workload.attention:
+        best = _fastest(best, [Variant(attention=a) for a in ATTENTION if a], data, failed)
+    flags = [replace(best.chosen, flags=name) for name in FLAGS if name != DEFAULT]
+    best = _fastest(best, flags, data, failed)
+    choices.put(data, best.chosen)
+    # The default's own compile time: the variants were compiled side by side.
+    spent = time.perf_counter() - start - (compile_s or 0.0)
+    best.facts = replace(best.facts, compile_s=compile_s, tune_s=spent, notes=_note("", failed))
+    return best
+
+
+class _Xla(JaxRunning):
+    """One variant."""
+
+    chosen: Variant
+
+
+def _running(data: Data, variant: Variant) -> _Xla:
+    program = data.program if variant.attention is None else \
+        data.flat(data.case.program(attention=variant.attention))
+    compiled, facts = compile_xla(program.step, data, FLAGS[variant.flags])
+    running = _Xla("xla", compiled, data, replace(facts, variant=str(variant)))
+    running.chosen = variant
+    return running
+
+
+def _fastest(best: _Xla, others: Sequence[Variant], data: Data, failed: list[str]) -> _Xla:
+    """The fastest of one that runs and others; closes the rest, notes those that fail."""
+
+    def attempt(variant: Variant) -> _Xla | str:
+        try:
+            running = _running(data, variant)
+            running.wait(running.start())
+        except Exception as error:  # a flag that this JAX lacks, an attention that does not fit
+            return f"{variant}: {timing.reason(error)}"
+        return running
+
+    with ThreadPoolExecutor(len(others)) as pool:
+        tried = list(pool.map(attempt, others))
+    failed += [t for t in tried if isinstance(t, str)]
+    running = [best, *(t for t in tried if isinstance(t, _Xla))]
+    winner = running[choose([_score(r) for r in _timed(running)])]
+    for r in running:
+        if r is not winner:
+            r.close()
+    return winner
+
+
+def _timed(running: Sequence[Running]) -> list[tuple[Running, float]]:
+    times = timing.pipelined(dict(enumerate(running)), seconds=0.1, rounds=_ROUNDS, calls=50)
+    return [(r, times[i].median_us) for i, r in enumerate(running)]
+
+
+def _score(timed: tuple[Running, float]) -> tuple[float, Callable[[], float]]:
+    running, us = timed
+    return us, lambda: timing.queued(running, us) or us
+
+
+def choose(scores: Sequence[tuple[float, Callable[[], float]]]) -> int:
+    """Index of the fastest: (pipelined time, function that measures the device's time)."""
+    bar = min(us for us, _ in scores) * _EQUAL
+    equal = [i for i, (us, _) in enumerate(scores) if us <= bar]
+    return equal[0] if len(equal) == 1 else min(equal, key=lambda i: scores[i][1]())
+
+
+def _note(text: str, failed: Sequence[str]) -> str:
+    told = [text] if text else []
+    return "; ".join(told + [f"not tried: {f}" for f in failed])

@@ -1,0 +1,32 @@
+// What the runtime does for mbarrier.h and wgmma.h.
+#pragma once
+#include "emulate/emulate.h"
+
+namespace jaxmono::emulate {
+
+// ---- phases.h: bar is a word of shared memory --------------------------------------------------
+
+void mbarrier_init(void* bar, uint32_t arrivals);
+void mbarrier_arrive(void* bar);
+void mbarrier_arrive_later(void* bar);  // when this thread's copies have happened
+void mbarrier_wait(void* bar, uint32_t parity);
+void fence_proxy_async();
+
+// ---- warpgroup.h -------------------------------------------------------------------------------
+
+enum WgmmaForm : uint32_t { WGMMA_F16 = 1, WGMMA_A_MN = 2, WGMMA_B_MN = 4 };
+
+struct Wgmma {
+  float* d;  // [columns / 8][4]
+  uint64_t a, b;
+  uint32_t columns, form;
+};
+struct WgmmaWait {
+  uint32_t newest;
+  bool done;
+};
+Compute wgmma_fence, wgmma_issue, wgmma_commit, wgmma_wait;
+// The rest of a wait that was not done: until the other warps have issued what it waits for.
+void wgmma_await(uint32_t newest);
+
+}  // namespace jaxmono::emulate

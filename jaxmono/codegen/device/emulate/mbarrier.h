@@ -1,0 +1,40 @@
+// The functions of ptx_mbarrier.cuh on the host.
+//
+// A word counts down the arrivals of its phase. An arrival that belongs to cp.async comes when the
+// thread's earlier copies happen: by the seed at once, or only when somebody waits for the barrier.
+// fence_proxy_async: with some seeds wgmma reads a second copy of shared memory, which only a fence
+// brings up to date, so that a missing one shows.
+#pragma once
+#include "emulate/hopper.h"
+#include "emulate/ptx.h"
+
+namespace jaxmono {
+inline void mbarrier_init(uint64_t* bar, uint32_t arrivals) {
+  emulate::check_shared(emulate::self(), bar, 8, "mbarrier_init");
+  emulate::mbarrier_init(bar, arrivals);
+}
+inline void mbarrier_fence_init() {}
+inline void mbarrier_arrive(uint64_t* bar) {
+  emulate::check_shared(emulate::self(), bar, 8, "mbarrier_arrive");
+  emulate::mbarrier_arrive(bar);
+}
+inline void cp_async_mbarrier_arrive(uint64_t* bar) {
+  emulate::check_shared(emulate::self(), bar, 8, "cp_async_mbarrier_arrive");
+  emulate::mbarrier_arrive_later(bar);
+}
+inline void mbarrier_wait(uint64_t* bar, uint32_t parity) {
+  emulate::check_shared(emulate::self(), bar, 8, "mbarrier_wait");
+  emulate::mbarrier_wait(bar, parity);
+}
+inline void fence_proxy_async() { emulate::fence_proxy_async(); }
+
+inline uint32_t ld_acquire_shared(const uint32_t* p) {
+  emulate::check_shared(emulate::self(), p, 4, "ld_acquire_shared");
+  return ld_acquire_gpu(p);
+}
+inline void st_release_shared(uint32_t* p, uint32_t x) {
+  emulate::check_shared(emulate::self(), p, 4, "st_release_shared");
+  st_release_gpu(p, x);
+}
+
+}  // namespace jaxmono

@@ -1,0 +1,47 @@
+// The functions of ptx_wgmma.cuh on the host.
+//
+// Products are queued per warpgroup and happen as late as the waits allow or, by the seed, as soon
+// as all four warps have issued them: operands that are overwritten early and accumulators that are
+// read early show. The first wgmma of a warp, and the first after a wait that left none in flight,
+// must follow a wgmma_fence. A descriptor holds the offset in the block's shared memory.
+#pragma once
+#include "emulate/hopper.h"
+#include "emulate/ptx.h"
+
+namespace jaxmono {
+inline void wgmma_fence() { emulate::collective(nullptr, emulate::wgmma_fence, "wgmma_fence"); }
+inline void wgmma_commit() { emulate::collective(nullptr, emulate::wgmma_commit, "wgmma_commit"); }
+template <int N>
+inline void wgmma_wait() {
+  emulate::WgmmaWait arg = {N, false};
+  emulate::collective(&arg, emulate::wgmma_wait, "wgmma_wait");
+  if (!arg.done) emulate::wgmma_await(N);
+}
+
+inline uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t stride_bytes) {
+  emulate::check_shared(emulate::self(), smem, 16, "wgmma_descriptor");
+  const uint64_t offset = static_cast<const unsigned char*>(smem) - emulate::self().shared;
+  return offset >> 4 | static_cast<uint64_t>(lead_bytes >> 4) << 16 |
+         static_cast<uint64_t>(stride_bytes >> 4) << 32 | 1ull << 62;
+}
+
+template <class T, bool A_MN, bool B_MN, int NT>
+inline void wgmma(float (&d)[NT][4], uint64_t a, uint64_t b) {
+  static_assert(is_narrow<T>, "wgmma multiplies bf16 or f16");
+  static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
+  emulate::Wgmma arg = {&d[0][0], a, b, 8 * NT,
+                        (is_same<T, f16> ? emulate::WGMMA_F16 : 0u) |
+                            (A_MN ? emulate::WGMMA_A_MN : 0u) | (B_MN ? emulate::WGMMA_B_MN : 0u)};
+  emulate::collective(&arg, emulate::wgmma_issue, "wgmma");
+}
+
+template <int N>
+inline void registers_increase() {
+  static_assert(N % 8 == 0 && N >= 24 && N <= 256, "setmaxnreg takes multiples of 8 in 24..256");
+}
+template <int N>
+inline void registers_decrease() {
+  static_assert(N % 8 == 0 && N >= 24 && N <= 256, "setmaxnreg takes multiples of 8 in 24..256");
+}
+
+}  // namespace jaxmono

@@ -1,0 +1,130 @@
+// wgmma: asynchronous products of a warpgroup (4 warps), operands in shared memory. sm_90a; see
+// ptx.cuh for the list.
+//
+// Tiles have the 128-byte swizzle: rows of 128 bytes whose 16-byte pieces are permuted, piece p of
+// row r at place p ^ (r % 8). A tile begins at a multiple of 1024 bytes. An operand is stored as
+//   [rows][k] (K-major)   in panels of 64 k. A descriptor points at row % 8 == 0, k % 16 == 0;
+//                         stride_bytes = 1024 (8 rows); lead_bytes is not used, say 16
+//   [k][rows] (MN)        in panels of 64 rows. A descriptor points at a panel's first row, k % 8 == 0;
+//                         stride_bytes = 1024 (8 k), lead_bytes: from panel to panel
+//
+// ptxas lets products overlap only where it can follow their registers: between the first
+// wgmma_fence and wgmma_wait<0> nothing else touches the accumulators, and no path reaches that wait
+// without a product. Safest is a do { } while loop and the wait right after it; with `for`, or an
+// `if` around the wait, products can be serialised (C7514, C7515 in the log) or a wait injected
+// (C7517).
+#pragma once
+#include "jaxmono/types.cuh"
+
+#ifdef JAXMONO_EMULATE
+#include "emulate/wgmma.h"
+#else
+
+#include "jaxmono/ptx_async.cuh"
+
+namespace jaxmono {
+
+JM_DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+JM_DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N>
+JM_DEVICE void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+JM_DEVICE uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t stride_bytes) {
+  return static_cast<uint64_t>((shared_address(smem) & 0x3ffff) >> 4) |
+         static_cast<uint64_t>(lead_bytes >> 4) << 16 |
+         static_cast<uint64_t>(stride_bytes >> 4) << 32 | 1ull << 62;
+}
+
+// The accumulator registers of N = 8 * NT columns: their numbers in the text, and the operands.
+#define JM_R2 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define JM_R4 JM_R2 ", " "%8, %9, %10, %11, %12, %13, %14, %15"
+#define JM_R6 JM_R4 ", " "%16, %17, %18, %19, %20, %21, %22, %23"
+#define JM_R8 JM_R6 ", " "%24, %25, %26, %27, %28, %29, %30, %31"
+#define JM_R10 JM_R8 ", " "%32, %33, %34, %35, %36, %37, %38, %39"
+#define JM_R12 JM_R10 ", " "%40, %41, %42, %43, %44, %45, %46, %47"
+#define JM_R14 JM_R12 ", " "%48, %49, %50, %51, %52, %53, %54, %55"
+#define JM_R16 JM_R14 ", " "%56, %57, %58, %59, %60, %61, %62, %63"
+#define JM_R18 JM_R16 ", " "%64, %65, %66, %67, %68, %69, %70, %71"
+#define JM_R20 JM_R18 ", " "%72, %73, %74, %75, %76, %77, %78, %79"
+#define JM_R22 JM_R20 ", " "%80, %81, %82, %83, %84, %85, %86, %87"
+#define JM_R24 JM_R22 ", " "%88, %89, %90, %91, %92, %93, %94, %95"
+#define JM_R26 JM_R24 ", " "%96, %97, %98, %99, %100, %101, %102, %103"
+#define JM_R28 JM_R26 ", " "%104, %105, %106, %107, %108, %109, %110, %111"
+#define JM_R30 JM_R28 ", " "%112, %113, %114, %115, %116, %117, %118, %119"
+#define JM_R32 JM_R30 ", " "%120, %121, %122, %123, %124, %125, %126, %127"
+#define JM_D(J) "+f"(d[J][0]), "+f"(d[J][1]), "+f"(d[J][2]), "+f"(d[J][3])
+#define JM_D2 JM_D(0), JM_D(1)
+#define JM_D4 JM_D2, JM_D(2), JM_D(3)
+#define JM_D6 JM_D4, JM_D(4), JM_D(5)
+#define JM_D8 JM_D6, JM_D(6), JM_D(7)
+#define JM_D10 JM_D8, JM_D(8), JM_D(9)
+#define JM_D12 JM_D10, JM_D(10), JM_D(11)
+#define JM_D14 JM_D12, JM_D(12), JM_D(13)
+#define JM_D16 JM_D14, JM_D(14), JM_D(15)
+#define JM_D18 JM_D16, JM_D(16), JM_D(17)
+#define JM_D20 JM_D18, JM_D(18), JM_D(19)
+#define JM_D22 JM_D20, JM_D(20), JM_D(21)
+#define JM_D24 JM_D22, JM_D(22), JM_D(23)
+#define JM_D26 JM_D24, JM_D(24), JM_D(25)
+#define JM_D28 JM_D26, JM_D(26), JM_D(27)
+#define JM_D30 JM_D28, JM_D(28), JM_D(29)
+#define JM_D32 JM_D30, JM_D(30), JM_D(31)
+
+// A, B, TA, TB: the numbers of the other operands.
+#define JM_WGMMA_TYPED(NT, N, TYPE, A, B, TA, TB)                                           \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE              \
+               " {" JM_R##NT "}, %" #A ", %" #B ", 1, 1, 1, %" #TA ", %" #TB ";"            \
+               : JM_D##NT                                                                   \
+               : "l"(a), "l"(b), "n"(A_MN ? 1 : 0), "n"(B_MN ? 1 : 0))
+#define JM_WGMMA(COUNT, N, A, B, TA, TB)                                                    \
+  else if constexpr (NT == COUNT) {                                                         \
+    if constexpr (is_same<T, bf16>) JM_WGMMA_TYPED(COUNT, N, "bf16", A, B, TA, TB);         \
+    else JM_WGMMA_TYPED(COUNT, N, "f16", A, B, TA, TB);                                     \
+  }
+
+// Rows 16 * (warp_id() % 4) + g and + 8 of the 64, like mma's fragments.
+template <class T, bool A_MN, bool B_MN, int NT>
+JM_DEVICE void wgmma(float (&d)[NT][4], uint64_t a, uint64_t b) {
+  static_assert(is_narrow<T>, "wgmma multiplies bf16 or f16");
+  static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
+  if constexpr (false) {
+  }
+  JM_WGMMA(2, 16, 8, 9, 10, 11)
+  JM_WGMMA(4, 32, 16, 17, 18, 19)
+  JM_WGMMA(6, 48, 24, 25, 26, 27)
+  JM_WGMMA(8, 64, 32, 33, 34, 35)
+  JM_WGMMA(10, 80, 40, 41, 42, 43)
+  JM_WGMMA(12, 96, 48, 49, 50, 51)
+  JM_WGMMA(14, 112, 56, 57, 58, 59)
+  JM_WGMMA(16, 128, 64, 65, 66, 67)
+  JM_WGMMA(18, 144, 72, 73, 74, 75)
+  JM_WGMMA(20, 160, 80, 81, 82, 83)
+  JM_WGMMA(22, 176, 88, 89, 90, 91)
+  JM_WGMMA(24, 192, 96, 97, 98, 99)
+  JM_WGMMA(26, 208, 104, 105, 106, 107)
+  JM_WGMMA(28, 224, 112, 113, 114, 115)
+  JM_WGMMA(30, 240, 120, 121, 122, 123)
+  JM_WGMMA(32, 256, 128, 129, 130, 131)
+}
+
+#undef JM_WGMMA
+#undef JM_WGMMA_TYPED
+#undef JM_D
+
+// setmaxnreg, all warps of a warpgroup: the kernel starts with what __launch_bounds__ leaves.
+template <int N>
+JM_DEVICE void registers_increase() {
+  static_assert(N % 8 == 0 && N >= 24 && N <= 256, "setmaxnreg takes multiples of 8 in 24..256");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+JM_DEVICE void registers_decrease() {
+  static_assert(N % 8 == 0 && N >= 24 && N <= 256, "setmaxnreg takes multiples of 8 in 24..256");
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+
+}  // namespace jaxmono
+
+#endif

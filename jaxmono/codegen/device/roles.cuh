@@ -1,0 +1,71 @@
+// Warps with roles: the first eight of a block compute, four more bring what they compute with.
+//
+// A kernel that has producers defines JM_TEAM (the consumers' threads): syncthreads() and the grid
+// barrier are then the consumers' own. Both roles run through the same stages and tasks, so each
+// knows by counting where the other is:
+//
+//   released   the consumers gave shared memory to the producers: behind every stage, and behind every
+//              task of a stage whose tasks use it differently
+//   opened     a grid barrier has opened: what other blocks wrote before it may be read
+#pragma once
+#include "jaxmono/ptx.cuh"
+#include "jaxmono/ptx_mbarrier.cuh"
+#include "jaxmono/sync.cuh"
+#include "jaxmono/warp.cuh"
+
+namespace jaxmono {
+
+constexpr int CONSUMERS = 256, PRODUCERS = 128;
+// Registers of a thread of each. A block of 384 threads starts with 168 for each of them; more than
+// these 64512 in all (256 x 216 + 128 x 72) would never be granted, and the block would hang.
+constexpr int CONSUMER_REGISTERS = 216, PRODUCER_REGISTERS = 72;
+constexpr int MAX_SLOTS = 16;
+
+// In shared memory for the whole launch.
+struct Roles {
+  uint64_t full[MAX_SLOTS], empty[MAX_SLOTS];
+  uint32_t released, opened;
+
+  JM_DEVICE void init() {  // all threads of the block
+    if (thread_id() == 0) {
+      for (int i = 0; i < MAX_SLOTS; ++i) {
+        mbarrier_init(&full[i], PRODUCERS);
+        mbarrier_init(&empty[i], CONSUMERS / 128);
+      }
+      released = 0;
+      opened = 0;
+      mbarrier_fence_init();
+    }
+    sync_all_threads();
+  }
+
+  // Consumers, all of them: they are done with shared memory.
+  JM_DEVICE void release() {
+    syncthreads();
+    if (thread_id() == 0) st_release_shared(&released, released + 1);
+  }
+  // Consumers, behind grid_wait.
+  JM_DEVICE void open() {
+    if (thread_id() == 0) st_release_shared(&opened, opened + 1);
+  }
+};
+
+// Producers: until `count` has reached `value`.
+JM_DEVICE void hear(const uint32_t* count, uint32_t value, const char* what) {
+  wait_until([&] { return static_cast<int32_t>(ld_acquire_shared(count) - value) >= 0; }, what);
+}
+
+// One role's place in the ring. The bits of `phase` say which phase of a slot's barrier comes next.
+struct Place {
+  int slot = 0;
+  uint32_t phase = 0;
+
+  template <int SLOTS>
+  JM_DEVICE void next() {
+    phase ^= 1u << slot;
+    slot = slot + 1 == SLOTS ? 0 : slot + 1;
+  }
+  JM_DEVICE uint32_t parity() const { return phase >> slot & 1; }
+};
+
+}  // namespace jaxmono

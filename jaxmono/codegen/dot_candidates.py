@@ -1,0 +1,77 @@
+"""Schedules of a contraction that are worth measuring, by the hardware's own rules.
+
+As Bolt does (section 3.2.2): every tile that is legal is ranked by the analytic model of its
+family, and a few tens of different ones go to the profiler. Large warp tiles, eight warps, rings
+as deep as shared memory allows and tiles small enough to occupy every SM are what the families'
+enumerations and models already know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from jaxmono.codegen import dot_wgmma
+from jaxmono.codegen.dot import DotCode, operand_type
+from jaxmono.codegen.dot_schedule import DotSchedule, candidates_mma
+from jaxmono.codegen.dot_schedule_wgmma import candidates_wgmma
+from jaxmono.codegen.sig_code import Request
+from jaxmono.fusion.plan import DotForm, Sig
+
+LIMIT = 24
+"""Most candidates of one Sig, the analytic choice included."""
+_SPREAD = 2.5
+"""A model may be wrong by this factor; what it thinks is slower than that is not measured."""
+_ALIKE = 2
+"""Most candidates of one family with the same tile: they differ in k tile, warps or split."""
+
+Costed = tuple[float, DotSchedule]
+
+
+def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[DotSchedule, ...]:
+    """``choice``, which is the analytic one, and what else may be faster; all legal."""
+    form = sig.form
+    assert isinstance(form, DotForm)
+    t = operand_type(form)
+    if t is None:
+        return (choice,)
+    batch = form.batch.size * request.siblings
+    m, n, k = form.m.size, form.n.size, form.k.size
+    # A kernel with producer warps keeps their state behind the shared memory of all tasks.
+    room = request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0)
+    families: list[list[Costed]] = [candidates_mma(
+        batch, m, n, k, t.itemsize, device=request.device, warps=request.threads // 32,
+        shared_bytes=room, row_prologue=form.row_prologue)]
+    if request.wgmma and families[0]:
+        code = DotCode.of(sig, families[0][0][1])
+        if dot_wgmma.takes(form, code, code.element) is None:
+            families.append(candidates_wgmma(
+                batch, m, n, k, device=request.device, shared_bytes=request.shared_bytes,
+                row_prologue=form.row_prologue, k_major=(code.lhs.k_major, code.rhs.k_major)))
+    return varied(choice, families)
+
+
+def varied(choice: DotSchedule, families: Iterable[list[Costed]]) -> tuple[DotSchedule, ...]:
+    """``choice`` and the cheapest different ones of every family, at most `LIMIT` in all.
+
+    Args:
+      families: each with times in the model, cheapest first.
+    """
+    present = [f for f in families if f]
+    if not present:
+        return (choice,)
+    bound = _SPREAD * min(f[0][0] for f in present)
+    each = (LIMIT - 1) // len(present)
+    out: list[Costed] = []
+    for family in present:
+        alike: Counter[tuple[int, int]] = Counter()
+        taken = 0
+        for cost, s in family:
+            if taken == each or cost > bound:
+                break
+            if s == choice or alike[s.bm, s.bn] == _ALIKE:
+                continue
+            alike[s.bm, s.bn] += 1
+            taken += 1
+            out.append((cost, s))
+    return (choice, *(s for _, s in sorted(out, key=lambda x: x[0])))

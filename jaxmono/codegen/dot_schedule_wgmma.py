@@ -1,0 +1,107 @@
+"""Tiles for the wgmma family, by the same kind of model as dot_schedule.py.
+
+Per SM and microsecond, from 128 x {128, 192, 256} tiles timed on an H200 (8192 cubed: 585, 668, 687
+TFLOP/s): what the producers can bring from L2, and what wgmma multiplies.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_wgmma import LOW_BYTES, MAX_SLOTS, ROLES_BYTES, staging_bytes, tile_bytes
+from jaxmono.fusion.plan import Device
+
+_LOAD_BYTES = 68_000.0
+_FLOPS = 5.3e6
+_LATENCY_US = 1.3
+"""First bytes, first products; the epilogue's first stores."""
+_EPILOGUE_BYTES = 160_000.0
+"""Of f32 sums that the consumers turn into outputs."""
+_SPLIT_US = 2.0
+_ROW_PROLOGUE_US = 0.055 / 1024
+"""Per byte of a normalised row panel: loads, two reductions, stores."""
+_K_TILE_US = 0.03
+
+_LAYOUTS = ((2, 1, 1), (1, 2, 1), (1, 1, 2))
+"""Warpgroups along m, n, k."""
+_N = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)
+"""Columns of a warpgroup."""
+_TALL = 32
+"""Fewer rows than this waste most of a 64-row product: other families take them."""
+
+
+def choose_wgmma(batch: int, m: int, n: int, k: int, *, device: Device, shared_bytes: int,
+                 row_prologue: bool, k_major: tuple[bool, bool],
+                 ) -> tuple[float, DotSchedule] | None:
+    """The cheapest tile and its time in microseconds; None if no tile fits or pays.
+
+    Args:
+      shared_bytes: per block. k_major: of the left and the right operand.
+    """
+    best: tuple[float, DotSchedule] | None = None
+    for cost, s in _costed(batch, m, n, k, device, shared_bytes, row_prologue, k_major):
+        if best is None or cost < best[0] - 1e-9:
+            best = (cost, s)
+    return best
+
+
+def candidates_wgmma(batch: int, m: int, n: int, k: int, *, device: Device, shared_bytes: int,
+                     row_prologue: bool, k_major: tuple[bool, bool],
+                     ) -> list[tuple[float, DotSchedule]]:
+    """Every legal tile with its time in the model, cheapest first: what a tuner may measure."""
+    found = _costed(batch, m, n, k, device, shared_bytes, row_prologue, k_major)
+    return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
+
+
+def _costed(batch: int, m: int, n: int, k: int, device: Device, shared_bytes: int,
+            row_prologue: bool, k_major: tuple[bool, bool]) -> Iterator[tuple[float, DotSchedule]]:
+    if m < _TALL or n < 16:
+        return
+    splits = (1,) if row_prologue else (1, 2, 4, 8)
+    for warps, columns, split in itertools.product(_LAYOUTS, _N, splits):
+        bm, bn = 64 * warps[0], columns * warps[1]
+        if warps[1] == 2 and not k_major[1] and columns % 64:
+            continue
+        if warps[2] == 2 and columns > 96:
+            continue  # both warpgroups keep sums of the whole tile
+        if (bm > 64 and bm >= 2 * m) or (bn > 16 and bn >= 2 * n):
+            continue
+        if split > 1 and k < 256 * split:
+            continue
+        slots = _slots(bm, bn, columns, warps[2], k, split, shared_bytes, row_prologue, k_major)
+        if slots is None:
+            continue
+        s = DotSchedule("wgmma", bm, bn, 64, slots, warps, split)
+        yield _cost(s, batch, m, n, k, device, row_prologue), s
+
+
+def _slots(bm: int, bn: int, columns: int, k_warpgroups: int, k: int, split: int,
+           shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool]) -> int | None:
+    tiles = math.ceil(math.ceil(k / 64) / split)
+    a = 0 if row_prologue else tile_bytes(bm, 64) if k_major[0] else tile_bytes(64, bm)
+    b = tile_bytes(bn, 64) if k_major[1] else tile_bytes(64, bn)
+    panel = tile_bytes(bm, math.ceil(k / 64) * 64) if row_prologue else 0
+    room = shared_bytes - ROLES_BYTES - LOW_BYTES - panel - staging_bytes(columns, k_warpgroups)
+    slots = min(room // (a + b), MAX_SLOTS, max(tiles, 2))
+    return slots if slots >= min(3, max(tiles, 2)) else None
+
+
+def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, device: Device,
+          row_prologue: bool) -> float:
+    tiles = batch * math.ceil(m / s.bm) * math.ceil(n / s.bn) * s.split_k
+    if s.split_k > 1 and tiles > device.sm_count:
+        return math.inf  # the blocks of a tile wait for each other: only in a single wave
+    waves = math.ceil(tiles / device.sm_count)
+    depth = math.ceil(k / s.split_k / 64) * 64
+    size = ((0 if row_prologue else min(s.bm, m)) + min(s.bn, n)) * depth * 2
+    total = min(tiles, device.sm_count) * size
+    load = max(size / _LOAD_BYTES, total / (1.4 * device.read_bytes_per_us))
+    work = 2.0 * s.bm * s.bn * depth / _FLOPS + _K_TILE_US * depth / 64
+    epilogue = s.bm * s.bn * 4 / _EPILOGUE_BYTES
+    prologue = _ROW_PROLOGUE_US * s.bm * k * 2 if row_prologue else 0.0
+    split = _SPLIT_US + s.bm * s.bn * 4 / 12_000.0 if s.split_k > 1 else 0.0
+    # While a tile is in its epilogue the next one's loads go on.
+    return _LATENCY_US + waves * (max(load, work) + epilogue + prologue) + split

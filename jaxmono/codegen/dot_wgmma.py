@@ -1,0 +1,184 @@
+"""The text of a dot Sig's device functions in the wgmma family (device/gemm_wgmma.cuh).
+
+    NAME_load   producer warps: the task's k tiles into the ring
+    NAME        consumer warps: products, epilogue
+
+Both decode the task alike and walk the ring alike; `Place` is where they are in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from jaxmono.codegen.dot import DotCode, emit_epilogue, emit_loader, emit_piece, legal_lanes
+from jaxmono.codegen.emit import c_type
+from jaxmono.codegen.panel import Panel
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.indexing import Var
+from jaxmono.fusion.plan import DotForm
+from jaxmono.hlo.ir import Value
+from jaxmono.hlo.types import DType
+
+CONSUMERS, PRODUCERS = 256, 128
+MAX_SLOTS = 16
+ROLES_BYTES = 512
+"""Of shared memory, for `Roles`."""
+LOW_BYTES = 1024
+"""Of shared memory below the tiles of this family, for what rows need across warps: while such a
+stage runs, the producers already load the weights of the next one."""
+_AHEAD_BYTES = 40 * 1024
+"""Of the right operand that are requested before the stage's grid barrier opens: what arrives while
+the blocks wait for each other. More would stand in the way of the left operand."""
+
+
+def takes(form: DotForm, code: DotCode, element: DType | None) -> str | None:
+    """Why a contraction cannot run in this family; None if it can."""
+    if element not in (DType.BF16, DType.F16):
+        return "wgmma multiplies 16-bit operands"
+    if code.rhs.param is None or (code.lhs.param is None and not form.row_prologue):
+        return "an operand is computed, not copied"
+    return None
+
+
+def shared_bytes(code: DotCode) -> int:
+    """Dynamic shared memory of a task: panel, ring, staging (as GemmWgmma lays them out)."""
+    s = code.s
+    a = tile_bytes(s.bm, 64) if code.lhs.k_major else tile_bytes(64, s.bm)
+    b = tile_bytes(s.bn, 64) if code.rhs.k_major else tile_bytes(64, s.bn)
+    panel = 0
+    if code.form.row_prologue:
+        panel, a = tile_bytes(s.bm, code.k_tiles * 64), 0
+    ring = s.stages * (a + b)
+    return LOW_BYTES + panel + ring + staging_bytes(s.bn // s.warps[1], s.warps[2])
+
+
+def tile_bytes(rows: int, cols: int) -> int:
+    """Shared memory of a `SwizzledTile`."""
+    return rows * 128 * math.ceil(cols / 64)
+
+
+def staging_bytes(n: int, k_warpgroups: int) -> int:
+    """Shared memory in which the epilogue turns fragments into rows; ``n``: of a warpgroup."""
+    chunk = n if k_warpgroups == 2 or n <= 80 else next(
+        (c for c in (64, 80, 48) if n % c == 0), 16)
+    return 8 * 16 * (chunk + 8) * 4
+
+
+def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
+              read_only: Sequence[Value]) -> None:
+    """The producers' statements for one task.
+
+    C variables in scope: ``int task``, ``unsigned char* smem``, ``Roles* roles``, ``Place at``,
+    ``uint32_t opened``: how many grid barriers must have opened before the left operand is read.
+    """
+    form, s, body = code.form, code.s, code.sig.body
+    assert code.element is not None
+    emit_begin(w, code)
+    names: dict[Var, str] = {form.batch: "b"}
+    tiles = {form.m: s.bm, form.n: s.bn, form.k: s.bk}
+    emit_loader(w, "load_b", body, code.rhs, code.element, pointers, names, read_only, tiles)
+    if form.row_prologue:
+        w.line("const auto load_a = [](void*, int, int) {};  // consumers compute the panel")
+    else:
+        emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles)
+    ahead = 0
+    if code.rhs.param in read_only and code.rhs.offset is not None and code.rhs.offset.is_static:
+        ahead = max(1, _AHEAD_BYTES // (s.bn * 128))
+    w.line('const auto ready = [&] { hear(&roles->opened, opened, "the grid barrier"); };')
+    w.line(f"G::produce<{ahead}>(smem, roles, at, m0, n0, k0, k_tiles, ready, load_a, load_b);")
+    w.line("return at;")
+
+
+def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], outputs: Sequence[str],
+              read_only: Sequence[Value], workspace: str = "", arrivals: str = "") -> None:
+    """The consumers' statements for one task; in scope: ``task``, ``smem``, ``roles``, ``at``."""
+    form, s, body = code.form, code.s, code.sig.body
+    names: dict[Var, str] = {form.batch: "b"}
+    emit_begin(w, code)
+    w.line("(void)k0;")
+    if form.row_prologue:
+        panel = Panel.of(code)
+        w.line("syncthreads();  // the previous task is done with the panel")
+        panel.emit_fetch(w, pointers, names, CONSUMERS)
+        panel.emit(w, pointers, outputs, read_only, names, CONSUMERS, behind=0)
+        w.line("fence_proxy_async();")
+        w.line("syncthreads();")
+    w.line("G::Accumulators sums;")
+    w.line("G::consume(smem, roles, at, k_tiles, sums);")
+    stores = [x for x in form.stores if form.k not in x.over]
+    if s.split_k > 1:
+        w.line(f"using S = SplitK<G, {s.split_k}>;")
+        w.line(f"float* const parts = {workspace} + tile * S::FLOATS;")
+        with w.block("G::finish<4>(smem, sums, [&](int r, int c, const float (&x)[4])", "});"):
+            w.line("S::put(parts, split, r, c, x);")
+        w.line(f"group_barrier<{s.split_k}>({arrivals} + tile);")
+        rows = f"min(S::ROWS, {s.bm} - split * S::ROWS)"
+        lanes = _lanes(code, math.ceil(s.bm / s.split_k) * s.bn // CONSUMERS)
+        emit_epilogue(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
+                      n=form.n, tile_m=s.bm, bm=rows, bn=s.bn, lanes=lanes,
+                      read="S::read({acc}, parts, {r}, {c})", accumulator="float",
+                      row0="split * S::ROWS + ", pointers=pointers, outputs=outputs, names=names,
+                      read_only=read_only, threads=CONSUMERS)
+    else:
+        lanes = _lanes(code, s.bm * s.bn // CONSUMERS)
+        head = f"G::finish<{lanes}>(smem, sums, [&](int r, int c, const float (&acc)[{lanes}])"
+        with w.block(head, "});"):
+            emit_piece(w, body, stores, result=form.dot.result, identity=code.identity,
+                       m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes, read="",
+                       accumulator="float", skip="return", pointers=pointers, outputs=outputs,
+                       names=names, read_only=read_only)
+    w.line("return at;")
+
+
+def _lanes(code: DotCode, per_thread: int) -> int:
+    """Elements per thread at a time in the epilogue: 16 bytes where the stores allow it."""
+    stores = [x for x in code.form.stores if code.form.k not in x.over]
+    widest = legal_lanes(code.sig.body, stores, code.form.n, 8)
+    fits = [n for n in (8, 4, 2, 1)
+            if n <= min(widest, max(per_thread, 1)) and code.form.n.size % n == 0]
+    return fits[0]
+
+
+def emit_begin(w: Writer, code: DotCode) -> None:
+    """Decodes ``task`` into (batch, tile of n, tile of m, split) and names the Gemm type.
+
+    Tiles go in bands of up to 16 rows of tiles, down before right: the blocks that run at one time
+    share few rows of the left and few columns of the right operand, which L2 then holds.
+    """
+    s, form = code.s, code.form
+    assert code.element is not None
+    tile = "task"
+    if s.split_k > 1:
+        w.line(f"const int split = task % {s.split_k}, tile = task / {s.split_k};")
+        tile = "tile"
+    tm, tn = code.tiles_m, code.tiles_n
+    band = min(tm, 16)
+    if tm <= band:
+        w.line(f"const int m0 = {tile} % {tm} * {s.bm};")
+        w.line(f"const int n0 = {tile} / {tm} % {tn} * {s.bn};")
+    else:
+        w.line(f"const int band = {tile} % {tm * tn} / {band * tn}, inside = {tile} % {tm * tn} "
+               f"% {band * tn};")
+        w.line(f"const int rows = min({band}, {tm} - band * {band});")
+        w.line(f"const int m0 = (band * {band} + inside % rows) * {s.bm};")
+        w.line(f"const int n0 = inside / rows * {s.bn};")
+    w.line(f"const int b = {tile} / {tm * tn};")
+    w.line("(void)b;")
+    warps = ", ".join(map(str, s.warps))
+    flags = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
+    panel = code.k_tiles * s.bk if form.row_prologue else 0
+    w.line(f"using G = GemmWgmma<{c_type(code.element)}, {s.bm}, {s.bn}, {s.stages}, {warps}, "
+           f"{flags}, {panel}>;")
+    w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code) - LOW_BYTES}, \"tiles\");")
+    k_tiles = str(code.k_tiles)
+    if s.split_k > 1:
+        w.line(f"const int k0 = split * {code.split_tiles * s.bk};")
+        k_tiles = f"min({code.split_tiles}, {code.k_tiles} - split * {code.split_tiles})"
+    else:
+        w.line("const int k0 = 0;")
+    w.line(f"const int k_tiles = {k_tiles};")
+
+
+def _cpp(x: bool) -> str:
+    return "true" if x else "false"

@@ -1,0 +1,120 @@
+"""The part of a kernel that its producer warps run: the stages once more, loads only.
+
+    stage s     consumers                         producers
+                task, task, ...                   hear released: shared memory is theirs
+                release                           load, load, ...  (weights before the barrier
+                grid barrier, open                                  opens, the rest behind it)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from jaxmono.codegen.dot_wgmma import LOW_BYTES
+from jaxmono.codegen.writer import Writer
+
+
+class Unit(Protocol):
+    """What is asked of a distinct Sig."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def load(self) -> Writer | None: ...
+    @property
+    def shared(self) -> int: ...
+
+
+class Call(Protocol):
+    """The call of one Sig in one stage."""
+
+    @property
+    def unit(self) -> Unit: ...
+    @property
+    def tasks(self) -> int: ...
+
+
+class Span(Protocol):
+    """A periodic run of stages."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def period(self) -> int: ...
+    @property
+    def trips(self) -> int: ...
+    @property
+    def calls(self) -> tuple[tuple[Any, ...], ...]: ...
+
+
+def has_load(calls: Sequence[Call]) -> bool:
+    """Whether a stage needs the producers."""
+    return any(c.unit.load is not None for c in calls)
+
+
+def is_mixed(calls: Sequence[Call]) -> bool:
+    """Whether the tasks of such a stage use shared memory differently, so that producers may not
+    run ahead from one task to the next."""
+    return has_load(calls) and len({c.unit.name for c in calls}) > 1
+
+
+def emit_producers(w: Writer, spans: Sequence[Span],
+                   dispatch: Callable[[Writer, Any, str, str], None]) -> None:
+    """The statements of the producer warps; in scope: ``roles``, ``at``, ``released``, ``opened``.
+
+    ``dispatch(w, calls, trip, "_load")`` writes the call for task ``t``.
+    """
+    for n, span in enumerate(spans):
+        with trips(w, span.trips):
+            for i, calls in enumerate(span.calls):
+                if has_load(calls):
+                    _stage(w, span, i, _early(spans, n, i), dispatch)
+                if n + 1 < len(spans) or i + 1 < span.period or span.trips > 1:
+                    w.line("++released, ++opened;")
+
+
+def _stage(w: Writer, span: Span, i: int, early: int,
+           dispatch: Callable[[Writer, Any, str, str], None]) -> None:
+    calls = span.calls[i]
+    wait = f'hear(&roles->released, released{f" - {early}" if early else ""}, "consumers");'
+    w.line()
+    w.comment(f"stage {span.start + i}" + (f" + {span.period} * trip" if span.trips > 1 else ""))
+    w.line("at.slot = 0;")
+    mixed = is_mixed(calls)
+    if not mixed:
+        w.line(wait)
+    total = sum(c.tasks for c in calls)
+    with w.block(f"for (int t = block_id(); t < {total}; t += num_blocks())"):
+        if mixed:
+            w.line(wait)
+        dispatch(w, calls, "trip", "_load")
+        if mixed:
+            w.line("++released;")
+
+
+def _early(spans: Sequence[Span], n: int, i: int) -> int:
+    """How many stages right before this one leave the ring alone: while the consumers run them (a
+    normalisation, say) the weights of this one are loaded. In a loop: whichever trip it is."""
+    span = spans[n]
+    inside = list(span.calls[:i][::-1])
+    before = [*inside, *(spans[n - 1].calls[::-1] if n else ())]
+    histories = [before]
+    if span.trips > 1:
+        histories.append([*inside, *span.calls[i + 1:][::-1]])
+    counts = (next((k for k, calls in enumerate(h)
+                    if any(c.unit.shared > LOW_BYTES for c in calls)), len(h))
+              for h in histories)
+    return min(counts)
+
+
+@contextmanager
+def trips(w: Writer, count: int) -> Generator[None]:
+    """A loop of ``count`` trips around stages; nothing for a single one."""
+    if count == 1:
+        yield
+        return
+    w.directive("#pragma unroll 1")
+    with w.block(f"for (int trip = 0; trip < {count}; ++trip)"):
+        yield

@@ -1,0 +1,19 @@
+"""Expansion of ops that the planner does not know into ones that it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxmono.hlo.ir import Graph, Op
+from jaxmono.hlo.passes.peephole import Rule, apply_rules
+from jaxmono.hlo.passes.rules import convolution, reduce_window
+
+RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **reduce_window.RULES}
+
+
+def expand(graph: Graph) -> Graph:
+    """Convolutions become contractions, windowed reductions chains or reductions.
+
+    The order of their sums changes, as it is a backend's own in any case.
+    """
+    return apply_rules(graph, RULES)

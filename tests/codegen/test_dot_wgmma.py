@@ -1,0 +1,177 @@
+"""The wgmma family as stages of generated kernels, in the emulator and through NVRTC."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import pytest
+from contraction_harness import (
+    build,
+    check_exact,
+    check_near,
+    dot_sigs,
+    plan_of,
+    small_integers,
+    smooth,
+)
+
+from jaxmono.codegen import cuda_target, generate
+from jaxmono.codegen.dot import DotCode
+from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
+from jaxmono.codegen.dot_wgmma import LOW_BYTES, ROLES_BYTES, shared_bytes
+from jaxmono.codegen.generate import default_schedule, emit
+from jaxmono.fusion.plan import Device, DotForm, Plan
+
+Spec = jax.ShapeDtypeStruct
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+H200 = Device()
+
+
+def wgmma(bm: int, bn: int, slots: int, warps: tuple[int, int, int], split: int = 1) -> DotSchedule:
+    return DotSchedule("wgmma", bm, bn, 64, slots, warps, split)
+
+
+def forced(plan: Plan, *schedules: DotSchedule) -> dict[str, Any]:
+    """The schedules for the dots of a plan, in order, the last one for the rest."""
+    sigs = dot_sigs(plan)
+    return {s.key: schedules[min(i, len(schedules) - 1)] for i, s in enumerate(sigs)}
+
+
+def run(plan: Plan, *schedules: DotSchedule, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
+    program = build(plan, forced(plan, *schedules), threads=256)
+    assert program.threads == 384
+    check_exact(plan, program, seeds=seeds, blocks=(1, 3))
+
+
+@pytest.mark.parametrize("s", [
+    wgmma(64, 48, 3, (1, 1, 2)), wgmma(128, 96, 2, (2, 1, 1)), wgmma(64, 128, 3, (1, 2, 1))])
+def test_all_layouts_of_both_operands(s: DotSchedule) -> None:
+    """[m,k] or [k,m] times [k,n] or [n,k], sizes that no tile divides, a bias and a residual."""
+    def fn(a: Any, at: Any, b: Any, bt: Any, bias: Any, c: Any) -> Any:
+        pairs = [("mk,kn->mn", a, b), ("mk,nk->mn", a, bt), ("km,kn->mn", at, b),
+                 ("km,nk->mn", at, bt)]
+        return tuple(jnp.einsum(e, x, y, preferred_element_type=F32) + bias + c
+                     for e, x, y in pairs)
+
+    plan = plan_of(fn, Spec((136, 200), BF16), Spec((200, 136), BF16), Spec((200, 104), BF16),
+                   Spec((104, 200), BF16), Spec((104,), F32), Spec((136, 104), F32))
+    run(plan, s)
+
+
+def test_a_batch_of_products_in_half_precision() -> None:
+    plan = plan_of(lambda a, b: jnp.einsum("bmk,bkn->bmn", a, b), Spec((3, 70, 72), F16),
+                   Spec((3, 72, 40), F16))
+    run(plan, wgmma(64, 48, 4, (1, 1, 2)))
+
+
+def test_products_behind_products() -> None:
+    """Three stages with other rings in the same shared memory, barriers between them."""
+    def fn(x: Any, u: Any, v: Any, w: Any) -> Any:
+        return jax.nn.relu(jax.nn.relu(x @ u) @ v) @ w
+
+    plan = plan_of(fn, Spec((70, 64), BF16), Spec((64, 160), BF16), Spec((160, 72), BF16),
+                   Spec((72, 48), BF16))
+    assert len(plan.stages) == 3
+    sigs = forced(plan, wgmma(64, 96, 2, (1, 1, 2)), wgmma(128, 48, 4, (2, 1, 1)),
+                  wgmma(64, 16, 2, (1, 1, 2)))
+    x, u, _, w = small_integers(plan.graph, high=1)
+    # Columns of v with a single 1: what the second product gives stays exact in bf16.
+    v = np.eye(160, dtype=x.dtype)[np.random.default_rng(1).permutation(160)[:72]].T
+    check_exact(plan, build(plan, sigs, threads=256), seeds=(0, 1, 2, 3), blocks=(1, 3),
+                inputs=[x, u, v, w])
+
+
+def test_unlike_products_side_by_side() -> None:
+    """Tasks of one stage with different rings: producers wait for the consumers between them."""
+    def fn(x: Any, u: Any, y: Any, v: Any) -> Any:
+        return x @ u, jnp.tanh(jnp.dot(y, v, preferred_element_type=F32)) * 0
+
+    plan = plan_of(fn, Spec((130, 136), BF16), Spec((136, 96), BF16), Spec((64, 72), BF16),
+                   Spec((72, 200), BF16))
+    assert len(plan.stages) == 1
+    run(plan, wgmma(64, 48, 3, (1, 1, 2)), wgmma(64, 64, 2, (1, 1, 2)), seeds=(0, 1, 2, 3))
+    run(plan, wgmma(64, 48, 3, (1, 1, 2)), DotSchedule("mma", 32, 32, 64, 2, (2, 4, 1)))
+
+
+def test_k_shared_by_blocks() -> None:
+    plan = plan_of(lambda a, b: jnp.dot(a, b, preferred_element_type=F32), Spec((100, 520), BF16),
+                   Spec((520, 56), BF16))
+    run(plan, wgmma(64, 64, 3, (1, 1, 2), split=4))
+
+
+def test_a_normalised_left_operand() -> None:
+    def fn(x: Any, s: Any, b: Any, w: Any) -> Any:
+        return models.norm(x.astype(F32), s, b).astype(BF16) @ w
+
+    plan = plan_of(fn, Spec((32, 200), BF16), Spec((200,), F32), Spec((200,), F32),
+                   Spec((200, 96), BF16))
+    form = dot_sigs(plan)[0].form
+    assert isinstance(form, DotForm) and form.row_prologue
+    program = build(plan, forced(plan, wgmma(64, 48, 3, (1, 1, 2))), threads=256)
+    check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1, 2))
+
+
+def test_weights_are_loaded_while_a_stage_without_tiles_runs() -> None:
+    def fn(x: Any, u: Any, s: Any, b: Any, v: Any) -> Any:
+        y = models.norm((x @ u).astype(F32), s, b).astype(BF16)
+        return y, y @ v
+
+    plan = plan_of(fn, Spec((70, 64), BF16), Spec((64, 80), BF16), Spec((80,), F32),
+                   Spec((80,), F32), Spec((80, 48), BF16))
+    sigs = forced(plan, wgmma(64, 48, 2, (1, 1, 2)))
+    program = build(plan, sigs, threads=256)
+    assert "hear(&roles->released, released - 1" in program.source
+    check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1, 2))
+
+
+def test_hopper_takes_large_products_and_leaves_small_ones() -> None:
+    def sizes(m: int) -> Plan:
+        return plan_of(lambda a, b: a @ b, Spec((m, 768), BF16), Spec((768, 3072), BF16),
+                       device=H200)
+
+    def families(m: int, arch: str) -> set[str]:
+        plan = sizes(m)
+        return {s.family for s in default_schedule(plan, cuda_target(arch), H200).sigs.values()}
+
+    assert families(2048, "sm_90a") == families(128, "sm_90a") == {"wgmma"}
+    assert families(1, "sm_90a") == families(2048, "sm_90") == families(2048, "sm_80") == {"mma"}
+
+
+@pytest.mark.parametrize("m", [64, 128, 2048])
+@pytest.mark.parametrize(("n", "k"), [(768, 768), (3072, 768), (768, 3072)])
+def test_chosen_tiles_compile_for_hopper(m: int, n: int, k: int) -> None:
+    """No spills, no products that the assembler had to put one after the other."""
+    def fn(x: Any, w: Any, b: Any) -> Any:
+        y = jnp.dot(x, w, preferred_element_type=F32) + b
+        return jax.nn.gelu(y, approximate=False).astype(BF16)
+
+    plan = plan_of(fn, Spec((m, k), BF16), Spec((k, n), BF16), Spec((n,), F32), device=H200)
+    program = generate(plan, cuda_target("sm_90a"), H200, "test")
+    assert program.resources["spill_stores"] == program.resources["spill_loads"] == 0
+    assert "registers_increase" in program.source
+    assert program.shared_bytes <= H200.shared_bytes
+
+
+def test_shared_memory_of_every_choice_fits() -> None:
+    for m in (33, 64, 100, 128, 512, 2048):
+        for n in (16, 100, 768, 3072):
+            for k in (64, 768, 3072):
+                found = choose_wgmma(1, m, n, k, device=H200, shared_bytes=H200.shared_bytes,
+                                     row_prologue=False, k_major=(True, n % 8 != 0))
+                assert found is not None
+                plan = plan_of(lambda a, b: a @ b, Spec((m, k), BF16), Spec((k, n), BF16))
+                code = DotCode.of(dot_sigs(plan)[0], found[1])
+                assert LOW_BYTES < shared_bytes(code) <= H200.shared_bytes - ROLES_BYTES
+
+
+def test_a_kernel_without_such_products_has_no_producers() -> None:
+    plan = plan_of(lambda a, b: a @ b, Spec((1, 768), BF16), Spec((768, 768), BF16), device=H200)
+    kernel = emit(plan, cuda_target("sm_90a"), H200, "test")
+    assert kernel.threads == 256 and "Roles" not in kernel.source
+    assert dataclasses.replace(kernel, source="").waits in (True, False)

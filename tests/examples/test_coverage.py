@@ -1,0 +1,63 @@
+"""docs/coverage.md is current, and every transformer's forward step is one kernel."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxmono
+from benchmarks.workloads import Workload, all_workloads
+from jaxmono import _measure
+from jaxmono._explain import Work
+from jaxmono.hlo import ops
+from jaxmono.hlo.importer import import_module
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKLOADS = all_workloads()
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("update_coverage",
+                                                  ROOT / "scripts" / "update_coverage.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
+def test_the_lines_of_a_model_are_current(workload: Workload, script: ModuleType) -> None:
+    have = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8").splitlines()
+    line, reasons = script.row(workload)
+    # Which line of a library an op comes from depends on the library's version.
+    known = [re.sub(r"[^|]*\|$", "", text) for text in have]
+    assert line in have, "run python scripts/update_coverage.py"
+    assert all(re.sub(r"[^|]*\|$", "", text) in known for text in reasons)
+    if workload.one_kernel:
+        _, told = script.report(workload)
+        assert len(told.planned) == 1 and not told.refused, str(told)
+        assert told.coverage == jaxmono._explain.Coverage(1, 1, 1)
+
+
+def test_no_model_is_missing_or_left_over(script: ModuleType) -> None:
+    text = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")
+    table = text.removeprefix(script.HEAD).split("\n\n")[0]
+    assert re.findall(r"^\| (\w+) \|", table, re.MULTILINE) == list(WORKLOADS)
+
+
+def test_work_inside_a_loop_counts_once_per_trip() -> None:
+    def fn(x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, _: (c @ x, None), x, None, length=5)[0]
+
+    graph = import_module(jax.jit(fn).lower(jnp.ones((4, 4))).compiler_ir("stablehlo")).graph
+    loop, = (o for o in graph.ops if isinstance(o, ops.While))
+    assert _measure.trip_count(loop) == 5
+    assert _measure.work([loop]).flops >= 5 * 2 * 4**3
+    assert _measure.work([]) == Work()

@@ -1,0 +1,74 @@
+"""Every workload at its tiny size, in the SIMT interpreter: as right as XLA, forward steps of
+transformers in one kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmono
+from benchmarks.workloads import Program, Workload, all_workloads
+
+WORKLOADS = all_workloads()
+
+
+def _cases() -> list[Any]:
+    return [pytest.param(w, id=name, marks=[pytest.mark.slow] if w.slow else [])
+            for name, w in WORKLOADS.items()]
+
+
+def _arguments(program: Program) -> tuple[Any, Any, tuple[jax.Array, ...]]:
+    key = jax.random.key(3)
+    return program.state(), program.carry(key), program.inputs(key)
+
+
+def _f32(tree: Any) -> Any:
+    return jax.tree.map(lambda a: a.astype(jnp.float32)
+                        if jnp.issubdtype(a.dtype, jnp.floating) else a, tree)
+
+
+def _copied(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
+
+
+def _errors(got: Any, want: Any) -> list[float]:
+    """Relative error (norm over norm) of every float leaf; integers have to be equal."""
+    out: list[float] = []
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        if not jnp.issubdtype(a.dtype, jnp.floating):
+            np.testing.assert_array_equal(a, b)
+            continue
+        x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert x.shape == y.shape and np.isfinite(x).all()
+        out.append(float(np.linalg.norm(x - y) / max(np.linalg.norm(y), 1e-30)))
+    return out
+
+
+@pytest.mark.parametrize("workload", _cases())
+def test_a_tiny_model_is_as_right_as_under_xla(workload: Workload) -> None:
+    program = workload.program(tiny=True, batch=2 if workload.batches[-1] > 1 else 1)
+    state, carry, inputs = _arguments(program)
+    compiled = jaxmono.jit(program.step, donate_argnums=1, interpret=True).lower(
+        state, carry, *inputs).compile()
+    told = compiled.explain()
+    assert not told.note, str(told)
+    assert all(r.reason for r in told.refused)
+    if workload.one_kernel:
+        assert told.kernels == 1 and not told.refused, str(told)
+        assert told.coverage.flops == 1
+    ours = compiled(state, _copied(carry), *inputs)
+    xla = jax.jit(program.step)(state, carry, *inputs)
+    wide = workload.program(tiny=True, dtype="f32", batch=2 if workload.batches[-1] > 1 else 1)
+    with jax.default_matmul_precision("highest"):
+        exact = jax.jit(wide.step)(_f32(state), _f32(carry), *_f32(inputs))
+    bars = [1.5 * e + 2e-3 for e in _errors(xla, exact)]  # 2e-3: tf32, which XLA:CPU does not use
+    assert all(e <= bar for e, bar in zip(_errors(ours, exact), bars, strict=True)), \
+        list(zip(_errors(ours, exact), bars, strict=True))
+
+
+def test_names_are_flag_values() -> None:
+    assert all(name == name.lower() and "," not in name and " " not in name for name in WORKLOADS)
