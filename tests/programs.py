@@ -93,9 +93,15 @@ def reference(program: Program) -> Reference:
     jitted = jax.jit(program.fun, keep_unused=True)
     lowered = jitted.lower(*program.args)
     graph = import_module(lowered.compiler_ir("stablehlo")).graph
-    expected = tuple(np.asarray(x) for x in lowered.compile()(*program.args))
-    return Reference(expected, evaluate(graph, program.args),
-                     evaluate(graph, program.args, accumulate="f64"))
+    plain = evaluate(graph, program.args)
+    try:
+        expected = tuple(np.asarray(x) for x in lowered.compile()(*program.args))
+    except jax.errors.JaxRuntimeError as error:
+        # XLA:CPU has no bf16 x bf16 = f32 product in some shapes: NumPy alone is the reference.
+        if "UNIMPLEMENTED" not in str(error):
+            raise
+        expected = tuple(plain)
+    return Reference(expected, plain, evaluate(graph, program.args, accumulate="f64"))
 
 
 def random_program(seed: int, *, dtypes: Sequence[str] = DTYPES,

@@ -32,6 +32,7 @@ class TorchPeer:
       training: the call runs a backward pass, so gradients stay on.
       no_graph: why a call cannot be captured as a CUDA graph (it waits for the device, say), or
         None if it can.
+      no_compile: why torch.compile is not tried, or None if it is.
       compiled: ``compiled(module, *inputs)`` with torch.compile at work inside, for calls that
         cannot be compiled from outside.
     """
@@ -41,6 +42,7 @@ class TorchPeer:
     call: Callable[..., Any] | None = None
     training: bool = False
     no_graph: str | None = None
+    no_compile: str | None = None
     compiled: Callable[..., Any] | None = None
 
     def __call__(self, *inputs: torch.Tensor) -> Any:

@@ -125,7 +125,8 @@ def _dien(batch: int, dtype: torch.dtype, device: str, tiny: bool = False) -> To
     config = dien.tiny() if tiny else dien.books()
     module = _dien_module(config).to(device, dtype).eval()
     return TorchPeer(module, lambda seed: tuple(
-        _dien_history(config, batch, _generator(seed, device), device)))
+        _dien_history(config, batch, _generator(seed, device), device)),
+        no_compile=None if tiny else _UNROLLED)
 
 
 def _dien_train(batch: int, dtype: torch.dtype, device: str, tiny: bool = False) -> TorchPeer:
@@ -150,7 +151,8 @@ def _dien_train(batch: int, dtype: torch.dtype, device: str, tiny: bool = False)
                 parameter.add_(gradient, alpha=-0.1)
         return loss.detach()
 
-    return TorchPeer(module, inputs, call, training=True)
+    return TorchPeer(module, inputs, call, training=True,
+                     no_compile=None if tiny else _UNROLLED)
 
 
 def _crnn(batch: int, dtype: torch.dtype, device: str, tiny: bool = False) -> TorchPeer:
@@ -232,6 +234,8 @@ def _deepfm(batch: int, dtype: torch.dtype, device: str, tiny: bool = False) -> 
 
     return TorchPeer(DeepFm().to(device, dtype).eval(), inputs)
 
+
+_UNROLLED = "its loop over 100 time steps is unrolled, which takes minutes to compile"
 
 PEERS: dict[str, Builder] = {"dien": _dien, "dien_train": _dien_train, "crnn": _crnn,
                              "deepfm": _deepfm}

@@ -140,6 +140,9 @@ def _compiled(peer: TorchPeer, sets: Sequence[tuple[Any, ...]], device: str,
               ) -> tuple[Callable[..., Any], str]:
     import torch
 
+    if peer.no_compile:
+        raise PeerFailed(f"not compiled: {peer.no_compile}")
+
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     cuda = device.startswith("cuda")
