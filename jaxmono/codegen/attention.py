@@ -27,12 +27,19 @@ from jaxmono.hlo.types import DType
 
 @dataclass(frozen=True)
 class AttentionSchedule:
-    """``bq``: rows of a tile. ``chunk``: keys in a ring slot. ``stages``: ring slots."""
+    """Attributes:
+      bq: rows of a tile, 16 for each of some warps; the other warps share them.
+      chunk: keys in a ring slot. stages: ring slots.
+      family: "scores": all scores of a row in shared memory; "flash": in registers, by chunks.
+      split: blocks that share a tile's keys ("flash").
+    """
 
     bq: int
     chunk: int
     stages: int
     warps: int
+    family: str = "scores"
+    split: int = 1
 
 
 @dataclass(frozen=True)
@@ -63,8 +70,12 @@ class AttentionCode:
             analyse(sig.body, form.value, form.value_index, form.v, form.n, size))
 
     @property
-    def tasks(self) -> int:
+    def tiles(self) -> int:
         return self.form.batch.size * math.ceil(self.form.m.size / self.s.bq)
+
+    @property
+    def tasks(self) -> int:
+        return self.tiles * self.s.split
 
     @property
     def identity(self) -> IndexMap:

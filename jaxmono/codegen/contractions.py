@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from jaxmono.codegen import attention, dot, dot_function, dot_wgmma
+from jaxmono.codegen import (
+    attention,
+    attention_flash,
+    attention_wgmma,
+    dot,
+    dot_function,
+    dot_wgmma,
+)
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_candidates import dot_candidates
@@ -76,8 +83,15 @@ class _Dot:
 
 class _Attention:
     def choose(self, sig: Sig, request: Request) -> AttentionSchedule:
-        return attention.schedule(sig, request.device, warps=request.threads // 32,
-                                  shared_bytes=request.shared_bytes)
+        warps, shared = request.threads // 32, request.shared_bytes
+        found = attention_flash.schedule(sig, request.device, warps=warps, shared_bytes=shared,
+                                         siblings=request.siblings)
+        if found is None:
+            return attention.schedule(sig, request.device, warps=warps, shared_bytes=shared)
+        other = attention_wgmma.schedule(
+            sig, request.device, shared_bytes=shared,
+            siblings=request.siblings) if request.wgmma else None
+        return min(found, other, key=lambda x: x[0])[1] if other is not None else found[1]
 
     def tasks(self, sig: Sig, schedule: AttentionSchedule, threads: int) -> int:
         del threads
@@ -85,16 +99,15 @@ class _Attention:
 
     def shared_bytes(self, sig: Sig, schedule: AttentionSchedule, threads: int) -> int:
         del threads
-        code = AttentionCode.of(sig, schedule)
-        return attention.shared_bytes_of(code.form, schedule)
+        family = {"flash": attention_flash, "wgmma": attention_wgmma}.get(schedule.family,
+                                                                          attention)
+        return family.shared_bytes_of(AttentionCode.of(sig, schedule).form, schedule)
 
     def workspace_bytes(self, sig: Sig, schedule: AttentionSchedule) -> int:
-        del sig, schedule
-        return 0
+        return attention_flash.workspace_bytes(AttentionCode.of(sig, schedule).form, schedule)
 
     def counters(self, sig: Sig, schedule: AttentionSchedule) -> int:
-        del sig, schedule
-        return 0
+        return AttentionCode.of(sig, schedule).tiles if schedule.split > 1 else 0
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
                       function: Function) -> bool:
@@ -103,14 +116,23 @@ class _Attention:
 
     def emit_load(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
                   function: Function) -> bool:
-        del w, sig, schedule, function
-        return False
+        if schedule.family != "wgmma":
+            return False
+        attention_wgmma.emit_load(w, AttentionCode.of(sig, schedule), pointers=function.pointers,
+                                  read_only=tuple(function.read_only))
+        return True
 
     def emit_body(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
                   function: Function) -> None:
-        attention.emit_body(w, AttentionCode.of(sig, schedule), pointers=function.pointers,
-                            outputs=function.outputs, read_only=tuple(function.read_only),
-                            threads=function.threads)
+        code = AttentionCode.of(sig, schedule)
+        if schedule.family != "scores":
+            family = attention_wgmma if schedule.family == "wgmma" else attention_flash
+            family.emit_body(w, code, pointers=function.pointers, outputs=function.outputs,
+                             read_only=tuple(function.read_only), workspace=function.workspace,
+                             arrivals=function.arrivals)
+            return
+        attention.emit_body(w, code, pointers=function.pointers, outputs=function.outputs,
+                            read_only=tuple(function.read_only), threads=function.threads)
 
 
 register("dot", _Dot())

@@ -7,7 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Hashable
 from pathlib import Path
+from typing import Any
 
+from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.compile import compile_kernel
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.kernel import Kernel, emit_kernel
@@ -82,8 +84,14 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
         aliases=tuple((b.index, b.alias) for b in plan.outputs if b.alias is not None),
         stages=len(plan.stages), barriers=plan.barriers, resources=resources,
         plan_text=plan_to_text(plan), compile_seconds=time.perf_counter() - begin,
-        min_blocks=max((s.split_k for s in chosen.sigs.values() if isinstance(s, DotSchedule)),
-                       default=1))
+        min_blocks=max(map(_partners, chosen.sigs.values()), default=1))
+
+
+def _partners(schedule: Any) -> int:
+    """Blocks that wait for each other in a task of this schedule."""
+    if isinstance(schedule, AttentionSchedule):
+        return schedule.split
+    return schedule.split_k if isinstance(schedule, DotSchedule) else 1
 
 
 def identifier(name: str) -> str:

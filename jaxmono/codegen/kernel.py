@@ -31,7 +31,7 @@ from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
 
 _INCLUDES = {
     "loop": (), "row": ("reduce",), "dot": ("gemm", "gemm_simt", "reduce", "split_k"),
-    "attention": ("attention", "reduce"),
+    "attention": ("attention", "attention_flash", "reduce"),
 }
 """Device headers that a kind of Sig needs besides kernel and vec."""
 _UNIT = 256
@@ -198,6 +198,8 @@ class _Assembly:
         headers = {"kernel", "vec"}.union(*(_INCLUDES[u.sig.kind] for u in self.units.values()))
         if self.roles:
             headers |= {"gemm_wgmma", "roles"}
+            if any(u.load and u.sig.kind == "attention" for u in self.units.values()):
+                headers |= {"attention_wgmma"}
             shared = roles_at + ROLES_BYTES
             w.line(f"#define JM_TEAM {CONSUMERS}  // threads of a block that compute")
         w.lines += [f'#include "jaxmono/{x}.cuh"' for x in sorted(headers)]
@@ -371,6 +373,8 @@ class _Assembly:
                 trip = " && trip > 0" if begins and not first else ""
                 w.line("const bool fetched = false;" if first
                        else f"const bool fetched = t == block_id(){trip};")
+            if is_mixed(calls):
+                w.line("at.slot = 0;")
             self._dispatch(w, calls, "trip", "")
             if is_mixed(calls):
                 w.line("roles->release();")

@@ -88,6 +88,7 @@ def _stage(w: Writer, span: Span, i: int, early: int,
     total = sum(c.tasks for c in calls)
     with w.block(f"for (int t = block_id(); t < {total}; t += num_blocks())"):
         if mixed:
+            w.line("at.slot = 0;")  # rings of other lengths
             w.line(wait)
         dispatch(w, calls, "trip", "_load")
         if mixed:

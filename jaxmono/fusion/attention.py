@@ -14,11 +14,14 @@ from jaxmono.fusion.dots import dot_dims, operand_index, result_index
 from jaxmono.fusion.draft import ANCHORS, Draft, State
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.rows import reduced_shape
+from jaxmono.fusion.softmax import find_softmax
 from jaxmono.fusion.support import (
     MAX_ATTENTION_KEYS,
     MAX_ATTENTION_WIDTH,
+    MAX_SOFTMAX_WIDTH,
     attention_bytes,
     matrix_dtype,
+    softmax_attention_bytes,
 )
 from jaxmono.fusion.walk import Walk
 from jaxmono.hlo import ops
@@ -58,7 +61,7 @@ def place_attention(state: State, second: ops.DotGeneral) -> Draft | None:
             if inside is None or not isinstance(scores.anchor, ops.DotGeneral):
                 continue
             if state.graph.producer.get(value) in inside \
-                    or not _fits(state, scores.anchor, second, side):
+                    or not _fits(state, scores.anchor, second, side, set(inside)):
                 continue
             if prove(state.graph, scores.anchor, second, side, set(inside)) is None:
                 continue
@@ -106,13 +109,22 @@ def _closed(state: State, chain: Draft, scores: Draft, second: ops.DotGeneral) -
     return sorted(inside, key=order.__getitem__)
 
 
-def _fits(state: State, first: ops.DotGeneral, second: ops.DotGeneral, side: str) -> bool:
-    _, _, n, k, v = attention_vars(first, second, side)
+def _fits(state: State, first: ops.DotGeneral, second: ops.DotGeneral, side: str,
+          inside: set[Op]) -> bool:
+    b, m, n, k, v = attention_vars(first, second, side)
     t = matrix_dtype(first)
-    return (t is not None and t is matrix_dtype(second)
-            and 2 <= n.size <= MAX_ATTENTION_KEYS
-            and min(k.size, v.size) > 0 and max(k.size, v.size) <= MAX_ATTENTION_WIDTH
-            and attention_bytes(n.size, k.size, v.size, t.itemsize) <= state.device.shared_bytes)
+    if t is None or t is not matrix_dtype(second) or n.size < 2 or min(k.size, v.size) == 0:
+        return False
+    widest, shared = max(k.size, v.size), state.device.shared_bytes
+    if n.size <= MAX_ATTENTION_KEYS and widest <= MAX_ATTENTION_WIDTH \
+            and attention_bytes(n.size, k.size, v.size, t.itemsize) <= shared:
+        return True
+    if t.itemsize != 2 or widest > MAX_SOFTMAX_WIDTH \
+            or softmax_attention_bytes(k.size, v.size, t.itemsize) > shared:
+        return False
+    probs = second.lhs if side == "lhs" else second.rhs
+    index = operand_index(second, side, Index.of(b), Index.of(m), Index.of(n))
+    return find_softmax(state.graph, first, probs, index, n, lambda o: o in inside) is not None
 
 
 def prove(graph: Graph, first: ops.DotGeneral, second: ops.DotGeneral, side: str,

@@ -30,7 +30,7 @@ def materialise(state: State) -> None:
     """Makes a loop draft for every floating value that is to live in a buffer."""
     holders = _holders(state)
     outputs = state.outputs_set()
-    weights, counts = _chains(state, holders)
+    weights, counts, reading = _chains(state, holders)
     evals: dict[Value, int] = {}
     sinks: dict[Value, frozenset[int]] = {}
     made: list[Draft] = []
@@ -39,8 +39,9 @@ def materialise(state: State) -> None:
             for d in holders[op]:
                 _spread_grouped(op, d, evals, sinks)
             continue
-        stored = any(r in outputs for r in op.results) or op in state.in_place or _repeats(
-            op, evals, sinks, weights, counts, state.device)
+        stored = any(r in outputs for r in op.results) or op in state.in_place or (
+            not _is_free(op, weights, reading)
+            and _repeats(op, evals, sinks, weights, counts, state.device))
         if stored:
             made.append(_loop(state, op))
             for v in op.uses:
@@ -91,11 +92,13 @@ def _spread_grouped(op: Op, draft: Draft, evals: dict[Value, int],
         _need(evals, sinks, v, times, into)
 
 
-def _chains(state: State, holders: dict[Op, list[Draft]]) -> tuple[dict[Value, int],
-                                                                   dict[Value, int]]:
-    """Per floating value: lane operations and ops of the whole chain behind one element."""
+def _chains(state: State, holders: dict[Op, list[Draft]],
+            ) -> tuple[dict[Value, int], dict[Value, int], set[Value]]:
+    """Per floating value: lane operations and ops of the whole chain behind one element; and the
+    values whose chains read an array from memory."""
     weights: dict[Value, int] = {}
     counts: dict[Value, int] = {}
+    reading: set[Value] = set()
     for op in state.graph.ops:
         if op in holders:
             continue
@@ -103,7 +106,15 @@ def _chains(state: State, holders: dict[Op, list[Draft]]) -> tuple[dict[Value, i
         n = 1 + sum(counts.get(v, 0) for v in op.uses)
         for r in op.results:
             weights[r], counts[r] = min(w, _CAP), min(n, _CAP)
-    return weights, counts
+        if any(v in reading or (v not in weights and v.type.size > 1) for v in op.uses):
+            reading.update(op.results)
+    return weights, counts, reading
+
+
+def _is_free(op: Op, weights: dict[Value, int], reading: set[Value]) -> bool:
+    """Whether computing an element of positions alone (a causal mask) costs no more than reading
+    it back would."""
+    return all(r not in reading and weights[r] <= 2 * cost.CHEAP for r in op.results)
 
 
 def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]],

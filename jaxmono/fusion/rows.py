@@ -87,7 +87,24 @@ def _join(state: State, draft: Draft, op: ops.Reduce) -> bool:
     if (math.prod(kept) != math.prod(v.size for v in draft.domain)
             or math.prod(reduced) != math.prod(v.size for v in draft.cols)):
         return False
-    index, over = spread(draft.domain, kept), spread(draft.cols, reduced)
+    over = spread(draft.cols, reduced)
+    return any(_join_at(state, draft, op, index, over) for index in _indices(draft, op, over))
+
+
+def _indices(draft: Draft, op: ops.Reduce, over: IndexMap) -> list[IndexMap]:
+    """Where over the draft's rows the reduce may be: where what it reads is, if that is inside
+    (behind a transposition, say), or in the order of its own dimensions."""
+    out: list[IndexMap] = []
+    for at in (draft.at[v] for v in op.args if v in draft.at):
+        inner = tuple(i for d, i in enumerate(at) if d in op.dimensions)
+        index = tuple(i for d, i in enumerate(at) if d not in op.dimensions)
+        if inner == over and not any(i.depends_on(c) for i in index for c in draft.cols):
+            out.append(index)
+    return list(dict.fromkeys([*out, spread(draft.domain, kept_shape(op))]))
+
+
+def _join_at(state: State, draft: Draft, op: ops.Reduce, index: IndexMap,
+             over: IndexMap) -> bool:
     walk = _walk(state, op, index, over)
     if walk.failed is not None:
         return False

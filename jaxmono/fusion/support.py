@@ -16,10 +16,13 @@ from jaxmono.hlo.rewrite import is_splat
 from jaxmono.hlo.types import DType
 
 MAX_ATTENTION_KEYS = 4096
-"""Longest row of scores that stays inside a block."""
+"""Longest row of scores that stays inside a block, where the row chain needs all of it at once."""
 
 MAX_ATTENTION_WIDTH = 512
 """Widest head (k or v) that stays inside a block."""
+
+MAX_SOFTMAX_WIDTH = 256
+"""Widest head of a softmax attention that goes through its keys once: sums are in registers."""
 
 MAX_LITERAL_BYTES = 1 << 16
 """Larger constants (unless one element repeats) stay buffers that XLA fills."""
@@ -113,6 +116,18 @@ def attention_bytes(n: int, k: int, v: int, itemsize: int) -> int:
 
     queries, slot = (max(tile(rows, width), tile(width, rows)) for rows in (16, 64))
     return 16 * (max(keys, width) + 4) * 4 + tile(16, keys) + queries + 2 * slot
+
+
+def softmax_attention_bytes(k: int, v: int, itemsize: int) -> int:
+    """Shared memory of the smallest tile of an attention that goes through its keys once, whatever
+    the layout of its operands: 64 rows, a slot of 32 keys for each of two chunks, rows of sums."""
+    k, v = -(-k // 16) * 16, -(-v // 16) * 16
+
+    def tile(rows: int, cols: int) -> int:
+        return max(a * (b * itemsize // 16 | 1) * 16 for a, b in ((rows, cols), (cols, rows)))
+
+    tiles = tile(64, k) + 2 * (tile(32, k) + tile(32, v))
+    return 2 * 64 * 8 + max(tiles, 8 * 16 * (v + 8) * 4)
 
 
 def _refused_type(v: Value) -> str | None:

@@ -24,7 +24,7 @@ from jaxmono.codegen import headers
 from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.headers import DEVICE
-from jaxmono.fusion.plan import Plan
+from jaxmono.fusion.plan import AttentionForm, Plan
 from jaxmono.hlo.interp import evaluate
 
 Spec = jax.ShapeDtypeStruct
@@ -97,6 +97,24 @@ def mixed_heads() -> Case:
     return plan, {sig.key: s for sig in plan.sigs}, smooth(plan.graph), 3e-2
 
 
+@functools.cache
+def flash_heads() -> Case:
+    """One chunk and several, warps and blocks that share rows; several tasks a block."""
+    def fn(*xs: Any) -> Any:
+        return tuple(attend(*xs[i:i + 3]) for i in range(0, 12, 3))
+
+    args = [Spec((5, n, 32), BF16) for n in (64, 70, 128, 37) for _ in range(3)]
+    plan = plan_of(fn, *args)
+    schedules = {64: (16, 64, 1, 4), 70: (64, 16, 2, 4), 128: (32, 32, 2, 4, "flash", 2),
+                 37: (64, 48, 1, 4)}
+    sigs = {}
+    for sig in plan.sigs:
+        assert isinstance(sig.form, AttentionForm)
+        s = schedules[sig.form.n.size]
+        sigs[sig.key] = AttentionSchedule(*s) if len(s) > 4 else AttentionSchedule(*s, "flash")
+    return plan, sigs, smooth(plan.graph), 3e-2
+
+
 def failure(case: Case, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str]) -> str:
     """What goes wrong first with the changed text; "" if nothing does."""
     plan, sigs, given, rtol = case
@@ -155,7 +173,8 @@ def statements(name: str) -> list[Any]:
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    "gemm.cuh": gemm, "gemm_simt.cuh": simt, "split_k.cuh": split_k, "attention.cuh": heads}
+    "gemm.cuh": gemm, "gemm_simt.cuh": simt, "split_k.cuh": split_k, "attention.cuh": heads,
+    "attention_flash.cuh": flash_heads}
 
 
 @pytest.mark.parametrize(("name", "number"), [p for n in CASES for p in statements(n)])
@@ -164,7 +183,7 @@ def test_every_sync_of_the_headers_matters(name: str, number: int,
     assert failure(CASES[name](), monkeypatch, removed(name, number)) != ""
 
 
-@pytest.mark.parametrize("case", [gemm, split_k, simt, panel, heads, mixed_heads])
+@pytest.mark.parametrize("case", [gemm, split_k, simt, panel, heads, mixed_heads, flash_heads])
 def test_nothing_fails_unchanged(case: Callable[[], Case], monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(case(), monkeypatch, lambda text: text) == ""
 
@@ -180,7 +199,7 @@ def generated(pattern: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
     return failure(case, monkeypatch, change)
 
 
-@pytest.mark.parametrize("case", [gemm, panel, mixed_heads])
+@pytest.mark.parametrize("case", [gemm, panel, mixed_heads, flash_heads])
 def test_the_previous_task_must_be_done(case: Callable[[], Case],
                                         monkeypatch: pytest.MonkeyPatch) -> None:
     barrier = r"syncthreads\(\);  // the previous task is done[^\n]*"

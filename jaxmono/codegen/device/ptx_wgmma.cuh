@@ -72,20 +72,22 @@ JM_DEVICE uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint3
 #define JM_D30 JM_D28, JM_D(28), JM_D(29)
 #define JM_D32 JM_D30, JM_D(30), JM_D(31)
 
-// A, B, TA, TB: the numbers of the other operands.
-#define JM_WGMMA_TYPED(NT, N, TYPE, A, B, TA, TB)                                           \
+// Z: whether d is added to. A, B, TA, TB: the numbers of the other operands.
+#define JM_WGMMA_TYPED(NT, N, TYPE, Z, A, B, TA, TB)                                        \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE              \
-               " {" JM_R##NT "}, %" #A ", %" #B ", 1, 1, 1, %" #TA ", %" #TB ";"            \
+               " {" JM_R##NT "}, %" #A ", %" #B ", " Z ", 1, 1, %" #TA ", %" #TB ";"        \
                : JM_D##NT                                                                   \
                : "l"(a), "l"(b), "n"(A_MN ? 1 : 0), "n"(B_MN ? 1 : 0))
 #define JM_WGMMA(COUNT, N, A, B, TA, TB)                                                    \
   else if constexpr (NT == COUNT) {                                                         \
-    if constexpr (is_same<T, bf16>) JM_WGMMA_TYPED(COUNT, N, "bf16", A, B, TA, TB);         \
-    else JM_WGMMA_TYPED(COUNT, N, "f16", A, B, TA, TB);                                     \
+    if constexpr (ZERO && is_same<T, bf16>) JM_WGMMA_TYPED(COUNT, N, "bf16", "0", A, B, TA, TB); \
+    else if constexpr (ZERO) JM_WGMMA_TYPED(COUNT, N, "f16", "0", A, B, TA, TB);            \
+    else if constexpr (is_same<T, bf16>) JM_WGMMA_TYPED(COUNT, N, "bf16", "1", A, B, TA, TB); \
+    else JM_WGMMA_TYPED(COUNT, N, "f16", "1", A, B, TA, TB);                                \
   }
 
 // Rows 16 * (warp_id() % 4) + g and + 8 of the 64, like mma's fragments.
-template <class T, bool A_MN, bool B_MN, int NT>
+template <class T, bool A_MN, bool B_MN, bool ZERO = false, int NT>
 JM_DEVICE void wgmma(float (&d)[NT][4], uint64_t a, uint64_t b) {
   static_assert(is_narrow<T>, "wgmma multiplies bf16 or f16");
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
@@ -107,6 +109,47 @@ JM_DEVICE void wgmma(float (&d)[NT][4], uint64_t a, uint64_t b) {
   JM_WGMMA(28, 224, 112, 113, 114, 115)
   JM_WGMMA(30, 240, 120, 121, 122, 123)
   JM_WGMMA(32, 256, 128, 129, 130, 131)
+}
+
+#undef JM_WGMMA
+#undef JM_WGMMA_TYPED
+
+// A0 .. A3, B, TB: the numbers of the other operands.
+#define JM_WGMMA_TYPED(NT, N, TYPE, A0, A1, A2, A3, B, TB)                                  \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE              \
+               " {" JM_R##NT "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B            \
+               ", 1, 1, 1, %" #TB ";"                                                       \
+               : JM_D##NT                                                                   \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(B_MN ? 1 : 0))
+#define JM_WGMMA(COUNT, N, A0, A1, A2, A3, B, TB)                                           \
+  else if constexpr (NT == COUNT) {                                                         \
+    if constexpr (is_same<T, bf16>) JM_WGMMA_TYPED(COUNT, N, "bf16", A0, A1, A2, A3, B, TB); \
+    else JM_WGMMA_TYPED(COUNT, N, "f16", A0, A1, A2, A3, B, TB);                            \
+  }
+
+// The left operand in registers, as a fragment of mma: of 16 rows a warp.
+template <class T, bool B_MN, int NT>
+JM_DEVICE void wgmma_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(is_narrow<T>, "wgmma multiplies bf16 or f16");
+  static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
+  if constexpr (false) {
+  }
+  JM_WGMMA(2, 16, 8, 9, 10, 11, 12, 13)
+  JM_WGMMA(4, 32, 16, 17, 18, 19, 20, 21)
+  JM_WGMMA(6, 48, 24, 25, 26, 27, 28, 29)
+  JM_WGMMA(8, 64, 32, 33, 34, 35, 36, 37)
+  JM_WGMMA(10, 80, 40, 41, 42, 43, 44, 45)
+  JM_WGMMA(12, 96, 48, 49, 50, 51, 52, 53)
+  JM_WGMMA(14, 112, 56, 57, 58, 59, 60, 61)
+  JM_WGMMA(16, 128, 64, 65, 66, 67, 68, 69)
+  JM_WGMMA(18, 144, 72, 73, 74, 75, 76, 77)
+  JM_WGMMA(20, 160, 80, 81, 82, 83, 84, 85)
+  JM_WGMMA(22, 176, 88, 89, 90, 91, 92, 93)
+  JM_WGMMA(24, 192, 96, 97, 98, 99, 100, 101)
+  JM_WGMMA(26, 208, 104, 105, 106, 107, 108, 109)
+  JM_WGMMA(28, 224, 112, 113, 114, 115, 116, 117)
+  JM_WGMMA(30, 240, 120, 121, 122, 123, 124, 125)
+  JM_WGMMA(32, 256, 128, 129, 130, 131, 132, 133)
 }
 
 #undef JM_WGMMA

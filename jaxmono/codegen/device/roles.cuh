@@ -65,7 +65,10 @@ struct Place {
     phase ^= 1u << slot;
     slot = slot + 1 == SLOTS ? 0 : slot + 1;
   }
-  JM_DEVICE uint32_t parity() const { return phase >> slot & 1; }
+  JM_DEVICE uint32_t parity() const { return parity(slot); }
+  // Of a slot that is not one of the ring, whose phases come one after the other.
+  JM_DEVICE uint32_t parity(int of) const { return phase >> of & 1; }
+  JM_DEVICE void flip(int of) { phase ^= 1u << of; }
 };
 
 }  // namespace jaxmono

@@ -42,6 +42,7 @@ struct Product {
   uint32_t columns, form;
   uint64_t group;
   float* d[128];  // of the threads of the warps that have issued it
+  const uint32_t* registers[128];  // likewise, where the left operand is there
 };
 
 // The wgmmas of four warps: a ring of capacity `mask` + 1. Counts since launch.

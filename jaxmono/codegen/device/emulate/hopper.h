@@ -14,11 +14,14 @@ void fence_proxy_async();
 
 // ---- warpgroup.h -------------------------------------------------------------------------------
 
-enum WgmmaForm : uint32_t { WGMMA_F16 = 1, WGMMA_A_MN = 2, WGMMA_B_MN = 4 };
+enum WgmmaForm : uint32_t {
+  WGMMA_F16 = 1, WGMMA_A_MN = 2, WGMMA_B_MN = 4, WGMMA_ZERO = 8, WGMMA_A_REGISTERS = 16
+};
 
 struct Wgmma {
   float* d;  // [columns / 8][4]
   uint64_t a, b;
+  const uint32_t* registers;  // in place of a
   uint32_t columns, form;
 };
 struct WgmmaWait {

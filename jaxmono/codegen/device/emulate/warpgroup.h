@@ -93,6 +93,19 @@ void exchange(float* rows, const Product& p) {
   }
 }
 
+// The left operand from the fragments of its threads, as float [16 k][64].
+template <class T>
+void expand_registers(float* out, const Product& p) {
+  for (int t = 0; t < 128; ++t)
+    for (int i = 0; i < 4; ++i) {
+      float x[2];
+      T::expand(x, p.registers[t][i]);
+      const int row = t / 32 * 16 + t % 32 / 4 + i % 2 * 8, k = t % 4 * 2 + i / 2 * 8;
+      out[k * WG_ROWS + row] = x[0];
+      out[(k + 1) * WG_ROWS + row] = x[1];
+    }
+}
+
 Warpgroup& warpgroup_of(const Lane& me) { return me.block->warpgroups[me.warp_id / 4]; }
 
 // How many of the warpgroup's products all four warps have issued.
@@ -116,7 +129,9 @@ void multiply_until(Lane& me, Warpgroup& g, uint64_t end) {
     do {
       const Product& q = g.ring[g.done & g.mask];
       const auto fill = q.form & WGMMA_F16 ? expand<F16> : expand<Bf16>;
-      fill(a, memory, q.a, (q.form & WGMMA_A_MN) != 0, WG_ROWS);
+      if (q.form & WGMMA_ZERO) memset(d, 0, sizeof(float) * static_cast<size_t>(WG_ROWS * n));
+      if (q.form & WGMMA_A_REGISTERS) (q.form & WGMMA_F16 ? expand_registers<F16> : expand_registers<Bf16>)(a, q);
+      else fill(a, memory, q.a, (q.form & WGMMA_A_MN) != 0, WG_ROWS);
       fill(b, memory, q.b, (q.form & WGMMA_B_MN) != 0, n);
       multiply(d, a, b, n);
       ++g.done;
@@ -187,7 +202,8 @@ void wgmma_issue(void* const* args) {
     fail("wgmma in warp %d of block %d without a wgmma_fence since %s", me.warp_id, me.block_id,
          g.issued[w] == 0 ? "the kernel's start" : "its wgmma_wait");
   if (g.issued[w] == g.issued_by_any) {
-    check_operand(me, x.a, (x.form & WGMMA_A_MN) != 0, WG_ROWS, "a");
+    if (!(x.form & WGMMA_A_REGISTERS))
+      check_operand(me, x.a, (x.form & WGMMA_A_MN) != 0, WG_ROWS, "a");
     check_operand(me, x.b, (x.form & WGMMA_B_MN) != 0, x.columns, "b");
     if (g.ring == nullptr || g.issued_by_any - g.done > g.mask) grow(g);
     Product& p = g.ring[g.issued_by_any++ & g.mask];
@@ -198,7 +214,10 @@ void wgmma_issue(void* const* args) {
       p.group != g.groups[w])
     fail("the warps of warpgroup %d of block %d issue different wgmmas", me.warp_id / 4,
          me.block_id);
-  for (int l = 0; l < 32; ++l) p.d[w * 32 + l] = static_cast<const Wgmma*>(args[l])->d;
+  for (int l = 0; l < 32; ++l) {
+    p.d[w * 32 + l] = static_cast<const Wgmma*>(args[l])->d;
+    p.registers[w * 32 + l] = static_cast<const Wgmma*>(args[l])->registers;
+  }
 
   const uint64_t all = issued_by_all(g);
   if (all == g.done || all != g.issued[w]) return;

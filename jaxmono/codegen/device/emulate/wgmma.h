@@ -25,14 +25,26 @@ inline uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t
          static_cast<uint64_t>(stride_bytes >> 4) << 32 | 1ull << 62;
 }
 
-template <class T, bool A_MN, bool B_MN, int NT>
-inline void wgmma(float (&d)[NT][4], uint64_t a, uint64_t b) {
+namespace emulate {
+template <class T, int NT>
+void issue(float (&d)[NT][4], uint64_t a, uint64_t b, const uint32_t* registers, uint32_t form) {
   static_assert(is_narrow<T>, "wgmma multiplies bf16 or f16");
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
-  emulate::Wgmma arg = {&d[0][0], a, b, 8 * NT,
-                        (is_same<T, f16> ? emulate::WGMMA_F16 : 0u) |
-                            (A_MN ? emulate::WGMMA_A_MN : 0u) | (B_MN ? emulate::WGMMA_B_MN : 0u)};
-  emulate::collective(&arg, emulate::wgmma_issue, "wgmma");
+  Wgmma arg = {&d[0][0], a, b, registers, 8 * NT, (is_same<T, f16> ? WGMMA_F16 : 0u) | form};
+  collective(&arg, wgmma_issue, "wgmma");
+}
+}  // namespace emulate
+
+template <class T, bool A_MN, bool B_MN, bool ZERO = false, int NT>
+inline void wgmma(float (&d)[NT][4], uint64_t a, uint64_t b) {
+  emulate::issue<T>(d, a, b, nullptr,
+                    (A_MN ? emulate::WGMMA_A_MN : 0u) | (B_MN ? emulate::WGMMA_B_MN : 0u) |
+                        (ZERO ? emulate::WGMMA_ZERO : 0u));
+}
+template <class T, bool B_MN, int NT>
+inline void wgmma_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64_t b) {
+  emulate::issue<T>(d, 0, b, a,
+                    emulate::WGMMA_A_REGISTERS | (B_MN ? emulate::WGMMA_B_MN : 0u));
 }
 
 template <int N>

@@ -1,0 +1,150 @@
+"""Softmax attention on Hopper's wgmma (device/attention_wgmma.cuh): its text and schedules.
+
+    NAME_load   producer warps: Q, then K and V chunk by chunk
+    NAME        consumer warps: products, softmax, epilogue
+
+Both decode the task alike and walk the ring alike; `Place` is where they are in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
+from jaxmono.codegen.attention_flash import (
+    emit_finish,
+    emit_loaders,
+    emit_logit,
+    emit_range,
+    emit_task,
+    out_bytes,
+    softmax_of,
+)
+from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, MAX_SLOTS, ROLES_BYTES
+from jaxmono.codegen.emit import c_type
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.plan import AttentionForm, Device, Sig
+from jaxmono.hlo.ir import Value
+
+_WARPS = CONSUMERS // 32
+_REGISTERS = 216
+"""Of a consumer, for scores, probabilities and sums."""
+
+
+# ---- schedule ----------------------------------------------------------------------------------
+
+
+def schedule(sig: Sig, device: Device, *, shared_bytes: int,
+             siblings: int = 1) -> tuple[float, AttentionSchedule] | None:
+    """The fastest in the model with its microseconds; None if the family cannot take the Sig."""
+    form = sig.form
+    assert isinstance(form, AttentionForm)
+    if softmax_of(sig.body, form) is None:
+        return None
+    fits = list(candidates(sig, shared_bytes=shared_bytes))
+    if not fits:
+        return None
+    return min(((model_us(form, s, device, siblings), s) for s in fits),
+               key=lambda x: (x[0], x[1].split, -x[1].bq, -x[1].stages))
+
+
+def candidates(sig: Sig, *, shared_bytes: int) -> Iterator[AttentionSchedule]:
+    """Legal schedules: operands are copied, registers and shared memory suffice."""
+    form = sig.form
+    assert isinstance(form, AttentionForm)
+    code = AttentionCode.of(sig, AttentionSchedule(64, 128, 2, _WARPS, "wgmma"))
+    if any(x.param is None for x in (code.q, code.k, code.v)):
+        return
+    slices = code.k.k_major and not code.v.k_major  # along the keys, at any multiple of 16
+    for bq in (64, 128):
+        share = 128 // bq
+        for cols in (32, 64, 128):
+            chunk = cols * share
+            if chunk >= 2 * math.ceil(form.n.size / 16) * 16 and cols > 32:
+                continue
+            if share == 2 and cols % 64 and not slices:
+                continue
+            for split in (1, 2, 4, 8, 16, 32):
+                chunks = math.ceil(form.n.size / chunk)
+                if split > 1 and chunks <= (split - 1) * math.ceil(chunks / split):
+                    continue
+                for slots in (8, 6, 4, 3, 2):
+                    s = AttentionSchedule(bq, chunk, slots, _WARPS, "wgmma", split)
+                    if registers(form, s) <= _REGISTERS \
+                            and shared_bytes_of(form, s) <= shared_bytes - ROLES_BYTES:
+                        yield s
+                        break
+
+
+def registers(form: AttentionForm, s: AttentionSchedule) -> int:
+    """Of a consumer thread: scores, probabilities, sums, the rest."""
+    cols = s.chunk * s.bq // 128
+    return cols * 3 // 4 + _round(form.v.size) // 2 + 40
+
+
+def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings: int) -> float:
+    """Microseconds of all tasks, in a model of clocks of one multiprocessor at 1.7 GHz."""
+    d, dv = _round(form.k.size), _round(form.v.size)
+    chunks = math.ceil(math.ceil(form.n.size / s.chunk) / s.split)
+    keys = chunks * s.chunk
+    products = s.bq * keys * (d + dv) / 2048
+    lanes = s.bq * keys * 14 / 128
+    load = (s.bq * d + keys * (d + dv)) * 2 / 40
+    end = s.bq * dv / 128 * 4 + (250 if s.bq == 64 else 100) + (
+        2500 + s.bq * dv * 8 / 20 if s.split > 1 else 0)
+    waves = math.ceil(form.batch.size * siblings * math.ceil(form.m.size / s.bq) * s.split
+                      / device.sm_count)
+    one = max(load, lanes + products * 0.6 + 150 * chunks) + end
+    return (2000 + waves * one) / 1700
+
+
+def _round(x: int) -> int:
+    return math.ceil(x / 16) * 16
+
+
+def shared_bytes_of(form: AttentionForm, s: AttentionSchedule) -> int:
+    """Upper bound over the possible operand layouts, what lies below the tiles included."""
+    d, dv = _round(form.k.size), _round(form.v.size)
+
+    def tile(rows: int, cols: int) -> int:
+        return max(a * 128 * math.ceil(b / 64) for a, b in ((rows, cols), (cols, rows)))
+
+    share = 128 // s.bq
+    stats = share * s.bq * 8 if share > 1 else 0
+    tiles = tile(s.bq, d) + s.stages * max(tile(s.chunk, d), tile(s.chunk, dv))
+    return LOW_BYTES + tiles + stats + out_bytes(dv // 8, _WARPS, share > 1 or s.split > 1)
+
+
+# ---- text --------------------------------------------------------------------------------------
+
+
+def _emit_begin(w: Writer, code: AttentionCode) -> None:
+    s = code.s
+    assert s.stages < MAX_SLOTS
+    emit_task(w, code, f"FlashWgmma<{c_type(code.element)}, {s.bq // 64}",
+              shared_bytes_of(code.form, s) - LOW_BYTES)
+
+
+def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
+              read_only: Sequence[Value]) -> None:
+    """The producers' statements for one task (see `dot_wgmma.emit_load`)."""
+    _emit_begin(w, code)
+    w.line('hear(&roles->opened, opened, "the grid barrier");')
+    emit_range(w, code, pointers, read_only)
+    emit_loaders(w, code, pointers, read_only)
+    w.line("A::produce(smem, roles, at, m0, first, last, load_q, load_k, load_v);")
+    w.line("return at;")
+
+
+def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
+              outputs: Sequence[str], read_only: Sequence[Value], workspace: str = "",
+              arrivals: str = "") -> None:
+    """The consumers' statements for one task; in scope: ``task``, ``smem``, ``roles``, ``at``."""
+    _emit_begin(w, code)
+    emit_range(w, code, pointers, read_only)
+    emit_logit(w, code, pointers, read_only)
+    w.line("A::Rows rows;")
+    w.line("A::consume(smem, roles, at, rows, first, last, logit);")
+    emit_finish(w, code, pointers, outputs, read_only, workspace, arrivals)
+    w.line("return at;")

@@ -1,0 +1,294 @@
+// Rows of a softmax attention in registers: what both families (mma, wgmma) do with score fragments.
+//
+//   S fragments -> logits (generated code) -> running maximum, exp, running sum -> P fragments
+//   O fragments, maximum, sum of every share of a row's keys -> O / sum, row by row
+//
+// The maximum and the sum are those of the keys seen so far; when the maximum grows, O and the sum are
+// scaled down. So a row may have any number of keys (Milakov and Gimelshein 2018; Dao 2023).
+//
+// Warps that share rows have different keys, and so have blocks that share rows (SPLIT). Each has a
+// maximum, a sum and an O of its own; they meet at the end, in a fixed order. A row without any key
+// that counts (all logits -inf) gives 0 / 0: NaN, as softmax does.
+#pragma once
+#include "jaxmono/mma.cuh"
+#include "jaxmono/narrow.cuh"
+#include "jaxmono/split_k.cuh"
+#include "jaxmono/vec.cuh"
+#include "jaxmono/warp.cuh"
+
+namespace jaxmono {
+
+JM_DEVICE float minus_infinity() { return bitcast<float>(0xff800000u); }
+
+// 2^x; 0 where that is subnormal, which saves three instructions.
+JM_DEVICE float flushed_exp2(float x) {
+#ifdef JAXMONO_EMULATE
+  return exp2f(x);
+#else
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+
+// exp(x - max) of a row, where `base` is what softmax_base makes of its maximum.
+JM_DEVICE float softmax_exp(float x, float base) { return flushed_exp2((x - base) * LOG2_E); }
+// -inf - -inf is NaN, but a key that does not count has the weight 0 even before the first that does.
+JM_DEVICE float softmax_base(float max) { return max == minus_infinity() ? 0.0f : max; }
+
+struct Least {
+  JM_DEVICE int operator()(int a, int b) const { return a < b ? a : b; }
+};
+struct Most {
+  JM_DEVICE int operator()(int a, int b) const { return a > b ? a : b; }
+};
+
+JM_DEVICE float quad_max(float x) {
+  x = fmaxf(x, shfl_xor(x, 1));
+  return fmaxf(x, shfl_xor(x, 2));
+}
+JM_DEVICE float quad_sum(float x) {
+  x += shfl_xor(x, 1);
+  return x + shfl_xor(x, 2);
+}
+
+// Fragments that are staged at a time on the way out: all where shares of a row meet.
+constexpr int staged_fragments(int all, bool shared) {
+  return shared || all <= 10 ? all : all % 8 == 0 ? 8 : all % 10 == 0 ? 10 : all % 6 == 0 ? 6 : 2;
+}
+
+// T: bf16 or f16. WARPS_M warps have 16 rows each; the others share them. DV: columns of O, padded to
+// a multiple of 16. SPLIT: blocks that share a tile. OWN_OUT: the memory for the fragments on their way
+// out belongs to nothing else.
+template <class T, int WARPS, int WARPS_M, int DV, int SPLIT, bool OWN_OUT>
+struct AttentionRows {
+  static constexpr int BQ = 16 * WARPS_M, WARPS_N = WARPS / WARPS_M, THREADS = 32 * WARPS;
+  static constexpr int DVP = (DV + 15) / 16 * 16, NV = DVP / 8;
+  static_assert(sizeof(T) == 2, "probabilities are the fragments of 16-bit products");
+  static_assert(WARPS % WARPS_M == 0, "warps must divide the rows");
+
+  static constexpr int STATS_BYTES = WARPS_N > 1 ? WARPS_N * BQ * 8 : 0;
+  static constexpr int NS = staged_fragments(NV, WARPS_N > 1 || SPLIT > 1);
+  static constexpr int PITCH = NS * 8 + 8;  // rows of a fragment begin 8 banks apart
+  static constexpr int OUT_BYTES = WARPS * 16 * PITCH * 4;
+  // Of global memory, where blocks share a tile: O of each, then the maximum and sum of its rows.
+  static constexpr int PART = BQ * (DVP + 2), FLOATS = SPLIT * PART;
+
+  JM_DEVICE static int first_row() { return warp_id() % WARPS_M * 16; }
+  JM_DEVICE static int share() { return warp_id() / WARPS_M; }
+
+  struct alignas(8) Share {  // of the keys of a row
+    float max, sum;
+  };
+
+  // Of a thread's rows g and g + 8; sums are of its own columns until `finish`.
+  float max[2], sum[2];
+  float o[NV][4];
+
+  JM_DEVICE void reset() {
+    max[0] = max[1] = minus_infinity();
+    sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < NV; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[i][e] = 0.0f;
+  }
+
+  // Scores of keys key0, key0 + 1... to weights relative to the maximum so far, in the fragments of a
+  // left operand. logit(row, key, scores): generated code on two neighbouring scores; row is in the
+  // tile. KEYS: those from there on do not count. FADES: O may have something in it.
+  template <int KEYS, bool PARTIAL, bool FADES, int NT, class Logit>
+  JM_DEVICE void weigh(float (&s)[NT][4], uint32_t (&p)[NT / 2][4], int key0, const Logit& logit) {
+    const int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float most = max[h];
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        const int key = key0 + j * 8 + 2 * t;
+        Vec<float, 2> x =
+            logit(first_row() + g + 8 * h, key, Vec<float, 2>{s[j][2 * h], s[j][2 * h + 1]});
+        if constexpr (PARTIAL) {
+          x.x[0] = key < KEYS ? x.x[0] : minus_infinity();
+          x.x[1] = key + 1 < KEYS ? x.x[1] : minus_infinity();
+        }
+        s[j][2 * h] = x.x[0], s[j][2 * h + 1] = x.x[1];
+        most = fmaxf(most, fmaxf(x.x[0], x.x[1]));
+      }
+      most = quad_max(most);
+      const float base = softmax_base(most), fade = softmax_exp(max[h], base);
+      max[h] = most;
+      float total = 0.0f;
+#pragma unroll
+      for (int j = 0; j < NT; ++j)
+#pragma unroll
+        for (int e = 2 * h; e < 2 * h + 2; ++e) {
+          s[j][e] = softmax_exp(s[j][e], base);
+          total += s[j][e];
+        }
+      sum[h] = sum[h] * fade + total;
+      if constexpr (FADES) {
+#pragma unroll
+        for (int i = 0; i < NV; ++i) o[i][2 * h] *= fade, o[i][2 * h + 1] *= fade;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < NT / 2; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float(&x)[4] = s[2 * i + e / 2];
+        p[i][e] = is_same<T, bf16> ? floats_to_bf16x2(x[e % 2 * 2], x[e % 2 * 2 + 1])
+                                   : floats_to_f16x2(x[e % 2 * 2], x[e % 2 * 2 + 1]);
+      }
+  }
+
+  // Calls f(r, c, out) for every LANES neighbouring elements of the tile, `valid` rows of it, the
+  // threads of a warp on neighbouring columns. stats, to: STATS_BYTES and OUT_BYTES of shared memory.
+  // workspace: of the tile. arrivals: its counter.
+  template <int LANES, class F>
+  JM_DEVICE void finish(unsigned char* stats_at, unsigned char* to, int valid, float* workspace,
+                        int split, uint32_t* arrivals, const F& f) {
+    const int g = lane_id() / 4, t = lane_id() % 4;
+    sum[0] = quad_sum(sum[0]);
+    sum[1] = quad_sum(sum[1]);
+    Share* const stats = reinterpret_cast<Share*>(stats_at);
+    if constexpr (WARPS_N > 1) {
+      if (t == 0)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          stats[share() * BQ + first_row() + g + 8 * h] = {max[h], sum[h]};
+    }
+    if constexpr (WARPS_N > 1 || !OWN_OUT) syncthreads();
+    float scale[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      scale[h] = 1.0f;
+      if constexpr (WARPS_N > 1) {
+        const float own = max[h];
+        combine<WARPS_N>(stats + first_row() + g + 8 * h, BQ, max[h], sum[h]);
+        scale[h] = softmax_exp(own, softmax_base(max[h]));
+      }
+      if constexpr (SPLIT == 1) scale[h] *= 1.0f / sum[h];
+    }
+    float* const out = reinterpret_cast<float*>(to);
+    float* const own = out + warp_id() * 16 * PITCH;
+    if constexpr (WARPS_N == 1 && SPLIT == 1) {
+      constexpr int PER_ROW = NS * 8 / LANES;
+#pragma unroll 1
+      for (int c0 = 0; c0 < DVP; c0 += NS * 8) {
+        stage(own, scale);
+        syncwarp();
+#pragma unroll 1
+        for (int i = lane_id(); i < 16 * PER_ROW; i += WARP) {
+          const int r = i / PER_ROW, c = i % PER_ROW * LANES;
+          float x[LANES];
+          gather(x, own, r, c);
+          if (first_row() + r < valid) f(first_row() + r, c0 + c, x);
+        }
+        syncwarp();
+        // The next fragments move to where these were: registers are named at compile time.
+#pragma unroll
+        for (int i = 0; i + NS < NV; ++i)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) o[i][e] = o[i + NS][e];
+      }
+      return;
+    }
+    constexpr int PER_ROW = DVP / LANES;
+    stage(own, scale);
+    if constexpr (SPLIT > 1) {
+      float* const part = workspace + split * PART;
+      if (share() == 0 && t == 0)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          store<float, 2>(part + BQ * DVP + (first_row() + g + 8 * h) * 2,
+                          Vec<float, 2>{max[h], sum[h]});
+    }
+    syncthreads();
+    if constexpr (SPLIT > 1) {
+      float* const part = workspace + split * PART;
+#pragma unroll 1
+      for (int i = thread_id(); i < valid * (DVP / 4); i += THREADS) {
+        const int r = i / (DVP / 4), c = i % (DVP / 4) * 4;
+        float x[4];
+        gather(x, out, r, c);
+        store<float, 4>(part + r * DVP + c, Vec<float, 4>{x[0], x[1], x[2], x[3]});
+      }
+      group_barrier<SPLIT>(arrivals);
+#pragma unroll 1
+      for (int i = split * THREADS + thread_id(); i < valid * PER_ROW; i += SPLIT * THREADS) {
+        const int r = i / PER_ROW, c = i % PER_ROW * LANES;
+        float x[LANES];
+        gather_parts(x, workspace, r, c);
+        f(r, c, x);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = thread_id(); i < valid * PER_ROW; i += THREADS) {
+        const int r = i / PER_ROW, c = i % PER_ROW * LANES;
+        float x[LANES];
+        gather(x, out, r, c);
+        f(r, c, x);
+      }
+    }
+  }
+
+ private:
+  JM_DEVICE void stage(float* own, const float (&scale)[2]) const {
+    const int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+    for (int i = 0; i < NS; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+        store<float, 2>(own + (g + 8 * h) * PITCH + i * 8 + 2 * t,
+                        Vec<float, 2>{o[i][2 * h] * scale[h], o[i][2 * h + 1] * scale[h]});
+  }
+
+  // Maximum and sum of a row from those of N shares of its keys, `step` apart.
+  template <int N>
+  JM_DEVICE static void combine(const Share* shares, int step, float& max, float& sum) {
+    max = shares[0].max;
+#pragma unroll
+    for (int i = 1; i < N; ++i) max = fmaxf(max, shares[i * step].max);
+    const float base = softmax_base(max);
+    sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; ++i) sum += shares[i * step].sum * softmax_exp(shares[i * step].max, base);
+  }
+
+  // Elements of the tile, added over the warps that share their row.
+  template <int N>
+  JM_DEVICE static void gather(float (&x)[N], const float* out, int r, int c) {
+    const float* p = out + r * PITCH + c;
+    const Vec<float, N> first = load<float, N>(p);
+#pragma unroll
+    for (int e = 0; e < N; ++e) x[e] = first.x[e];
+#pragma unroll
+    for (int w = 1; w < WARPS_N; ++w) {
+      const Vec<float, N> more = load<float, N>(p + w * BQ * PITCH);
+#pragma unroll
+      for (int e = 0; e < N; ++e) x[e] += more.x[e];
+    }
+  }
+
+  // The same over the blocks that share the tile.
+  template <int N>
+  JM_DEVICE static void gather_parts(float (&x)[N], const float* workspace, int r, int c) {
+    const Share* const stats = reinterpret_cast<const Share*>(workspace + BQ * DVP) + r;
+    float max, sum;
+    combine<SPLIT>(stats, PART / 2, max, sum);
+    Vec<float, N> part[SPLIT];
+#pragma unroll
+    for (int i = 0; i < SPLIT; ++i) part[i] = load<float, N>(workspace + i * PART + r * DVP + c);
+#pragma unroll
+    for (int e = 0; e < N; ++e) x[e] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < SPLIT; ++i) {
+      const float weight = softmax_exp(stats[i * (PART / 2)].max, softmax_base(max)) * (1.0f / sum);
+#pragma unroll
+      for (int e = 0; e < N; ++e) x[e] += part[i].x[e] * weight;
+    }
+  }
+};
+
+}  // namespace jaxmono

@@ -1,0 +1,123 @@
+// Softmax attention by one block on wgmma: producer warps bring Q and then K and V of one chunk of keys
+// after the other; two warpgroups of consumers keep scores and probabilities in registers.
+//
+//   producers: Q; K, V, K, V... into the slots of a ring, tasks ahead of the consumers
+//   consumers: S = Q K^T -> AttentionRows::weigh -> O += P V, P in the registers that S was in
+//
+// While one warpgroup is busy with exponentials the other one's products run.
+#pragma once
+#include "jaxmono/attention_rows.cuh"
+#include "jaxmono/gemm_wgmma.cuh"
+
+namespace jaxmono {
+
+// WG_M: warpgroups that have 64 rows each; 1: they share 64 rows and have different columns of every
+// chunk. BK: keys of a chunk. SLOTS: tiles (of K or V) in the ring. The rest as in FlashAttention.
+template <class T, int WG_M, int BK, int SLOTS, int KEYS, int D, int DV, int SPLIT, bool Q_D_MAJOR,
+          bool K_D_MAJOR, bool V_KEY_MAJOR>
+struct FlashWgmma {
+  static constexpr int BQ = 64 * WG_M, COLS = BK * WG_M / 2, NT = COLS / 8;
+  static constexpr int DP = (D + 15) / 16 * 16;
+  using Rows = AttentionRows<T, 8, 4 * WG_M, DV, SPLIT, true>;
+  static constexpr int DVP = Rows::DVP, FLOATS = Rows::FLOATS;
+  static constexpr int CHUNKS = (KEYS + BK - 1) / BK, SHARE = (CHUNKS + SPLIT - 1) / SPLIT;
+  static constexpr int Q_SLOT = MAX_SLOTS - 1;  // whose `empty` says when Q may be overwritten
+  static_assert(WG_M == 1 || WG_M == 2, "two warpgroups");
+  static_assert(COLS % 16 == 0 && COLS <= 256 && SLOTS >= 2 && SLOTS <= Q_SLOT, "");
+  // A slice along the keys begins at a panel of 64 columns.
+  static_assert(WG_M == 2 || (COLS % 64 == 0 || (K_D_MAJOR && !V_KEY_MAJOR)), "");
+
+  using TileQ = SwizzledTile<T, Q_D_MAJOR ? BQ : DP, Q_D_MAJOR ? DP : BQ>;
+  using TileK = SwizzledTile<T, K_D_MAJOR ? BK : DP, K_D_MAJOR ? DP : BK>;
+  using TileV = SwizzledTile<T, V_KEY_MAJOR ? DVP : BK, V_KEY_MAJOR ? BK : DVP>;
+
+  // Layout: Q | ring | row statistics | fragments on their way out.
+  static constexpr int SLOT = TileK::BYTES > TileV::BYTES ? TileK::BYTES : TileV::BYTES;
+  static constexpr int STATS_AT = TileQ::BYTES + SLOTS * SLOT;
+  static constexpr int OUT_AT = STATS_AT + Rows::STATS_BYTES;
+  static constexpr int SHARED_BYTES = OUT_AT + Rows::OUT_BYTES;
+  JM_DEVICE static unsigned char* slot(unsigned char* smem, int i) {
+    return smem + TileQ::BYTES + i * SLOT;
+  }
+
+  // Producers: the tiles of chunks first .. last, for rows row0...
+  template <class LoadQ, class LoadK, class LoadV>
+  JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int row0, int first,
+                                int last, const LoadQ& load_q, const LoadK& load_k,
+                                const LoadV& load_v) {
+    if (first >= last) return;
+    const int thread = thread_id() - CONSUMERS;
+    mbarrier_wait(&roles->empty[Q_SLOT], at.parity(Q_SLOT) ^ 1);
+    if constexpr (Q_D_MAJOR) TileQ::template fill<PRODUCERS>(smem, thread, row0, 0, load_q);
+    else TileQ::template fill<PRODUCERS>(smem, thread, 0, row0, load_q);
+    at.flip(Q_SLOT);
+#pragma unroll 1
+    for (int t = first; t < last; ++t) {  // where K has landed, so has Q before it
+      mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
+      unsigned char* const k = slot(smem, at.slot);
+      if constexpr (K_D_MAJOR) TileK::template fill<PRODUCERS>(k, thread, t * BK, 0, load_k);
+      else TileK::template fill<PRODUCERS>(k, thread, 0, t * BK, load_k);
+      cp_async_mbarrier_arrive(&roles->full[at.slot]);
+      at.template next<SLOTS>();
+      mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
+      unsigned char* const v = slot(smem, at.slot);
+      if constexpr (V_KEY_MAJOR) TileV::template fill<PRODUCERS>(v, thread, 0, t * BK, load_v);
+      else TileV::template fill<PRODUCERS>(v, thread, t * BK, 0, load_v);
+      cp_async_mbarrier_arrive(&roles->full[at.slot]);
+      at.template next<SLOTS>();
+    }
+  }
+
+  // Consumers: takes the keys of chunks first .. last into account. logit: as in FlashAttention.
+  template <class Logit>
+  JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, Rows& rows, int first,
+                                int last, const Logit& logit) {
+    const int row = WG_M == 2 ? warp_id() / 4 * 64 : 0, col = Rows::share() * COLS;
+    const bool speaks = thread_id() % 128 == 0;
+    rows.reset();
+#pragma unroll 1
+    for (int t = first; t < last; ++t) {
+      float s[NT][4];
+      mbarrier_wait(&roles->full[at.slot], at.parity());
+      fence_proxy_async();  // cp.async wrote the tiles as ordinary stores do
+      unsigned char* const k = slot(smem, at.slot);
+      wgmma_fence();
+      wgmma<T, !Q_D_MAJOR, !K_D_MAJOR, true>(s, operand_slice<TileQ, Q_D_MAJOR>(smem, row, 0),
+                                             operand_slice<TileK, K_D_MAJOR>(k, col, 0));
+#pragma unroll
+      for (int d = 16; d < DP; d += 16)
+        wgmma<T, !Q_D_MAJOR, !K_D_MAJOR>(s, operand_slice<TileQ, Q_D_MAJOR>(smem, row, d),
+                                         operand_slice<TileK, K_D_MAJOR>(k, col, d));
+      wgmma_commit();
+      wgmma_wait<0>();
+      if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
+      if (speaks && t + 1 == last) mbarrier_arrive(&roles->empty[Q_SLOT]);
+      at.template next<SLOTS>();
+
+      uint32_t p[NT / 2][4];
+      rows.template weigh<KEYS, KEYS % BK != 0, (SHARE > 1)>(s, p, t * BK + col, logit);
+
+      mbarrier_wait(&roles->full[at.slot], at.parity());
+      fence_proxy_async();
+      unsigned char* const v = slot(smem, at.slot);
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < NT / 2; ++i)
+        wgmma_registers<T, !V_KEY_MAJOR>(rows.o, p[i],
+                                         operand_slice<TileV, V_KEY_MAJOR>(v, 0, col + i * 16));
+      wgmma_commit();
+      wgmma_wait<0>();
+      if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
+      at.template next<SLOTS>();
+    }
+  }
+
+  template <int LANES, class F>
+  JM_DEVICE static void finish(unsigned char* smem, Rows& rows, int valid, float* workspace,
+                               int split, uint32_t* arrivals, const F& f) {
+    rows.template finish<LANES>(smem + STATS_AT, smem + OUT_AT, valid, workspace, split, arrivals,
+                                f);
+  }
+};
+
+}  // namespace jaxmono

@@ -1,0 +1,209 @@
+"""Softmax attention on wgmma with producer warps: schedules, stages around it, lost waits."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contraction_harness import build, check_near, dot_sigs, plan_of, smooth
+from harness import run_program
+from test_attention import attend, attention_sig, qkv
+from test_attention_flash import masked
+from test_contraction_sync import own_text, rewritten
+
+from jaxmono.codegen import attention_wgmma, cuda_target, generate, headers, nvrtc
+from jaxmono.codegen import compile as compiling
+from jaxmono.codegen.attention import AttentionSchedule
+from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.generate import default_schedule, emit
+from jaxmono.fusion.plan import Device, Plan
+from jaxmono.hlo.interp import evaluate
+
+Spec = jax.ShapeDtypeStruct
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+RTOL = {BF16: 2e-2, F16: 4e-3}
+H200 = Device()
+
+
+def wgmma(bq: int, chunk: int, slots: int, split: int = 1) -> AttentionSchedule:
+    return AttentionSchedule(bq, chunk, slots, 8, "wgmma", split)
+
+
+def run(plan: Plan, s: AttentionSchedule, given: list[Any] | None = None, *,
+        rtol: float = RTOL[BF16], seeds: Sequence[int] = (0, 1, 2),
+        blocks: Sequence[int] = (3,), dots: DotSchedule | None = None) -> None:
+    sigs: dict[str, Any] = {x.key: s for x in plan.sigs if x.kind == "attention"}
+    sigs |= {x.key: dots for x in dot_sigs(plan) if dots is not None}
+    program = build(plan, sigs, threads=256)
+    assert program.threads == 384 and "FlashWgmma<" in program.source
+    check_near(plan, program, given or smooth(plan.graph), rtol, seeds=seeds, blocks=blocks)
+
+
+SCHEDULES = [wgmma(64, 64, 2), wgmma(64, 128, 5), wgmma(64, 256, 2), wgmma(128, 32, 3),
+             wgmma(128, 128, 4), wgmma(64, 64, 3, split=4), wgmma(128, 64, 2, split=2)]
+
+
+@pytest.mark.parametrize("s", SCHEDULES)
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_schedules(s: AttentionSchedule, dtype: Any) -> None:
+    """Rings of two tiles and of many, tiles past the end, warpgroups and blocks that share rows."""
+    run(plan_of(attend, *qkv(150, 300, 24, dtype, dv=40)), s, rtol=RTOL[dtype], blocks=(4, 5))
+
+
+@pytest.mark.parametrize("layout", ["bhmd", "bmhd", "bhdm", "dbhm", "mbhd"])
+@pytest.mark.parametrize("s", [wgmma(64, 128, 3), wgmma(128, 64, 3)])
+def test_layouts(layout: str, s: AttentionSchedule) -> None:
+    """Queries, keys and values along d or along positions."""
+    run(plan_of(lambda q, k, v: attend(q, k, v, layout=layout),
+                *qkv(72, 200, 64, BF16, layout=layout)), s, seeds=(0, 1))
+
+
+@pytest.mark.parametrize(("d", "dv"), [(16, 128), (72, 80), (128, 128), (256, 256), (64, 208)])
+def test_widths(d: int, dv: int) -> None:
+    plan = plan_of(attend, *qkv(100, 136, d, BF16, dv=dv))
+    run(plan, wgmma(128, 32, 2), smooth(plan.graph, scale=0.5), seeds=(0, 1))
+
+
+@pytest.mark.parametrize("s", [wgmma(64, 64, 2), wgmma(128, 64, 3), wgmma(64, 64, 2, split=2)])
+def test_rows_that_see_nothing_and_rows_that_begin_late(s: AttentionSchedule) -> None:
+    plan = plan_of(lambda keep, q, k, v: masked(keep[None, None], q, k, v),
+                   Spec((140, 200), jnp.bool_), *qkv(140, 200, 16, BF16))
+    given = smooth(plan.graph)
+    given[0][:] = False
+    for row in range(140):
+        given[0][row, (row * 7) % 200] = True
+    given[0][5] = given[0][139] = False
+    run(plan, s, given, blocks=(4,), seeds=(0, 1))
+
+
+def layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any) -> Any:
+    def heads(w: Any) -> Any:
+        return (x @ w).reshape(2, -1, 2, 16)
+
+    s = jnp.einsum("bmhd,bnhd->bhmn", heads(wq), heads(wk)).astype(F32) / 4
+    y = jnp.einsum("bhmn,bnhd->bmhd", jax.nn.softmax(s, -1).astype(BF16), heads(wv))
+    return y.reshape(x.shape) @ wo
+
+
+@pytest.mark.parametrize("slots", [3, 16])
+def test_between_products(slots: int) -> None:
+    """Projections before and behind, in rings of their own; with 16 slots also that of the queries'
+    barriers. Twice, so that phases of the second round are not those of the first."""
+    def fn(x: Any, *w: Any) -> Any:
+        return layer(layer(x, *w), *w)
+
+    plan = plan_of(fn, Spec((2, 40, 32), BF16), *[Spec((32, 32), BF16)] * 4)
+    given = smooth(plan.graph, scale=0.4)
+    dots = DotSchedule("wgmma", 64, 16, 64, slots, (1, 1, 2))
+    run(plan, wgmma(64, 64, 3), given, rtol=6e-2, dots=dots, seeds=(0, 1, 2, 3))
+    run(plan, wgmma(128, 64, 2), given, rtol=6e-2, seeds=(0, 1))
+
+
+def test_unlike_attentions_in_a_stage() -> None:
+    """Tasks with other rings side by side, one of them without producers."""
+    def fn(*xs: Any) -> Any:
+        return tuple(attend(*xs[i:i + 3]) for i in range(0, 9, 3))
+
+    args = [Spec((1, 3, n, d), BF16) for n, d in ((70, 16), (130, 32), (40, 16)) for _ in range(3)]
+    plan = plan_of(fn, *args)
+    first, second, third = plan.sigs
+    sigs = {first.key: wgmma(64, 64, 3), second.key: wgmma(128, 64, 2),
+            third.key: AttentionSchedule(32, 64, 2, 8, "flash")}
+    program = build(plan, sigs, threads=256)
+    check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1, 2), blocks=(2, 3))
+
+
+# ---- every wait matters --------------------------------------------------------------------------
+
+
+@functools.cache
+def case() -> tuple[Plan, dict[str, Any], list[Any], list[Any]]:
+    plan = plan_of(attend, *qkv(130, 300, 32, BF16, heads=3))
+    given = smooth(plan.graph)
+    return (plan, {attention_sig(plan).key: wgmma(64, 64, 2)}, given,
+            evaluate(plan.graph, given, accumulate="f64"))
+
+
+def failure(change: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    plan, sigs, given, (wanted,) = case()
+    with monkeypatch.context() as patched:
+        patched.setattr(compiling, "bundle", lambda source: change(headers.bundle(source)))
+        program = build(plan, sigs, threads=256)
+    for seed in range(16):
+        try:
+            (found,) = run_program(program, given, seed=seed, blocks=2)
+        except RuntimeError as error:
+            return f"seed {seed}: {error}"
+        if not np.abs(found.astype(np.float64) - wanted).max() <= 0.03:
+            return f"seed {seed}: wrong result"
+    return ""
+
+
+STATEMENT = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_arrive"
+                       r"|fence_proxy_async|wgmma_fence|wgmma_commit|wgmma_wait<0>)\([^;{}]*\);")
+
+
+def statements() -> list[Any]:
+    """Waits, arrivals and fences of the header."""
+    found = enumerate(STATEMENT.finditer(own_text("attention_wgmma.cuh")))
+    return [pytest.param(i, id=f"{i}-{m[0]}") for i, m in found]
+
+
+@pytest.mark.parametrize("number", statements())
+def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(text: str) -> str:
+        found = list(STATEMENT.finditer(text))[number]
+        return text[:found.start()] + ";" + text[found.end():]
+
+    assert failure(rewritten("attention_wgmma.cuh", change), monkeypatch) != ""
+
+
+def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert failure(lambda text: text, monkeypatch) == ""
+
+
+# ---- choice --------------------------------------------------------------------------------------
+
+
+SHAPES = [(16, 12, 128, 128, 64), (1, 12, 2048, 2048, 64), (1, 32, 8192, 8192, 128),
+          (1, 8, 1024, 1024, 256), (16, 12, 512, 512, 80)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_candidates_compile_for_hopper(shape: tuple[int, ...]) -> None:
+    """The choice and the one with most registers: no spills, no products one after the other."""
+    batch, heads, m, n, d = shape
+    plan = plan_of(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True),
+                   *[Spec((batch, x, heads, d), BF16) for x in (m, n, n)], device=H200)
+    sig = attention_sig(plan)
+    target = cuda_target("sm_90a")
+    (chosen,) = default_schedule(plan, target, H200).sigs.values()
+    assert chosen.family == "wgmma"
+    every = list(attention_wgmma.candidates(sig, shared_bytes=H200.shared_bytes))
+    assert chosen in every
+    form: Any = sig.form
+    most = max(every, key=lambda s: attention_wgmma.registers(form, s))
+    for s in {chosen, most}:
+        schedule = default_schedule(plan, target, H200)
+        kernel = emit(plan, target, H200, "test",
+                      type(schedule)(schedule.threads, 1, {sig.key: s}))
+        binary = nvrtc.compile_cuda(headers.bundle(kernel.source), "sm_90a")
+        assert binary.spill_stores == binary.spill_loads == 0, s
+        assert not re.search(r"C75\d\d", binary.log), binary.log
+        assert kernel.shared_bytes <= H200.shared_bytes
+
+
+def test_one_query_is_left_to_the_other_family() -> None:
+    plan = plan_of(attend, *qkv(1, 2048, 64, BF16, heads=12), device=H200)
+    (chosen,) = default_schedule(plan, cuda_target("sm_90a"), H200).sigs.values()
+    assert chosen.family == "flash"
+    assert math.prod((chosen.split, chosen.chunk)) >= 1024
+    program = generate(plan, cuda_target("sm_90a"), H200, "test")
+    assert program.min_blocks == chosen.split and program.cooperative
