@@ -371,6 +371,8 @@ class _Assembly:
                 trip = " && trip > 0" if begins and not first else ""
                 w.line("const bool fetched = false;" if first
                        else f"const bool fetched = t == block_id(){trip};")
+            if is_mixed(calls):
+                w.line("at.slot = 0;  // rings of other lengths")
             self._dispatch(w, calls, "trip", "")
             if is_mixed(calls):
                 w.line("roles->release();")
