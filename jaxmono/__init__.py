@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from jaxmono import _driver, _logging
-from jaxmono._api import Jitted, explain, jit
+from jaxmono._api import Jitted, explain, jit, tune
 from jaxmono._errors import (
     CompileError,
     ConfigError,
@@ -20,6 +20,7 @@ from jaxmono._errors import (
 )
 from jaxmono._explain import Coverage, KernelReport, Refusal, Report, Work
 from jaxmono._stages import Compiled, Lowered
+from jaxmono.tuning.report import ProblemReport, TuningReport
 
 __version__ = "0.1.0"
 
@@ -33,13 +34,16 @@ __all__ = [
     "Jitted",
     "KernelReport",
     "Lowered",
+    "ProblemReport",
     "Refusal",
     "Report",
+    "TuningReport",
     "UnsupportedError",
     "Work",
     "__version__",
     "explain",
     "jit",
+    "tune",
 ]
 
 _logging.configure()

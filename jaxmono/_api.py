@@ -1,4 +1,4 @@
-"""`jit` and `explain`: the public face.
+"""`jit`, `explain` and `tune`: the public face.
 
 `jit(fun)` is a real `jax.jit` function around a wrapper that traces ``fun`` to a jaxpr, hoists its
 closure constants to operands and binds one ``mono_call``. Static arguments, pytrees, donation and
@@ -21,6 +21,7 @@ from jaxmono._errors import close_matches, one_of
 from jaxmono._explain import Report
 from jaxmono._trace import name_of
 from jaxmono.custom_call.options import Options
+from jaxmono.tuning import TuningReport
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,6 +116,36 @@ def explain(fun: Callable[P, Any], /, **kw: Any) -> Callable[P, Report]:
     return own
 
 
+def tune(fun: Callable[P, Any], /, *, seconds: float | None = None,
+         **kw: Any) -> Callable[P, TuningReport]:
+    """``tune(fun, **kw)(*args)``: measures schedules for the kernels of ``jit(fun, **kw)``.
+
+    It compiles and times, each alone, a few tens of schedules of every contraction on this
+    process's GPU, and keeps the times in the tuning cache (``JAXMONO_CACHE_DIR``). Kernels that are
+    built from then on, in any process, use the fastest. Tune before the first call: a function
+    that was called keeps its kernels until ``clear_cache()``. What is known already is not measured
+    again. Arguments may be arrays or `jax.ShapeDtypeStruct`s; their values do not matter.
+
+    Args:
+      fun: a function, or what `jit` made of one.
+      seconds: that measuring may take for each kernel; default: ``JAXMONO_TUNE_SECONDS``.
+      **kw: as for `jit`.
+
+    Raises:
+      TypeError: ``fun`` is not callable, or ``kw`` was given with a function made by `jit`.
+      ValueError: ``seconds`` is not positive.
+    """
+    if seconds is not None and not seconds > 0:
+        raise ValueError(f"jaxmono.tune: seconds must be positive, not {seconds!r}")
+    own = getattr(fun, "_jaxmono_tune", None)
+    if own is None:
+        own = jit(fun, **kw)._jaxmono_tune  # type: ignore[attr-defined]
+    elif kw:
+        raise TypeError(f"jaxmono.tune: {name_of(fun)} already is a jaxmono.jit function, so the "
+                        f"keywords {sorted(kw)} have no effect; give them to jaxmono.jit")
+    return functools.partial(own, seconds)
+
+
 def _split(kw: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
     """Checks all keywords; separates jaxmono's from those of jax.jit."""
     known = [p.name for p in inspect.signature(jax.jit).parameters.values()
@@ -180,6 +211,7 @@ def _jit(fun: Any, *, options: Options, jax_kw: dict[str, Any]) -> Any:
     jitted.lower = functools.wraps(jitted.lower)(functools.partial(_stages.lower, fresh, options))
     jitted.explain = functools.partial(_stages.explain, fresh, options)
     jitted._jaxmono_explain = jitted.explain
+    jitted._jaxmono_tune = functools.partial(_stages.tune, fresh, options)
     return jitted
 
 

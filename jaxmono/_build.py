@@ -1,15 +1,15 @@
-"""One region to one Program: simplify, verify, key, cache, plan, verify, generate."""
+"""One region to one Program: simplify, verify, key, tuned schedules, cache, plan, generate."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from jaxmono import _dump, _logging
+from jaxmono import _dump, _logging, _tune
 from jaxmono._config import Config
 from jaxmono._device import Facts
-from jaxmono._key import cache_key, compiler_version
+from jaxmono._key import cache_key, compiler_version, tuned_key
 from jaxmono.codegen import generate
 from jaxmono.codegen.program import Program
 from jaxmono.custom_call import cache
@@ -18,6 +18,7 @@ from jaxmono.fusion.plan import Plan
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.passes import simplify
 from jaxmono.hlo.verify import verify
+from jaxmono.tuning.tuner import Choices, tuned_schedule
 
 _log = _logging.get("driver")
 
@@ -41,6 +42,7 @@ class Built:
       program: None when only planned.
       phases: seconds by phase.
       cached: the program came from the cache.
+      choices: what the tuner knew of the kernel's schedules.
     """
 
     job: Job
@@ -49,6 +51,7 @@ class Built:
     program: Program | None
     phases: dict[str, float]
     cached: bool
+    choices: Choices = field(default_factory=Choices)
 
     @cached_property
     def plan(self) -> Plan:
@@ -82,17 +85,24 @@ def build(job: Job, config: Config, *, plan_only: bool) -> Built:
         planned = Built(job, key, graph, None, phases, cached=False)
         _ = planned.plan  # a plan that cannot be made is a refusal, so it has to be tried now
         return planned
+    planned = Built(job, key, graph, None, phases, cached=False)
+    with phase("tune"):
+        choices = _tune.choices(key, job.facts, config, lambda: planned.plan)
+    key = tuned_key(key, choices.changed)
     with phase("cache"):
         program = cache.get(key)
-    built = Built(job, key, graph, program, phases, cached=program is not None)
+    cached = program is not None
     if program is None:
-        plan = built.plan
+        plan = planned.plan
+        schedule = tuned_schedule(plan, _tune.conditions(job.facts), choices.changed) \
+            if choices.changed else None
         with phase("generate"):
-            program = generate(plan, job.facts.target, job.facts.device, job.name)
+            program = generate(plan, job.facts.target, job.facts.device, job.name, schedule)
         with phase("cache"):
             cache.put(key, program)
-        built = replace(built, program=program)
-        built.__dict__["plan"] = plan  # `replace` does not know it
+    built = replace(planned, key=key, program=program, cached=cached, choices=choices)
+    if "plan" in planned.__dict__:
+        built.__dict__["plan"] = planned.plan  # `replace` does not know it
     if config.dump_to is not None:
         with phase("dump"):
             _dump.write(config.dump_to, job.name, key, _dump.texts(built.plan, program))

@@ -16,11 +16,12 @@ from typing import Any
 
 from jaxmono._errors import ConfigError, close_matches, one_of, warn
 
-TOPICS = ("api", "driver", "hlo", "fusion", "codegen", "custom_call", "cache")
+TOPICS = ("api", "driver", "hlo", "fusion", "codegen", "custom_call", "cache", "tuning")
 """Topics that ``JAXMONO_LOGS`` can choose."""
 
 _ON = ("1", "on", "true", "yes")
 _OFF = ("0", "off", "false", "no")
+TUNE_MODES = ("cached", "on", "off")
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "kb": 10**3, "mb": 10**6, "gb": 10**9,
           "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -45,6 +46,8 @@ class Config:
     cache_max_bytes: int
     interpret_blocks: int
     interpret_seed: int
+    tune: str
+    tune_seconds: int
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,13 @@ def _parse_switch(text: str) -> bool:
     if low in _ON or low in _OFF:
         return low in _ON
     raise ValueError(f"write {one_of(_ON)} to switch it on, {one_of(_OFF)} to switch it off")
+
+
+def _parse_tune(text: str) -> str:
+    low = text.strip().lower()
+    if low not in TUNE_MODES:
+        raise ValueError(f"write {one_of(TUNE_MODES)}.{close_matches(low, TUNE_MODES)}")
+    return low
 
 
 def _parse_logs(text: str) -> LogSpec | None:
@@ -131,13 +141,19 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("JAXMONO_CACHE", "cache", _parse_switch, "on", lambda: True,
             "`off` compiles every kernel anew and leaves the disk alone"),
     Setting("JAXMONO_CACHE_DIR", "cache_dir", _parse_dir, "`$XDG_CACHE_HOME/jaxmono`",
-            _default_cache_dir, "where compiled kernels are kept (`~/.cache/jaxmono` without XDG)"),
+            _default_cache_dir, "where compiled kernels and measured schedules are kept "
+            "(`~/.cache/jaxmono` without XDG)"),
     Setting("JAXMONO_CACHE_MAX_BYTES", "cache_max_bytes", _parse_bytes, "1GiB", lambda: 2**30,
             "the least recently used kernels are removed above this size; `0` keeps none"),
     Setting("JAXMONO_INTERPRET_BLOCKS", "interpret_blocks", _parse_int(1, 64), "4", lambda: 4,
             "thread blocks that the SIMT interpreter runs side by side"),
     Setting("JAXMONO_INTERPRET_SEED", "interpret_seed", _parse_int(0, 2**64 - 1), "0", lambda: 0,
             "seed of the order in which the interpreter runs threads; vary it to look for races"),
+    Setting("JAXMONO_TUNE", "tune", _parse_tune, "cached", lambda: "cached",
+            "`cached` uses the schedules that were measured before; `on` also measures what is "
+            "missing when a kernel is built; `off` uses neither"),
+    Setting("JAXMONO_TUNE_SECONDS", "tune_seconds", _parse_int(1, 86400), "120", lambda: 120,
+            "how long measuring may take for one kernel; what is left is measured another time"),
 )
 
 

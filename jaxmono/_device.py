@@ -57,6 +57,12 @@ def _local_gpu() -> Any:
     return jax.local_devices()[0]
 
 
+def gpu_ordinal() -> int:
+    """The number, among the GPUs that CUDA shows this process, of the one that `facts_for` tells
+    of."""
+    return int(getattr(_local_gpu(), "local_hardware_id", None) or 0)
+
+
 def _gpu_facts(gpu: Any) -> Facts:
     """Raises:
       CompileError: the device does not tell its compute capability or its number of SMs.

@@ -193,7 +193,13 @@ def _kernel_report(built: Built, facts: Facts, ops: tuple[Op, ...]) -> KernelRep
         registers=known.get("registers"),
         spill_bytes=sum(spills) if spills else None,
         notes=plan.notes,
+        schedules=_schedules(built) if program is not None else None,
     )
+
+
+def _schedules(built: Built) -> str:
+    found = built.choices
+    return f"{found.measured} of {found.total} measured" if found.measured else "analytic"
 
 
 def _unsupported(name: str, refusals: list[Refusal]) -> str:

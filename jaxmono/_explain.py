@@ -52,6 +52,8 @@ class KernelReport:
       cached: the binary came from the kernel cache; None when only planned.
       registers, spill_bytes: per thread, from the compiler; None when only planned.
       notes: decisions of the planner worth telling.
+      schedules: "analytic", or how many groups of ops have measured schedules; None when only
+        planned.
     """
 
     name: str
@@ -68,6 +70,7 @@ class KernelReport:
     registers: int | None = None
     spill_bytes: int | None = None
     notes: tuple[str, ...] = ()
+    schedules: str | None = None
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,7 @@ def _render(report: Report) -> str:
 
 def _table(kernels: tuple[KernelReport, ...]) -> list[str]:
     head = ("kernel", "ops", "stages", "barriers", "(unmerged)", "shared", "scratch", "predicted",
-            "floor", "registers", "spills", "compiled")
+            "floor", "registers", "spills", "schedules", "compiled")
     rows: list[tuple[str, ...]] = [head]
     for k in kernels:
         if k.compile_seconds is None:
@@ -200,7 +203,8 @@ def _table(kernels: tuple[KernelReport, ...]) -> list[str]:
                      "-" if k.shared_bytes is None else _bytes(k.shared_bytes),
                      _bytes(k.scratch_bytes), f"{k.predicted_us:.1f} us", f"{k.floor_us:.1f} us",
                      "-" if k.registers is None else str(k.registers),
-                     "-" if k.spill_bytes is None else _bytes(k.spill_bytes), compiled))
+                     "-" if k.spill_bytes is None else _bytes(k.spill_bytes), k.schedules or "-",
+                     compiled))
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     out: list[str] = []
     for row in rows:

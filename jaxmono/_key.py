@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from importlib import resources
@@ -48,6 +48,17 @@ def compiler_version(target: Target) -> str:
       CompileError: there is none.
     """
     return nvrtc_version() if target.kind == "cuda" else host_compiler_version()
+
+
+def tuned_key(key: str, changed: Mapping[str, str]) -> str:
+    """The key of a kernel some of whose schedules are not the analytic ones.
+
+    Args:
+      key: `cache_key`. changed: texts of those schedules, by the key of their Sig.
+    """
+    if not changed:
+        return key
+    return hashlib.sha256(json.dumps([key, sorted(changed.items())]).encode()).hexdigest()
 
 
 def cache_key(graph: Graph, facts: Facts, *, name: str, mode: str, compiler: str) -> str:

@@ -5,16 +5,18 @@ Both wrap JAX's own object and pass everything else through to it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from jaxmono import _collect
+from jaxmono import _collect, _tune
 from jaxmono._collect import Collector
 from jaxmono._errors import close_matches, one_of
 from jaxmono._explain import Report, merged
 from jaxmono.custom_call.options import Options
+from jaxmono.tuning import TuningReport
 
 _TEXTS = ("stablehlo", "hlo", "plan", "cuda", "ptxas")
 
@@ -142,6 +144,20 @@ def explain(fresh: Callable[[], Any], options: Options, /, *args: Any, **kwargs:
     with _collect.collecting(plan_only=True) as collector:
         fresh().lower(*args, **kwargs)
     return _report(collector, options)
+
+
+def tune(fresh: Callable[[], Any], options: Options, seconds: float | None, /, *args: Any,
+         **kwargs: Any) -> TuningReport:
+    """Builds ``fresh()`` for these arguments and measures schedules for its kernels."""
+    begin = time.perf_counter()
+    with _tune.tuning(seconds) as request, _collect.collecting() as collector:
+        fresh().lower(*args, **kwargs)
+    said = [*request.notes, *collector.notes, *(o.note for o in collector.outcomes if o.note)]
+    if not request.reports and not said:
+        said.append("no kernel of this function has schedules to choose from")
+    once = {r.name: r for r in reversed(request.reports)}  # regions may have equal groups
+    return TuningReport(tuple(reversed(once.values())), time.perf_counter() - begin,
+                        "; ".join(dict.fromkeys(said)))
 
 
 def _report(collected: Collector, options: Options) -> Report:

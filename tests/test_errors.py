@@ -172,10 +172,10 @@ def test_one_failing_kernel_leaves_the_others(monkeypatch: pytest.MonkeyPatch,
 
     real = _build.generate
 
-    def first_only(plan: Any, target: Any, device: Any, name: str) -> Any:
+    def first_only(plan: Any, target: Any, device: Any, name: str, schedule: Any = None) -> Any:
         if name.endswith("_1"):
             raise jaxmono.CompileError("not this one")
-        return real(plan, target, device, name)
+        return real(plan, target, device, name, schedule)
 
     monkeypatch.setattr("jaxmono._build.generate", first_only)
 

@@ -124,7 +124,8 @@ def test_table_columns_align() -> None:
     lines = str(report).splitlines()
     head, first, second = lines[3:6]
     assert head.split() == ["kernel", "ops", "stages", "barriers", "(unmerged)", "shared",
-                            "scratch", "predicted", "floor", "registers", "spills", "compiled"]
+                            "scratch", "predicted", "floor", "registers", "spills",
+                            "schedules", "compiled"]
     assert "1.5 MB" in first and first.endswith("0.50 s") and second.endswith("cached")
     assert first.index("2.05 kB") == second.index("2.05 kB")
     assert "  k: a note" in lines

@@ -374,7 +374,7 @@ class _Assembly:
                 w.line("const bool fetched = false;" if first
                        else f"const bool fetched = t == block_id(){trip};")
             if is_mixed(calls):
-                w.line("at.slot = 0;")
+                w.line("at.slot = 0;  // rings of other lengths")
             self._dispatch(w, calls, "trip", "")
             if is_mixed(calls):
                 w.line("roles->release();")

@@ -78,17 +78,18 @@ def emit_producers(w: Writer, spans: Sequence[Span],
 def _stage(w: Writer, span: Span, i: int, early: int,
            dispatch: Callable[[Writer, Any, str, str], None]) -> None:
     calls = span.calls[i]
-    wait = f'hear(&roles->released, released{f" - {early}" if early else ""}, "consumers");'
+    mixed = is_mixed(calls)
+    ahead = f" - (t == block_id() ? {early} : 0)" if mixed else f" - {early}"
+    wait = f'hear(&roles->released, released{ahead if early else ""}, "consumers");'
     w.line()
     w.comment(f"stage {span.start + i}" + (f" + {span.period} * trip" if span.trips > 1 else ""))
     w.line("at.slot = 0;")
-    mixed = is_mixed(calls)
     if not mixed:
         w.line(wait)
     total = sum(c.tasks for c in calls)
     with w.block(f"for (int t = block_id(); t < {total}; t += num_blocks())"):
         if mixed:
-            w.line("at.slot = 0;")  # rings of other lengths
+            w.line("at.slot = 0;  // rings of other lengths")
             w.line(wait)
         dispatch(w, calls, "trip", "_load")
         if mixed:

@@ -99,6 +99,36 @@ def test_unlike_products_side_by_side() -> None:
     run(plan, wgmma(64, 48, 3, (1, 1, 2)), DotSchedule("mma", 32, 32, 64, 2, (2, 4, 1)))
 
 
+def test_rings_of_other_lengths_in_turn() -> None:
+    """A block's next task of a stage may have a shorter ring: both sides begin at its first slot."""
+    def fn(x: Any, u: Any, v: Any) -> Any:
+        return (jnp.dot(x, u, preferred_element_type=F32),
+                jnp.dot(x, v, preferred_element_type=F32))
+
+    plan = plan_of(fn, Spec((200, 320), BF16), Spec((320, 96), BF16), Spec((320, 56), BF16))
+    assert len(plan.stages) == 1
+    for rings in ((4, 2), (2, 4)):
+        run(plan, *(wgmma(64, 48, slots, (1, 1, 2)) for slots in rings), seeds=(0, 1))
+
+
+def test_only_the_first_task_of_a_mixed_stage_is_loaded_early() -> None:
+    """Behind a stage without tiles the first task's weights come early; shared memory for the ones
+    after it is the producers' only when the consumers are done with the task before."""
+    def fn(x: Any, u: Any, s: Any, b: Any, v: Any, w: Any) -> Any:
+        y = models.norm((x @ u).astype(F32), s, b).astype(BF16)
+        return y, y @ v, jnp.dot(y, w, preferred_element_type=F32)
+
+    plan = plan_of(fn, Spec((260, 64), BF16), Spec((64, 160), BF16), Spec((160,), F32),
+                   Spec((160,), F32), Spec((160, 16), BF16), Spec((160, 96), BF16))
+    assert [len(s.groups) for s in plan.stages] == [1, 1, 2]
+    # The larger slots come second: the first of them lies over two of those before.
+    sigs = forced(plan, wgmma(64, 48, 2, (1, 1, 2)), wgmma(64, 16, 3, (1, 1, 2)),
+                  wgmma(64, 96, 2, (1, 1, 2)))
+    program = build(plan, sigs, threads=256)
+    assert "released - " in program.source
+    check_near(plan, program, smooth(plan.graph), 2e-2, seeds=tuple(range(8)), blocks=(1, 2))
+
+
 def test_k_shared_by_blocks() -> None:
     plan = plan_of(lambda a, b: jnp.dot(a, b, preferred_element_type=F32), Spec((100, 520), BF16),
                    Spec((520, 56), BF16))

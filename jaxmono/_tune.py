@@ -1,0 +1,95 @@
+"""What a build asks of the tuner: which cache, whether to measure, for whom to report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from jaxmono import _logging
+from jaxmono._config import Config
+from jaxmono._device import Facts, gpu_ordinal
+from jaxmono._errors import warn
+from jaxmono._key import compiler_version, generator_version
+from jaxmono.fusion.plan import Plan
+from jaxmono.tuning import Conditions, ProblemReport, Tuner, TuningCache
+from jaxmono.tuning.cache import NAME
+from jaxmono.tuning.driver_version import driver_version
+from jaxmono.tuning.profiler import GpuProfiler
+from jaxmono.tuning.tuner import Choices
+
+_log = _logging.get("tuning")
+
+
+@dataclass
+class Request:
+    """A `jaxmono.tune` in progress: the builds inside it measure, and report here.
+
+    Attributes:
+      seconds: for each kernel; None: ``JAXMONO_TUNE_SECONDS``.
+    """
+
+    seconds: float | None = None
+    reports: list[ProblemReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+_active: ContextVar[Request | None] = ContextVar("jaxmono_tune", default=None)
+
+
+@contextmanager
+def tuning(seconds: float | None) -> Generator[Request]:
+    """Builds in the body measure what the cache lacks, whatever ``JAXMONO_TUNE`` says."""
+    request = Request(seconds)
+    token = _active.set(request)
+    try:
+        yield request
+    finally:
+        _active.reset(token)
+
+
+def choices(key: str, facts: Facts, config: Config, plan: Callable[[], Plan]) -> Choices:
+    """The measured schedules for the kernel of a key; none where tuning has no part in it.
+
+    Whatever goes wrong here costs a warning line and the kernel gets the analytic schedules.
+    """
+    request = _active.get()
+    mode = "on" if request is not None else config.tune
+    if mode == "off" or facts.target.kind != "cuda" or not facts.here:
+        return Choices()
+    kept = config.cache and config.cache_max_bytes > 0
+    seconds = request.seconds if request is not None else None
+    tuner = Tuner(
+        _cache(config.cache_dir / NAME if kept else None), _profiler if mode == "on" else None,
+        seconds=config.tune_seconds if seconds is None else seconds,
+        reporting=request is not None)
+    try:
+        return tuner.choices(key, conditions(facts), plan)
+    except Exception as error:
+        _log.debug("tuning failed", exc_info=error)
+        warn(f"jaxmono: choosing measured schedules failed ({type(error).__name__}: {error}); the "
+             f"kernel uses the ones that need no measurement. JAXMONO_TUNE=off does not try",
+             stacklevel=4)
+        return Choices()
+    finally:
+        if request is not None:
+            request.reports += tuner.reports
+            request.notes += tuner.notes
+
+
+def conditions(facts: Facts) -> Conditions:
+    """What measurements on this device, with this jaxmono and this compiler, hold for."""
+    return Conditions(facts.device, facts.target, driver_version(), generator_version(),
+                      compiler_version(facts.target))
+
+
+def _profiler() -> GpuProfiler:
+    return GpuProfiler(device=gpu_ordinal())
+
+
+@lru_cache(maxsize=4)
+def _cache(path: Path | None) -> TuningCache:
+    return TuningCache(path)

@@ -1,0 +1,61 @@
+"""What tuning found, for people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ProblemReport:
+    """One group of ops that was tuned.
+
+    Attributes:
+      name: what it computes, its shape and the type of its first operand.
+      candidates: how many schedules there were; ``measured`` of them have a time, ``failed`` have
+        a reason instead, the others were not reached.
+      analytic_us, best_us: time of the choice without measurement, and of the fastest; NaN where
+        it was not measured.
+      schedule: the one that kernels use from now on.
+      changed: it is not the analytic one.
+      fresh: measured just now, rather than found in the tuning cache.
+      failures: distinct reasons of failed candidates.
+    """
+
+    name: str
+    candidates: int
+    measured: int
+    failed: int
+    analytic_us: float
+    best_us: float
+    schedule: str
+    changed: bool
+    fresh: bool
+    failures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TuningReport:
+    """What `jaxmono.tune` did for one function.
+
+    Attributes:
+      problems: what there was to tune, in program order; equal ones of repeated layers once.
+      seconds: that it took, compilation of the candidates included.
+      note: why nothing or not everything was measured, or "".
+    """
+
+    problems: tuple[ProblemReport, ...] = ()
+    seconds: float = 0.0
+    note: str = ""
+
+    def __str__(self) -> str:
+        fresh = sum(p.fresh for p in self.problems)
+        lines = [f"jaxmono: {len(self.problems)} tuned groups of ops, {fresh} measured now, "
+                 f"{self.seconds:.1f} s"]
+        if self.note:
+            lines.append(f"  note: {self.note}")
+        for p in self.problems:
+            gain = f"{p.analytic_us / p.best_us:.2f}x" if p.changed else "analytic"
+            lines.append(f"  {p.name}: {p.best_us:.2f} us ({gain}), {p.measured} of "
+                         f"{p.candidates} measured, {p.failed} failed; {p.schedule}")
+            lines += [f"    failed: {reason}" for reason in p.failures[:3]]
+        return "\n".join(lines)
