@@ -6,6 +6,7 @@ from jaxmono.codegen import (
     attention,
     attention_flash,
     attention_wgmma,
+    back_to_back,
     dot,
     dot_function,
     dot_wgmma,
@@ -84,6 +85,9 @@ class _Dot:
 class _Attention:
     def choose(self, sig: Sig, request: Request) -> AttentionSchedule:
         warps, shared = request.threads // 32, request.shared_bytes
+        pair = back_to_back.schedule(sig, shared_bytes=shared) if request.wgmma else None
+        if pair is not None:
+            return pair
         found = attention_flash.schedule(sig, request.device, warps=warps, shared_bytes=shared,
                                          siblings=request.siblings)
         if found is None:
@@ -99,6 +103,8 @@ class _Attention:
 
     def shared_bytes(self, sig: Sig, schedule: AttentionSchedule, threads: int) -> int:
         del threads
+        if schedule.family == "back_to_back":
+            return back_to_back.shared_bytes_of(AttentionCode.of(sig, schedule), schedule)
         family = {"flash": attention_flash, "wgmma": attention_wgmma}.get(schedule.family,
                                                                           attention)
         return family.shared_bytes_of(AttentionCode.of(sig, schedule).form, schedule)
@@ -116,15 +122,21 @@ class _Attention:
 
     def emit_load(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
                   function: Function) -> bool:
-        if schedule.family != "wgmma":
+        families = {"wgmma": attention_wgmma, "back_to_back": back_to_back}
+        if schedule.family not in families:
             return False
-        attention_wgmma.emit_load(w, AttentionCode.of(sig, schedule), pointers=function.pointers,
-                                  read_only=tuple(function.read_only))
+        families[schedule.family].emit_load(
+            w, AttentionCode.of(sig, schedule), pointers=function.pointers,
+            read_only=tuple(function.read_only))
         return True
 
     def emit_body(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
                   function: Function) -> None:
         code = AttentionCode.of(sig, schedule)
+        if schedule.family == "back_to_back":
+            back_to_back.emit_body(w, code, pointers=function.pointers, outputs=function.outputs,
+                                   read_only=tuple(function.read_only))
+            return
         if schedule.family != "scores":
             family = attention_wgmma if schedule.family == "wgmma" else attention_flash
             family.emit_body(w, code, pointers=function.pointers, outputs=function.outputs,

@@ -199,7 +199,7 @@ class _Assembly:
         if self.roles:
             headers |= {"gemm_wgmma", "roles"}
             if any(u.load and u.sig.kind == "attention" for u in self.units.values()):
-                headers |= {"attention_wgmma"}
+                headers |= {"attention_wgmma", "back_to_back"}
             shared = roles_at + ROLES_BYTES
             w.line(f"#define JM_TEAM {CONSUMERS}  // threads of a block that compute")
         w.lines += [f'#include "jaxmono/{x}.cuh"' for x in sorted(headers)]

@@ -57,7 +57,7 @@ def place_attention(state: State, second: ops.DotGeneral) -> Draft | None:
         if chain is None or chain.kind != "row" or probs is value:
             continue
         for scores in _score_drafts(state, chain):
-            inside = _closed(state, chain, scores, second)
+            inside = closed(state, chain, scores, second)
             if inside is None or not isinstance(scores.anchor, ops.DotGeneral):
                 continue
             if state.graph.producer.get(value) in inside \
@@ -65,7 +65,7 @@ def place_attention(state: State, second: ops.DotGeneral) -> Draft | None:
                 continue
             if prove(state.graph, scores.anchor, second, side, set(inside)) is None:
                 continue
-            return _merge(state, chain, scores, second, side, inside)
+            return merge(state, chain, scores, second, side, inside)
     return None
 
 
@@ -87,7 +87,7 @@ def _producers(state: State, values: dict[Value, IndexMap]) -> list[Op]:
     return [state.graph.producer[v] for v in values if v in state.graph.producer]
 
 
-def _closed(state: State, chain: Draft, scores: Draft, second: ops.DotGeneral) -> list[Op] | None:
+def closed(state: State, chain: Draft, scores: Draft, second: ops.DotGeneral) -> list[Op] | None:
     """The ops of both drafts and what floats between; None if a value inside is used outside."""
     inside: dict[Op, None] = dict(scores.ops)
     inside.update(chain.ops)
@@ -175,7 +175,7 @@ def _rows_and_keys(first: ops.DotGeneral, at: IndexMap, b: Var, m: Var, n: Var) 
     return None
 
 
-def _merge(state: State, chain: Draft, scores: Draft, second: ops.DotGeneral, side: str,
+def merge(state: State, chain: Draft, scores: Draft, second: ops.DotGeneral, side: str,
            inside: list[Op]) -> Draft:
     made = {r for o in inside for r in o.results}
     reads = {v for o in (*inside, second) for v in o.uses} - made

@@ -11,6 +11,7 @@ inside at their canonical index. What joins nothing floats: `loops` decides abou
 from __future__ import annotations
 
 from jaxmono.fusion.attention import place_attention
+from jaxmono.fusion.back_to_back import place_back_to_back
 from jaxmono.fusion.dots import start_dot
 from jaxmono.fusion.draft import JOINABLE, Draft, State, consistent, forward
 from jaxmono.fusion.rows import place_reduce
@@ -22,7 +23,7 @@ def grow(state: State) -> None:
     """Fills ``state.drafts``, ``state.owner`` and ``state.pot``."""
     for op in state.graph.ops:
         if isinstance(op, ops.DotGeneral):
-            if place_attention(state, op) is None:
+            if place_attention(state, op) is None and place_back_to_back(state, op) is None:
                 start_dot(state, op)
         elif isinstance(op, ops.Reduce):
             place_reduce(state, op)

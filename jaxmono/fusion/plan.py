@@ -296,3 +296,5 @@ class Device:
     barrier_us: float = 0.92
     phase_us: float = 2.4
     """Fixed cost of one more stage: barrier, first L2 load, epilogue (measured)."""
+    keeps_pairs: bool = True
+    """Kernels can keep a contraction's result in registers for the next one (wgmma)."""

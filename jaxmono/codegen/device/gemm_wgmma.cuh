@@ -79,6 +79,56 @@ JM_DEVICE uint64_t operand_slice(unsigned char* tile, int outer, int k) {
                             1024);
 }
 
+// A warp's accumulators on their way out through shared memory: fragments are scattered over rows. NT
+// fragments of 8 columns each; WHOLE: all are staged at a time, else as many as take little memory.
+template <int NT, bool WHOLE>
+struct StagedRows {
+  static constexpr int N = NT * 8;
+  static constexpr int CHUNK = WHOLE || N <= 80 ? N
+                               : N % 64 == 0    ? 64
+                               : N % 80 == 0    ? 80
+                                                : N % 48 == 0 ? 48 : 16;
+  static constexpr int PITCH = CHUNK + 8;  // rows of a fragment begin 8 banks apart
+  static constexpr int BYTES = 16 * PITCH * 4;
+
+  // The next CHUNK columns.
+  JM_DEVICE static void put(float* to, const float (&x)[NT][4]) {
+    const int g = lane_id() / 4, t = lane_id() % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < CHUNK / 8; ++j) {
+      store<float, 2>(to + g * PITCH + j * 8 + t, Vec<float, 2>{x[j][0], x[j][1]});
+      store<float, 2>(to + (g + 8) * PITCH + j * 8 + t, Vec<float, 2>{x[j][2], x[j][3]});
+    }
+  }
+
+  // Calls f(r, c, sums) for every LANES neighbouring elements of the warp's 16 rows, the threads on
+  // neighbouring columns. own: BYTES of the warp.
+  template <int LANES, class F>
+  JM_DEVICE static void rows(float* own, float (&x)[NT][4], const F& f) {
+    constexpr int PER_ROW = CHUNK / LANES;
+#pragma unroll 1
+    for (int c0 = 0; c0 < N; c0 += CHUNK) {
+      put(own, x);
+      syncwarp();
+#pragma unroll 1
+      for (int i = lane_id(); i < 16 * PER_ROW; i += WARP) {
+        const int r = i / PER_ROW, c = i % PER_ROW * LANES;
+        float sum[LANES];
+        const Vec<float, LANES> y = load<float, LANES>(own + r * PITCH + c);
+#pragma unroll
+        for (int e = 0; e < LANES; ++e) sum[e] = y.x[e];
+        f(r, c0 + c, sum);
+      }
+      syncwarp();
+      // The next chunk moves to where this one was: its registers are named at compile time.
+#pragma unroll
+      for (int j = 0; j + CHUNK / 8 < NT; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[j][e] = x[j + CHUNK / 8][e];
+    }
+  }
+};
+
 // T: bf16 or f16. The warpgroups share the tile along m (WG_M), n (WG_N) or k (WG_K: each has all of
 // the tile and every other k step, and the sums meet in the epilogue); one of them is 2. PANEL: k
 // tiles of A that the consumers compute and keep, as in Gemm; 0: A is streamed with B.
@@ -99,13 +149,8 @@ struct GemmWgmma {
   static constexpr int STAGE_BYTES = A_BYTES + TileB::BYTES;
   static constexpr int PANEL_BYTES = PANEL ? TileA::BYTES : 0;
 
-  // Columns of a warp's accumulators that are staged at a time; all of them where k is shared.
-  static constexpr int CHUNK = WG_K == 2 || N <= 80 ? N
-                               : N % 64 == 0        ? 64
-                               : N % 80 == 0        ? 80
-                                                    : N % 48 == 0 ? 48 : 16;
-  static constexpr int PITCH = CHUNK + 8;  // rows of a fragment begin 8 banks apart
-  static constexpr int STAGING_BYTES = 8 * 16 * PITCH * 4;
+  using Staged = StagedRows<NT, WG_K == 2>;
+  static constexpr int PITCH = Staged::PITCH, STAGING_BYTES = 8 * Staged::BYTES;
 
   // Layout: panel | ring | staging.
   static constexpr int SHARED_BYTES = PANEL_BYTES + SLOTS * STAGE_BYTES + STAGING_BYTES;
@@ -213,7 +258,7 @@ struct GemmWgmma {
   JM_DEVICE static void finish(unsigned char* smem, Accumulators& acc, const F& f) {
     if constexpr (WG_K == 2) {
       // Both warpgroups have sums of all elements: they meet in shared memory.
-      stage_chunk(staging(smem) + warp_id() * 16 * PITCH, acc);
+      Staged::put(staging(smem) + warp_id() * 16 * PITCH, acc.x);
       syncthreads();
       constexpr int PER_ROW = N / LANES;
 #pragma unroll 1
@@ -229,38 +274,10 @@ struct GemmWgmma {
       }
       syncthreads();
     } else {
-      float* const own = staging(smem) + warp_id() * 16 * PITCH;
-      constexpr int PER_ROW = CHUNK / LANES;
-#pragma unroll 1
-      for (int c0 = 0; c0 < N; c0 += CHUNK) {
-        stage_chunk(own, acc);
-        syncwarp();
-#pragma unroll 1
-        for (int i = lane_id(); i < 16 * PER_ROW; i += WARP) {
-          const int r = i / PER_ROW, c = i % PER_ROW * LANES;
-          float sum[LANES];
-          const Vec<float, LANES> x = load<float, LANES>(own + r * PITCH + c);
-#pragma unroll
-          for (int e = 0; e < LANES; ++e) sum[e] = x.x[e];
-          f(first_row() + r, first_col() + c0 + c, sum);
-        }
-        syncwarp();
-        // The next chunk moves to where this one was: its registers are named at compile time.
-#pragma unroll
-        for (int j = 0; j + CHUNK / 8 < NT; ++j)
-#pragma unroll
-          for (int e = 0; e < 4; ++e) acc.x[j][e] = acc.x[j + CHUNK / 8][e];
-      }
-    }
-  }
-
- private:
-  JM_DEVICE static void stage_chunk(float* to, const Accumulators& acc) {
-    const int g = lane_id() / 4, t = lane_id() % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < CHUNK / 8; ++j) {
-      store<float, 2>(to + g * PITCH + j * 8 + t, Vec<float, 2>{acc.x[j][0], acc.x[j][1]});
-      store<float, 2>(to + (g + 8) * PITCH + j * 8 + t, Vec<float, 2>{acc.x[j][2], acc.x[j][3]});
+      Staged::template rows<LANES>(staging(smem) + warp_id() * 16 * PITCH, acc.x,
+                                   [&](int r, int c, const float (&sum)[LANES]) {
+                                     f(first_row() + r, first_col() + c, sum);
+                                   });
     }
   }
 };

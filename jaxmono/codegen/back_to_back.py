@@ -1,0 +1,165 @@
+"""Two contractions back to back on Hopper's wgmma (device/back_to_back.cuh): text and schedules.
+
+    NAME_load   producer warps: tiles of both operands of the first product, then of the second's
+    NAME        consumer warps: first product, the ops between, second product, epilogue
+
+The ops between are whatever the expression tree says, element by element; what reduces over a row
+needs the scores families (`attention.py`, `attention_flash.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from jaxmono.codegen.attention import AttentionCode, AttentionSchedule, element_type
+from jaxmono.codegen.dot import emit_loader, emit_piece, legal_lanes
+from jaxmono.codegen.dot_wgmma import (
+    CONSUMERS,
+    LOW_BYTES,
+    MAX_SLOTS,
+    ROLES_BYTES,
+    staging_bytes,
+    tile_bytes,
+)
+from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.indexing import IndexMap
+from jaxmono.fusion.plan import AttentionForm, Sig
+from jaxmono.fusion.walk import Walk
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Value
+
+ROWS = 128
+"""Of a tile: 64 for each of two warpgroups."""
+_AHEAD_BYTES = 40 * 1024
+"""As in `dot_wgmma`: of the first product's weights, requested before the barrier opens."""
+_REGISTERS = 200
+"""Of a consumer, for the first product's sums, or for P and the second's."""
+
+
+def schedule(sig: Sig, *, shared_bytes: int) -> AttentionSchedule | None:
+    """The deepest ring that fits; None if the family cannot take the Sig."""
+    return next(candidates(sig, shared_bytes=shared_bytes), None)
+
+
+def candidates(sig: Sig, *, shared_bytes: int) -> Iterator[AttentionSchedule]:
+    """Legal schedules, the widest piece of the second result first."""
+    form = sig.form
+    assert isinstance(form, AttentionForm)
+    if element_type(form).itemsize != 2 or form.batch.size != 1:
+        return
+    if any(isinstance(o, ops.Reduce) for o in sig.body.ops):
+        return
+    code = AttentionCode.of(sig, AttentionSchedule(ROWS, 64, 2, CONSUMERS // 32, "back_to_back"))
+    if any(x.param is None for x in (code.q, code.k, code.v)):
+        return
+    columns, width = _round(form.n.size), _round(form.v.size)
+    if columns > 256 or columns // 2 + 24 > _REGISTERS:
+        return
+    for piece in (width, 128, 96, 64, 48, 32):
+        if piece > min(width, 128) or columns // 4 + piece // 2 + 40 > _REGISTERS:
+            continue
+        for slots in range(MAX_SLOTS, 1, -1):
+            s = AttentionSchedule(ROWS, piece, slots, CONSUMERS // 32, "back_to_back")
+            if slots <= max(2, math.ceil(form.k.size / 64) + math.ceil(columns / 64)) \
+                    and shared_bytes_of(code, s) <= shared_bytes - ROLES_BYTES:
+                yield s
+                break
+
+
+def _round(x: int) -> int:
+    return math.ceil(x / 16) * 16
+
+
+def shared_bytes_of(code: AttentionCode, s: AttentionSchedule) -> int:
+    """Dynamic shared memory of a task: ring, staging, what lies below them."""
+    columns = _round(code.form.n.size)
+    a = tile_bytes(ROWS, 64) if code.q.k_major else tile_bytes(64, ROWS)
+    b = tile_bytes(columns, 64) if code.k.k_major else tile_bytes(64, columns)
+    return LOW_BYTES + s.stages * (a + b) + staging_bytes(s.chunk, 1)
+
+
+def _begin(w: Writer, code: AttentionCode) -> None:
+    form, s = code.form, code.s
+    flags = ", ".join("true" if x.k_major else "false" for x in (code.q, code.k, code.v))
+    w.line(f"using G = BackToBack<{c_type(code.element)}, {form.n.size}, {form.v.size}, {s.chunk}, "
+           f"{s.stages}, {flags}>;")
+    w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes_of(code, s) - LOW_BYTES}, \"tiles\");")
+    w.line(f"const int m0 = task * {ROWS}, k_tiles = {math.ceil(form.k.size / 64)};")
+
+
+def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
+              read_only: Sequence[Value]) -> None:
+    """The producers' statements for one task (see `dot_wgmma.emit_load`)."""
+    form, s = code.form, code.s
+    _begin(w, code)
+    tiles = {form.m: ROWS, form.k: 64, form.v: s.chunk}
+    for name, x, columns in (("load_a", code.q, 64), ("load_b", code.k, _round(form.n.size)),
+                             ("load_w", code.v, 64)):
+        emit_loader(w, name, code.sig.body, x, code.element, pointers, {form.batch: "0"}, read_only,
+                    {**tiles, form.n: columns})
+    ahead = 0
+    if code.k.param in read_only and code.k.offset is not None and code.k.offset.is_static:
+        ahead = max(1, _AHEAD_BYTES // (_round(form.n.size) * 128))
+    w.line('const auto ready = [&] { hear(&roles->opened, opened, "the grid barrier"); };')
+    w.line(f"G::produce<{ahead}>(smem, roles, at, m0, k_tiles, ready, load_a, load_b, load_w);")
+    w.line("return at;")
+
+
+def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
+              outputs: Sequence[str], read_only: Sequence[Value]) -> None:
+    """The consumers' statements for one task; in scope: ``task``, ``smem``, ``roles``, ``at``."""
+    form, s, body = code.form, code.s, code.sig.body
+    _begin(w, code)
+    w.line("constexpr int n0 = 0, b = 0;")
+    w.line("(void)b;")
+    _emit_middle(w, code, pointers, read_only)
+    widest = legal_lanes(body, form.stores, form.v, 8)
+    lanes = next(n for n in (8, 4, 2, 1) if n <= widest and form.v.size % n == 0)
+    head = (f"G::consume<{lanes}>(smem, roles, at, k_tiles, middle, "
+            f"[&](int r, int c, const float (&acc)[{lanes}])")
+    with w.block(head, "});"):
+        emit_piece(w, body, form.stores, result=form.second.result, identity=code.identity,
+                   m=form.m, n=form.v, tile_m=ROWS, tile_n=s.chunk, lanes=lanes, read="",
+                   accumulator="float", skip="return", pointers=pointers, outputs=outputs,
+                   names={form.batch: "b"}, read_only=read_only)
+    w.line("return at;")
+
+
+def _result_index(code: AttentionCode) -> IndexMap:
+    """Where the first product's result is demanded, over (m, n)."""
+    form = code.form
+    walk = Walk(code.sig.body, lambda o: o is not form.first)
+    walk.demand(form.probs, form.p_index)
+    at = walk.only(form.first.result)
+    assert at is not None, "the planner proved it"
+    return at
+
+
+def _emit_middle(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
+                 read_only: Sequence[Value]) -> None:
+    """``middle(row of the tile, column, sums)``: two neighbouring elements of the second product's
+    left operand. Rows and columns outside give what the last ones inside give."""
+    form, body, n = code.form, code.sig.body, code.form.n
+    lanes = vector_width(body, [(form.probs, form.p_index)], [], n, limit=2)
+    m = "m0 + row" if form.m.size % ROWS == 0 else f"min(m0 + row, {form.m.size - 1})"
+
+    def element(column: str) -> None:
+        w.line(f"const int m = {m}, n = {column};")
+        w.line("(void)m, (void)n;")
+        em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
+                         var_names={form.batch: "b", form.m: "m", n: "n"}, read_only=read_only)
+        em.bind(form.first.result, _result_index(code), "dot", vector=lanes > 1)
+        w.line(f"return convert<float>({em.emit(form.probs, form.p_index)});")
+
+    inside = n.size % 16 == 0
+    head = "const auto middle = [&](int row, int column, const Vec<float, 2>& dot)"
+    if lanes == 2:
+        with w.block(f"{head} -> Vec<float, 2>", "};"):
+            element("column" if inside else f"min(column, {n.size - 2})")
+        return
+    with w.block("const auto middle_of = [&](int row, int column, float dot) -> float", "};"):
+        element("column" if inside else f"min(column, {n.size - 1})")
+    with w.block(f"{head} -> Vec<float, 2>", "};"):
+        w.line("return {middle_of(row, column, dot.x[0]), middle_of(row, column + 1, dot.x[1])};")

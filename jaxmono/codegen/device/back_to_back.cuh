@@ -1,0 +1,107 @@
+// Two products back to back by one block on wgmma (Bolt section 3.1): a tile of rows of the first one
+// stays in registers as the left operand of the second.
+//
+//   producers: A, B tiles of the first product; then tiles of W, all through one ring
+//   consumers: H = A B -> P = f(H) in registers, generated code -> Y = P W, some columns at a time
+//
+// Threadblock residence: the tile has all columns of H. Register residence: a warp's fragments of H are,
+// converted, its fragments of the left operand of the second product, so nothing is exchanged at all.
+#pragma once
+#include "jaxmono/gemm_wgmma.cuh"
+#include "jaxmono/mma.cuh"
+
+namespace jaxmono {
+
+// N: columns of H, which are the k of the second product. V: columns of Y; VC: of them at a time.
+// A_K_MAJOR, B_K_MAJOR: of the first product's operands. W_N_MAJOR: W is stored with N neighbouring.
+template <class T, int N, int V, int VC_, int SLOTS, bool A_K_MAJOR, bool B_K_MAJOR, bool W_N_MAJOR>
+struct BackToBack {
+  static constexpr int BM = 128, NP = (N + 15) / 16 * 16, VC = VC_, STEPS = NP / 16;
+  using First = GemmWgmma<T, BM, NP, SLOTS, 2, 1, 1, A_K_MAJOR, B_K_MAJOR>;
+  using TileW = SwizzledTile<T, W_N_MAJOR ? VC : 64, W_N_MAJOR ? 64 : VC>;
+  using Staged = StagedRows<VC / 8, false>;
+  static_assert(VC % 16 == 0 && VC <= 256, "columns of a wgmma");
+  static_assert(TileW::BYTES <= First::STAGE_BYTES, "a tile of W fits a slot");
+
+  // Layout: ring | staging.
+  static constexpr int STAGING_AT = SLOTS * First::STAGE_BYTES;
+  static constexpr int SHARED_BYTES = STAGING_AT + 8 * Staged::BYTES;
+
+  // AHEAD, ready, load_a, load_b: as in GemmWgmma::produce. load_w(to, row, col): of W's tile.
+  template <int AHEAD, class Ready, class LoadA, class LoadB, class LoadW>
+  JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int row0, int tiles,
+                                const Ready& ready, const LoadA& load_a, const LoadB& load_b,
+                                const LoadW& load_w) {
+    First::template produce<AHEAD>(smem, roles, at, row0, 0, 0, tiles, ready, load_a, load_b);
+    const int thread = thread_id() - CONSUMERS;
+#pragma unroll 1
+    for (int c = 0; c < V; c += VC)
+#pragma unroll 1
+      for (int n = 0; n < NP; n += 64) {
+        mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
+        unsigned char* const to = First::slot(smem, at.slot);
+        if constexpr (W_N_MAJOR) TileW::template fill<PRODUCERS>(to, thread, c, n, load_w);
+        else TileW::template fill<PRODUCERS>(to, thread, n, c, load_w);
+        cp_async_mbarrier_arrive(&roles->full[at.slot]);
+        at.template next<SLOTS>();
+      }
+  }
+
+  // middle(row of the tile, column, two neighbouring sums of H) -> two elements of P, generated code.
+  // f(r, c, sums): as in GemmWgmma::finish.
+  template <int LANES, class Middle, class F>
+  JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
+                                const Middle& middle, const F& f) {
+    uint32_t p[STEPS][4];
+    {
+      typename First::Accumulators h;
+      First::consume(smem, roles, at, tiles, h);
+      const int row = First::first_row() + lane_id() / 4, col = lane_id() % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < STEPS; ++i)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float(&x)[4] = h.x[2 * i + e / 2];
+          const int c = i * 16 + e / 2 * 8 + col;
+          Vec<float, 2> y = middle(row + e % 2 * 8, c, Vec<float, 2>{x[e % 2 * 2], x[e % 2 * 2 + 1]});
+          if constexpr (N % 16 != 0) {  // whatever f makes of nothing must not count
+            y.x[0] = c < N ? y.x[0] : 0.0f;
+            y.x[1] = c + 1 < N ? y.x[1] : 0.0f;
+          }
+          p[i][e] = is_same<T, bf16> ? floats_to_bf16x2(y.x[0], y.x[1])
+                                     : floats_to_f16x2(y.x[0], y.x[1]);
+        }
+    }
+    float* const own =
+        reinterpret_cast<float*>(smem + STAGING_AT) + warp_id() * (Staged::BYTES / 4);
+    const bool speaks = thread_id() % 128 == 0;
+#pragma unroll 1
+    for (int c0 = 0; c0 < V; c0 += VC) {
+      float y[VC / 8][4];
+#pragma unroll
+      for (int j = 0; j < VC / 8; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) y[j][e] = 0.0f;
+#pragma unroll
+      for (int n = 0; n < STEPS; n += 4) {
+        mbarrier_wait(&roles->full[at.slot], at.parity());
+        fence_proxy_async();  // cp.async wrote the tile as ordinary stores do
+        unsigned char* const w = First::slot(smem, at.slot);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 4 && n + i < STEPS; ++i)
+          wgmma_registers<T, !W_N_MAJOR>(y, p[n + i],
+                                         operand_slice<TileW, W_N_MAJOR>(w, 0, i * 16));
+        wgmma_commit();
+        wgmma_wait<0>();
+        if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
+        at.template next<SLOTS>();
+      }
+      Staged::template rows<LANES>(own, y, [&](int r, int c, const float (&sum)[LANES]) {
+        f(First::first_row() + r, c0 + c, sum);
+      });
+    }
+  }
+};
+
+}  // namespace jaxmono

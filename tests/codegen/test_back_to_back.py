@@ -1,0 +1,204 @@
+"""Back-to-back contractions in registers: what is fused, right results, lost waits, the compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contraction_harness import build, check_near, plan_of, smooth
+from harness import DEVICE, run_program
+from test_contraction_sync import own_text, rewritten
+
+from jaxmono.codegen import back_to_back, cuda_target, headers, nvrtc
+from jaxmono.codegen import compile as compiling
+from jaxmono.codegen.attention import AttentionSchedule
+from jaxmono.codegen.generate import default_schedule, emit
+from jaxmono.fusion.plan import Device, Plan
+from jaxmono.hlo.interp import evaluate
+
+Spec = jax.ShapeDtypeStruct
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+H200 = Device()
+SMALL = dataclasses.replace(DEVICE, sm_count=2)
+"""Two tiles of rows are enough for it."""
+
+
+def pair(piece: int, slots: int) -> AttentionSchedule:
+    return AttentionSchedule(128, piece, slots, 8, "back_to_back")
+
+
+def kinds(plan: Plan) -> list[list[str]]:
+    return [[g.sig.kind for g in s.groups] for s in plan.stages]
+
+
+def run(plan: Plan, s: AttentionSchedule, given: list[Any] | None = None, *, rtol: float = 2e-2,
+        seeds: Sequence[int] = (0, 1, 2), blocks: Sequence[int] = (1, 3)) -> None:
+    program = build(plan, {x.key: s for x in plan.sigs if x.kind == "attention"}, threads=256)
+    assert program.threads == 384 and "BackToBack<" in program.source
+    check_near(plan, program, given or smooth(plan.graph, scale=0.5), rtol, seeds=seeds,
+               blocks=blocks)
+
+
+def mlp(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+    return x + jax.nn.gelu(x @ w1 + b1) @ w2 + b2
+
+
+def operands(m: int, k: int, n: int, v: int, dtype: Any = BF16) -> list[Any]:
+    return [Spec(s, dtype) for s in ((m, k), (k, n), (n,), (n, v), (v,))]
+
+
+@pytest.mark.parametrize(("k", "n", "piece", "slots"), [
+    (64, 64, 64, 2), (136, 48, 32, 3), (72, 136, 48, 5), (200, 256, 64, 2), (64, 24, 16, 4)])
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_sizes(k: int, n: int, piece: int, slots: int, dtype: Any) -> None:
+    """Columns that 16 and 64 do not divide, pieces of the result, rows past the end, a residual."""
+    plan = plan_of(mlp, *operands(300, k, n, k, dtype), device=SMALL)
+    assert kinds(plan) == [["attention"]]
+    run(plan, pair(piece, slots), rtol=2e-2 if dtype is BF16 else 4e-3)
+
+
+@pytest.mark.parametrize("layout", ["mk,kn,nv", "km,kn,nv", "mk,nk,nv", "mk,kn,vn", "km,nk,vn"])
+def test_layouts(layout: str) -> None:
+    a, b, c = layout.split(",")
+    size = {"m": 264, "k": 72, "n": 80, "v": 40}
+
+    def fn(x: Any, u: Any, w: Any) -> Any:
+        h = jax.nn.relu(jnp.einsum(f"{a},{b}->mn", x, u))
+        return jnp.einsum(f"mn,{c}->mv", h, w)
+
+    plan = plan_of(fn, *[Spec(tuple(size[d] for d in t), BF16) for t in (a, b, c)], device=SMALL)
+    assert kinds(plan) == [["attention"]]
+    run(plan, pair(48, 3), seeds=(0, 1))
+
+
+def test_what_the_middle_makes_of_nothing_does_not_count() -> None:
+    """Columns past the end are infinite behind the logarithm; NaN inside stays in its row."""
+    def fn(x: Any, u: Any, w: Any) -> Any:
+        return jnp.log(jnp.abs(x @ u)) @ w
+
+    plan = plan_of(fn, Spec((256, 64), BF16), Spec((64, 24), BF16), Spec((24, 16), BF16),
+                   device=SMALL)
+    given = smooth(plan.graph)
+    given[0][7] = np.nan
+    given[0][200, 3] = np.inf
+    run(plan, pair(16, 2), given, rtol=3e-2)
+
+
+def test_convolutions() -> None:
+    """A 3x3 behind which a 1x1 follows (Bolt, Table 2), each with bias and activation."""
+    def conv(x: Any, w: Any, stride: int, pad: int) -> Any:
+        return jax.lax.conv_general_dilated(x, w, (stride, stride), [(pad, pad)] * 2,
+                                            dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def fn(x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+        return jax.nn.relu(conv(jax.nn.relu(conv(x, w1, 2, 1) + b1), w2, 1, 0) + b2)
+
+    plan = plan_of(fn, Spec((3, 20, 20, 16), F16), Spec((3, 3, 16, 24), F16), Spec((24,), F16),
+                   Spec((1, 1, 24, 40), F16), Spec((40,), F16), device=SMALL)
+    assert kinds(plan) == [["attention"]]
+    run(plan, pair(48, 4), rtol=4e-3)
+
+
+def test_between_other_products() -> None:
+    """Two pairs and what follows them in one kernel: rings of other lengths, weights ahead."""
+    def fn(x: Any, *w: Any) -> Any:
+        x = jax.nn.relu(x @ w[0]) @ w[1]
+        return jax.nn.relu(x @ w[2]) @ w[3]
+
+    plan = plan_of(fn, Spec((260, 64), BF16), *[Spec(s, BF16) for s in (
+        (64, 48), (48, 136), (136, 32), (32, 8))], device=SMALL)
+    assert kinds(plan) == [["attention"], ["attention"]]
+    run(plan, pair(48, 3), smooth(plan.graph, scale=0.3), rtol=4e-2, seeds=range(6))
+
+
+@pytest.mark.parametrize(("why", "fn", "sizes"), [
+    ("both are wanted", lambda x, u, w: (h := x @ u, h @ w), (260, 64, 48, 32)),
+    ("few rows", lambda x, u, w: jax.nn.relu(x @ u) @ w, (128, 64, 48, 32)),
+    ("many columns", lambda x, u, w: jax.nn.relu(x @ u) @ w, (260, 64, 264, 32)),
+    ("no 16-byte copies", lambda x, u, w: jax.nn.relu(x @ u) @ w, (260, 60, 48, 32)),
+    ("columns mix", lambda x, u, w: jnp.flip(x @ u, 0)[::-1] * (x @ u).sum(0) @ w,
+     (260, 64, 48, 32))])
+def test_what_is_left_apart(why: str, fn: Any, sizes: tuple[int, ...]) -> None:
+    m, k, n, v = sizes
+    plan = plan_of(fn, Spec((m, k), BF16), Spec((k, n), BF16), Spec((n, v), BF16), device=SMALL)
+    assert "attention" not in sum(kinds(plan), []), why
+
+
+def test_gpus_without_wgmma_keep_them_apart() -> None:
+    plan = plan_of(mlp, *operands(300, 64, 64, 64),
+                   device=dataclasses.replace(SMALL, keeps_pairs=False))
+    assert kinds(plan) == [["dot"], ["dot"]]
+
+
+# ---- every wait matters --------------------------------------------------------------------------
+
+
+@functools.cache
+def case() -> tuple[Plan, list[Any], list[Any]]:
+    plan = plan_of(mlp, *operands(400, 200, 136, 200), device=SMALL)
+    given = smooth(plan.graph, scale=0.5)
+    return plan, given, evaluate(plan.graph, given, accumulate="f64")
+
+
+def failure(change: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    plan, given, (wanted,) = case()
+    with monkeypatch.context() as patched:
+        patched.setattr(compiling, "bundle", lambda source: change(headers.bundle(source)))
+        program = build(plan, {plan.sigs[0].key: pair(64, 2)}, threads=256)
+    scale = np.abs(wanted).mean()
+    for seed in range(16):
+        try:
+            (found,) = run_program(program, given, seed=seed, blocks=2)
+        except RuntimeError as error:
+            return f"seed {seed}: {error}"
+        if not np.abs(found.astype(np.float64) - wanted).max() <= 0.1 * scale:
+            return f"seed {seed}: wrong result"
+    return ""
+
+
+STATEMENT = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_arrive"
+                       r"|fence_proxy_async|wgmma_fence|wgmma_commit|wgmma_wait<0>)\([^;{}]*\);")
+COUNT = 8
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(text: str) -> str:
+        found = list(STATEMENT.finditer(text))[number]
+        return text[:found.start()] + ";" + text[found.end():]
+
+    assert failure(rewritten("back_to_back.cuh", change), monkeypatch) != ""
+
+
+def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(STATEMENT.findall(own_text("back_to_back.cuh"))) == COUNT
+    assert failure(lambda text: text, monkeypatch) == ""
+
+
+# ---- the GPU's compiler --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("m", "k", "n", "v"), [
+    (16384, 256, 64, 16), (32768, 576, 128, 64), (128320, 96, 32, 96), (16384, 64, 256, 512)])
+def test_compiles_for_hopper(m: int, k: int, n: int, v: int) -> None:
+    """Bolt's Table 1 and the largest that is taken: no spills, no products one after the other."""
+    plan = plan_of(lambda x, u, w: jax.nn.relu(jax.nn.relu(x @ u) @ w), Spec((m, k), F16),
+                   Spec((k, n), F16), Spec((n, v), F16), device=H200)
+    assert kinds(plan) == [["attention"]]
+    target = cuda_target("sm_90a")
+    schedule = default_schedule(plan, target, H200)
+    (s,) = schedule.sigs.values()
+    assert s.family == "back_to_back"
+    assert s in back_to_back.candidates(plan.sigs[0], shared_bytes=H200.shared_bytes)
+    kernel = emit(plan, target, H200, "test", schedule)
+    binary = nvrtc.compile_cuda(headers.bundle(kernel.source), "sm_90a")
+    assert binary.spill_stores == binary.spill_loads == 0
+    assert not re.search(r"C75\d\d", binary.log), binary.log
+    assert kernel.shared_bytes <= H200.shared_bytes
