@@ -34,8 +34,11 @@ ROWS = 128
 """Of a tile: 64 for each of two warpgroups."""
 _AHEAD_BYTES = 40 * 1024
 """As in `dot_wgmma`: of the first product's weights, requested before the barrier opens."""
-_REGISTERS = 200
-"""Of a consumer, for the first product's sums, or for P and the second's."""
+_REGISTERS = 90
+"""Of a consumer, for P and sums of the second product. A residual and a normalisation in the epilogue
+need the rest of 168 (128 columns of each and such an epilogue: 112 registers, and 12 bytes spilled)."""
+_PIECE_COLUMNS = 24
+"""What beginning another piece costs, in columns."""
 
 
 def schedule(sig: Sig, *, shared_bytes: int) -> AttentionSchedule | None:
@@ -44,7 +47,7 @@ def schedule(sig: Sig, *, shared_bytes: int) -> AttentionSchedule | None:
 
 
 def candidates(sig: Sig, *, shared_bytes: int) -> Iterator[AttentionSchedule]:
-    """Legal schedules, the widest piece of the second result first."""
+    """Legal schedules, those first whose pieces of the second result waste least."""
     form = sig.form
     assert isinstance(form, AttentionForm)
     if element_type(form).itemsize != 2 or form.batch.size != 1:
@@ -55,11 +58,11 @@ def candidates(sig: Sig, *, shared_bytes: int) -> Iterator[AttentionSchedule]:
     if any(x.param is None for x in (code.q, code.k, code.v)):
         return
     columns, width = _round(form.n.size), _round(form.v.size)
-    if columns > 256 or columns // 2 + 24 > _REGISTERS:
+    if columns > 256:
         return
-    for piece in (width, 128, 96, 64, 48, 32):
-        if piece > min(width, 128) or columns // 4 + piece // 2 + 40 > _REGISTERS:
-            continue
+    pieces = {p for p in (width, 128, 96, 80, 64, 48, 32)
+              if p <= min(width, 128) and columns // 4 + p // 2 <= _REGISTERS}
+    for piece in sorted(pieces, key=lambda p: math.ceil(width / p) * (p + _PIECE_COLUMNS)):
         for slots in range(MAX_SLOTS, 1, -1):
             s = AttentionSchedule(ROWS, piece, slots, CONSUMERS // 32, "back_to_back")
             if slots <= max(2, math.ceil(form.k.size / 64) + math.ceil(columns / 64)) \

@@ -100,7 +100,7 @@ def test_unlike_products_side_by_side() -> None:
 
 
 def test_rings_of_other_lengths_in_turn() -> None:
-    """A block's next task of a stage may have a shorter ring: both sides begin at its first slot."""
+    """A block's next task may have a shorter ring: both sides begin at its first slot."""
     def fn(x: Any, u: Any, v: Any) -> Any:
         return (jnp.dot(x, u, preferred_element_type=F32),
                 jnp.dot(x, v, preferred_element_type=F32))
