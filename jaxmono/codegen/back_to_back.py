@@ -35,8 +35,8 @@ ROWS = 128
 _AHEAD_BYTES = 40 * 1024
 """As in `dot_wgmma`: of the first product's weights, requested before the barrier opens."""
 _REGISTERS = 90
-"""Of a consumer, for P and sums of the second product. A residual and a normalisation in the epilogue
-need the rest of 168 (128 columns of each and such an epilogue: 112 registers, and 12 bytes spilled)."""
+"""Of a consumer, for P and sums of the second product: a residual and a norm in the epilogue
+need the rest of 168 (with 128 columns of each, 96 registers, 12 bytes were spilled)."""
 _PIECE_COLUMNS = 24
 """What beginning another piece costs, in columns."""
 

@@ -8,7 +8,8 @@ from small_models import jitted, relative_errors
 from benchmarks import data
 from benchmarks.workloads import find
 
-CASES = [*((f"b2b_gemm_{i}", 1) for i in range(1, 5)), *((f"b2b_conv_{i}", 32) for i in (1, 2, 3, 5)),
+CASES = [*((f"b2b_gemm_{i}", 1) for i in range(1, 5)),
+         *((f"b2b_conv_{i}", 32) for i in (1, 2, 3, 5)),
          ("resnet50", 4), ("resnet50", 32), ("repvggaug_a0", 32)]
 
 
