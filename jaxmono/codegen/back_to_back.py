@@ -22,6 +22,7 @@ from jaxmono.codegen.dot_wgmma import (
     staging_bytes,
     tile_bytes,
 )
+from jaxmono.codegen.early_loads import early_loads, emit_fetch
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import IndexMap
@@ -120,13 +121,17 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     _emit_middle(w, code, pointers, read_only)
     widest = legal_lanes(body, form.stores, form.v, 8)
     lanes = next(n for n in (8, 4, 2, 1) if n <= widest and form.v.size % n == 0)
-    head = (f"G::consume<{lanes}>(smem, roles, at, k_tiles, middle, "
-            f"[&](int r, int c, const float (&acc)[{lanes}])")
+    early = early_loads(body, form.stores, form.second.result, form.v, lanes, read_only)
+    emit_fetch(w, body, early, m=form.m, n=form.v, tile_m=ROWS, tile_n=s.chunk, lanes=lanes,
+               pointers=pointers, names={form.batch: "b"})
+    head = (f"G::consume<{lanes}>(smem, roles, at, k_tiles, middle, fetch, "
+            f"[&](int r, int c, const float (&acc)[{lanes}], const auto& early)")
     with w.block(head, "});"):
+        w.line("(void)early;")
         emit_piece(w, body, form.stores, result=form.second.result, identity=code.identity,
                    m=form.m, n=form.v, tile_m=ROWS, tile_n=s.chunk, lanes=lanes, read="",
                    accumulator="float", skip="return", pointers=pointers, outputs=outputs,
-                   names={form.batch: "b"}, read_only=read_only)
+                   names={form.batch: "b"}, read_only=read_only, early=early)
     w.line("return at;")
 
 

@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxmono.codegen.dot_schedule import DotSchedule, best_mma, choose_simt, mma_type
+from jaxmono.codegen.early_loads import bind_early
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.index_code import guard_code
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.operand import Operand, Source, analyse
+from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.demand import Demand, reduction_index
 from jaxmono.fusion.dots import result_index
@@ -282,11 +284,12 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
                identity: IndexMap, m: Var, n: Var, tile_m: int, tile_n: int, lanes: int,
                read: str, accumulator: str, skip: str, pointers: Mapping[Value, str],
                outputs: Sequence[str], names: Mapping[Var, str],
-               read_only: Sequence[Value]) -> None:
+               read_only: Sequence[Value], early: Sequence[Root] = ()) -> None:
     """``lanes`` neighbouring elements of a finished tile, at C variables r and c, to the outputs.
 
     ``read``: C call text with ``{acc}``, ``{r}``, ``{c}`` that fills the sums, or "" where an array
-    ``acc`` has them. ``skip``: the statement that leaves elements outside alone.
+    ``acc`` has them. ``skip``: the statement that leaves elements outside alone. ``early``: loads
+    that a C variable ``early`` has the results of.
     """
     w.line("const int m = m0 + r, n = n0 + c;")
     outside = [f"{at} >= {var.size}" for at, var, size in (("m", m, tile_m), ("n", n, tile_n))
@@ -305,6 +308,7 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
     em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
                      var_names={**names, m: "m", n: "n"}, read_only=read_only)
     em.bind(result, identity, "dot", vector=lanes > 1)
+    bind_early(em, early)
     values = [em.emit(body.outputs[s.result], s.index) for s in stores]
     for s, v in zip(stores, values, strict=True):
         out = body.outputs[s.result]

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from jaxmono.codegen.dot import DotCode, emit_epilogue, emit_loader, emit_piece, legal_lanes
+from jaxmono.codegen.early_loads import early_loads, emit_fetch
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
@@ -110,7 +111,9 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     if s.split_k > 1:
         w.line(f"using S = SplitK<G, {s.split_k}>;")
         w.line(f"float* const parts = {workspace} + tile * S::FLOATS;")
-        with w.block("G::finish<4>(smem, sums, [&](int r, int c, const float (&x)[4])", "});"):
+        w.line("const auto nothing = [](int, int) { return NoEarly{}; };")
+        with w.block("G::finish<4>(smem, sums, nothing, "
+                     "[&](int r, int c, const float (&x)[4], NoEarly)", "});"):
             w.line("S::put(parts, split, r, c, x);")
         w.line(f"group_barrier<{s.split_k}>({arrivals} + tile);")
         rows = f"min(S::ROWS, {s.bm} - split * S::ROWS)"
@@ -122,12 +125,17 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
                       read_only=read_only, threads=CONSUMERS)
     else:
         lanes = _lanes(code, s.bm * s.bn // CONSUMERS)
-        head = f"G::finish<{lanes}>(smem, sums, [&](int r, int c, const float (&acc)[{lanes}])"
+        early = early_loads(body, stores, form.dot.result, form.n, lanes, read_only)
+        emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
+                   pointers=pointers, names=names)
+        head = (f"G::finish<{lanes}>(smem, sums, fetch, "
+                f"[&](int r, int c, const float (&acc)[{lanes}], const auto& early)")
         with w.block(head, "});"):
+            w.line("(void)early;")
             emit_piece(w, body, stores, result=form.dot.result, identity=code.identity,
                        m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes, read="",
                        accumulator="float", skip="return", pointers=pointers, outputs=outputs,
-                       names=names, read_only=read_only)
+                       names=names, read_only=read_only, early=early)
     w.line("return at;")
 
 

@@ -48,10 +48,10 @@ struct BackToBack {
   }
 
   // middle(row of the tile, column, two neighbouring sums of H) -> two elements of P, generated code.
-  // f(r, c, sums): as in GemmWgmma::finish.
-  template <int LANES, class Middle, class F>
+  // fetch(r, c), f(r, c, sums, early): as in GemmWgmma::finish.
+  template <int LANES, class Middle, class Fetch, class F>
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
-                                const Middle& middle, const F& f) {
+                                const Middle& middle, const Fetch& fetch, const F& f) {
     uint32_t p[STEPS][4];
     {
       typename First::Accumulators h;
@@ -97,9 +97,11 @@ struct BackToBack {
         if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
         at.template next<SLOTS>();
       }
-      Staged::template rows<LANES>(own, y, [&](int r, int c, const float (&sum)[LANES]) {
-        f(First::first_row() + r, c0 + c, sum);
-      });
+      Staged::template rows<LANES>(
+          own, y, [&](int r, int c) { return fetch(First::first_row() + r, c0 + c); },
+          [&](int r, int c, const float (&sum)[LANES], const auto& early) {
+            f(First::first_row() + r, c0 + c, sum, early);
+          });
     }
   }
 };

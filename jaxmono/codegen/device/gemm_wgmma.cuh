@@ -79,6 +79,9 @@ JM_DEVICE uint64_t operand_slice(unsigned char* tile, int outer, int k) {
                             1024);
 }
 
+// What an epilogue has loaded ahead, where there is nothing.
+struct NoEarly {};
+
 // A warp's accumulators on their way out through shared memory: fragments are scattered over rows. NT
 // fragments of 8 columns each; WHOLE: all are staged at a time, else as many as take little memory.
 template <int NT, bool WHOLE>
@@ -101,23 +104,40 @@ struct StagedRows {
     }
   }
 
-  // Calls f(r, c, sums) for every LANES neighbouring elements of the warp's 16 rows, the threads on
-  // neighbouring columns. own: BYTES of the warp.
-  template <int LANES, class F>
-  JM_DEVICE static void rows(float* own, float (&x)[NT][4], const F& f) {
-    constexpr int PER_ROW = CHUNK / LANES;
+  // Calls f(r, c, sums, fetch(r, c)) for every LANES neighbouring elements of the warp's 16 rows, the
+  // threads on neighbouring columns; fetches are some pieces ahead. own: BYTES of the warp.
+  template <int LANES, class Fetch, class F>
+  JM_DEVICE static void rows(float* own, float (&x)[NT][4], const Fetch& fetch, const F& f) {
+    using Early = decltype(fetch(0, 0));
+    constexpr int PER_ROW = CHUNK / LANES, PIECES = 16 * PER_ROW, TRIPS = (PIECES + WARP - 1) / WARP;
+    constexpr int AHEAD = is_same<Early, NoEarly> ? 1 : TRIPS < 4 ? TRIPS : 4;
 #pragma unroll 1
     for (int c0 = 0; c0 < N; c0 += CHUNK) {
-      put(own, x);
-      syncwarp();
 #pragma unroll 1
-      for (int i = lane_id(); i < 16 * PER_ROW; i += WARP) {
-        const int r = i / PER_ROW, c = i % PER_ROW * LANES;
-        float sum[LANES];
-        const Vec<float, LANES> y = load<float, LANES>(own + r * PITCH + c);
+      for (int base = 0; base < PIECES; base += AHEAD * WARP) {
+        Early early[AHEAD];
 #pragma unroll
-        for (int e = 0; e < LANES; ++e) sum[e] = y.x[e];
-        f(r, c0 + c, sum);
+        for (int k = 0; k < AHEAD; ++k) {
+          const int i = base + k * WARP + lane_id();
+          if (PIECES % (AHEAD * WARP) == 0 || i < PIECES)
+            early[k] = fetch(i / PER_ROW, c0 + i % PER_ROW * LANES);
+        }
+        if (base == 0) {
+          put(own, x);
+          syncwarp();
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) {
+          const int i = base + k * WARP + lane_id();
+          if (PIECES % (AHEAD * WARP) == 0 || i < PIECES) {
+            const int r = i / PER_ROW, c = i % PER_ROW * LANES;
+            float sum[LANES];
+            const Vec<float, LANES> y = load<float, LANES>(own + r * PITCH + c);
+#pragma unroll
+            for (int e = 0; e < LANES; ++e) sum[e] = y.x[e];
+            f(r, c0 + c, sum, early[k]);
+          }
+        }
       }
       syncwarp();
       // The next chunk moves to where this one was: its registers are named at compile time.
@@ -252,32 +272,50 @@ struct GemmWgmma {
     if (before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
   }
 
-  // Calls f(r, c, sums) for every LANES neighbouring elements of the tile, the threads of a warp on
-  // neighbouring columns. Staged through shared memory: fragments are scattered over rows.
-  template <int LANES, class F>
-  JM_DEVICE static void finish(unsigned char* smem, Accumulators& acc, const F& f) {
+  // Calls f(r, c, sums, fetch(r, c)) for every LANES neighbouring elements of the tile, the threads of a
+  // warp on neighbouring columns. Staged through shared memory: fragments are scattered over rows.
+  template <int LANES, class Fetch, class F>
+  JM_DEVICE static void finish(unsigned char* smem, Accumulators& acc, const Fetch& fetch,
+                               const F& f) {
     if constexpr (WG_K == 2) {
       // Both warpgroups have sums of all elements: they meet in shared memory.
-      Staged::put(staging(smem) + warp_id() * 16 * PITCH, acc.x);
-      syncthreads();
-      constexpr int PER_ROW = N / LANES;
+      using Early = decltype(fetch(0, 0));
+      constexpr int PER_ROW = N / LANES, PIECES = BM * PER_ROW;
+      constexpr int AHEAD = is_same<Early, NoEarly> ? 1 : 2;
 #pragma unroll 1
-      for (int i = thread_id(); i < BM * PER_ROW; i += CONSUMERS) {
-        const int r = i / PER_ROW, c = i % PER_ROW * LANES;
-        float sum[LANES];
-        const float* const p = staging(smem) + r * PITCH + c;
-        const Vec<float, LANES> x = load<float, LANES>(p);
-        const Vec<float, LANES> y = load<float, LANES>(p + 64 * PITCH);
+      for (int base = 0; base < PIECES; base += AHEAD * CONSUMERS) {
+        Early early[AHEAD];
 #pragma unroll
-        for (int e = 0; e < LANES; ++e) sum[e] = x.x[e] + y.x[e];
-        f(r, c, sum);
+        for (int k = 0; k < AHEAD; ++k) {
+          const int i = base + k * CONSUMERS + thread_id();
+          if (i < PIECES) early[k] = fetch(i / PER_ROW, i % PER_ROW * LANES);
+        }
+        if (base == 0) {
+          Staged::put(staging(smem) + warp_id() * 16 * PITCH, acc.x);
+          syncthreads();
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k) {
+          const int i = base + k * CONSUMERS + thread_id();
+          if (i >= PIECES) break;
+          const int r = i / PER_ROW, c = i % PER_ROW * LANES;
+          float sum[LANES];
+          const float* const p = staging(smem) + r * PITCH + c;
+          const Vec<float, LANES> x = load<float, LANES>(p);
+          const Vec<float, LANES> y = load<float, LANES>(p + 64 * PITCH);
+#pragma unroll
+          for (int e = 0; e < LANES; ++e) sum[e] = x.x[e] + y.x[e];
+          f(r, c, sum, early[k]);
+        }
       }
       syncthreads();
     } else {
-      Staged::template rows<LANES>(staging(smem) + warp_id() * 16 * PITCH, acc.x,
-                                   [&](int r, int c, const float (&sum)[LANES]) {
-                                     f(first_row() + r, first_col() + c, sum);
-                                   });
+      Staged::template rows<LANES>(
+          staging(smem) + warp_id() * 16 * PITCH, acc.x,
+          [&](int r, int c) { return fetch(first_row() + r, first_col() + c); },
+          [&](int r, int c, const float (&sum)[LANES], const auto& early) {
+            f(first_row() + r, first_col() + c, sum, early);
+          });
     }
   }
 };

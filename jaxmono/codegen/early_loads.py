@@ -1,0 +1,98 @@
+"""What an epilogue reads of earlier stages, requested before its sums are at hand.
+
+    fetch(r, c)   all loads of some pieces at once: a residual, a mask        } while the sums are
+    staging       fragments to shared memory                                  } on their way
+    f(r, c, sums, early)
+
+One after the other, each piece of a 128 x 128 tile waits 0.4 us for L2, eight times a thread. What
+nothing in the launch writes (a bias) is left where it is: its few values stay in L1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jaxmono.codegen.emit import BodyEmitter, c_type
+from jaxmono.codegen.names import compute, vector
+from jaxmono.codegen.op_code import Emitted
+from jaxmono.codegen.traverse import GUARDED, Access, Lane, Root, access, operands
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
+from jaxmono.fusion.plan import Store
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Value
+
+MAX_BYTES = 32
+"""Of a piece: two operands of 16 bytes. More would take the registers of the sums."""
+
+
+def early_loads(body: Graph, stores: Sequence[Store], result: Value, lane: Var, lanes: int,
+                read_only: Sequence[Value]) -> list[Root]:
+    """(input, index) of all vectors that every piece loads, whatever its position."""
+    split = Lane(lane, lanes)
+    inputs, left = set(body.inputs) - set(read_only), MAX_BYTES
+    found: dict[Root, None] = {}
+    seen: set[Root] = set()
+    work: list[Root] = [(body.outputs[s.result], s.index) for s in stores]
+    while work:
+        value, index = work.pop()
+        if (value, index) in seen or value is result:
+            continue
+        seen.add((value, index))
+        if value in inputs:
+            if _is_vector(value, index, split):
+                left -= lanes * value.type.dtype.itemsize
+                if left >= 0:
+                    found[value, index] = None
+            continue
+        op = body.producer.get(value)
+        if op is None or isinstance(op, ops.Reduce):
+            continue
+        needs = operands(op, value, index) or ()
+        if not (isinstance(op, GUARDED) and len(needs) > 1):  # a branch: not all take it
+            work.extend((d.value, d.index) for d in needs)
+    return list(found)
+
+
+def _is_vector(value: Value, index: IndexMap, lane: Lane) -> bool:
+    if lane.width == 1 or any(not i.is_static for i in index):
+        return False
+    offset = linearize(tuple(map(lane.split, index)), value.type.dims)
+    return access(offset, lane) is Access.CONTIGUOUS
+
+
+def emit_fetch(w: Writer, body: Graph, loads: Sequence[Root], *, m: Var, n: Var, tile_m: int,
+               tile_n: int, lanes: int, pointers: Mapping[Value, str],
+               names: Mapping[Var, str]) -> None:
+    """``const auto fetch = [&](int r, int c)``: an ``Early`` with a member x0, x1... per load.
+
+    Pieces outside the operand load what the last ones inside load; nobody uses it.
+    """
+    if not loads:
+        w.line("const auto fetch = [](int, int) { return NoEarly{}; };")
+        return
+    members = " ".join(f"Vec<{c_type(v.type.dtype)}, {lanes}> x{k};"
+                       for k, (v, _) in enumerate(loads))
+    w.line(f"struct Early {{ {members} }};")
+    with w.block("const auto fetch = [&](int r, int c)", "};"):
+        for name, at, var, tile, piece in (("m", "m0 + r", m, tile_m, 1),
+                                           ("n", "n0 + c", n, tile_n, lanes)):
+            w.line(f"const int {name} = " + (f"min({at}, {var.size - piece});"
+                                             if var.size % tile else f"{at};"))
+        w.line("(void)m, (void)n;")
+        em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
+                         var_names={**names, m: "m", n: "n"})
+        w.line("Early early;")
+        for k, (v, index) in enumerate(loads):
+            offset: Index = linearize(index, v.type.dims)
+            t = c_type(v.type.dtype)
+            w.line(f"early.x{k} = load<{t}, {lanes}>({pointers[v]} + {em.code(offset)});")
+        w.line("return early;")
+
+
+def bind_early(em: BodyEmitter, loads: Sequence[Root]) -> None:
+    """The members of the C variable ``early`` are those elements."""
+    for k, (v, index) in enumerate(loads):
+        name, t = em.w.fresh(), compute(v.type.dtype)
+        em.w.line(f"const {vector(t, em.lanes)} {name} = convert<{t}>(early.x{k});")
+        em.bind_again(v, index, Emitted(name, True))
