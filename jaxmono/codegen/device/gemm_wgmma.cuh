@@ -110,7 +110,8 @@ struct StagedRows {
   JM_DEVICE static void rows(float* own, float (&x)[NT][4], const Fetch& fetch, const F& f) {
     using Early = decltype(fetch(0, 0));
     constexpr int PER_ROW = CHUNK / LANES, PIECES = 16 * PER_ROW, TRIPS = (PIECES + WARP - 1) / WARP;
-    constexpr int AHEAD = is_same<Early, NoEarly> ? 1 : TRIPS < 4 ? TRIPS : 4;
+    constexpr int ROOM = (NT <= 16 ? 64 : NT <= 24 ? 32 : 16) / sizeof(Early);  // beside the sums
+    constexpr int AHEAD = is_same<Early, NoEarly> || ROOM < 2 ? 1 : TRIPS < ROOM ? TRIPS : ROOM;
 #pragma unroll 1
     for (int c0 = 0; c0 < N; c0 += CHUNK) {
 #pragma unroll 1
