@@ -244,6 +244,9 @@ class _Assembly:
         # through a parameter the compiler would not know the address space.
         often = u.name in self.called_often
         prefix = "JM_CALLED" if often else "JM_DEVICE"
+        # Not where wgmma is: ptxas cannot see across calls which products are in flight, and waits
+        # for each one before it issues the next (its note C7510).
+        consumer = prefix if u.load is None else "JM_DEVICE"
         own = often or u.load is not None
         tail = ["int task"] if own else ["int task", "unsigned char* smem"]
 
@@ -271,7 +274,7 @@ class _Assembly:
                 w.extend(u.load)
             extra.append("Place at")
         args = ", ".join([*ins, *outs, *extra, *tail])
-        with w.block(f"{prefix} {result} {u.name}({args})"):
+        with w.block(f"{consumer} {result} {u.name}({args})"):
             begin()
             if u.load is not None:
                 w.line("Roles* const roles = block_roles();")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from contraction_harness import (
     smooth,
 )
 
-from jaxmono.codegen import cuda_target, generate
+from jaxmono.codegen import cuda_target, generate, headers, nvrtc
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
@@ -205,3 +206,19 @@ def test_a_kernel_without_such_products_has_no_producers() -> None:
     kernel = emit(plan, cuda_target("sm_90a"), H200, "test")
     assert kernel.threads == 256 and "Roles" not in kernel.source
     assert dataclasses.replace(kernel, source="").waits in (True, False)
+
+
+def test_products_overlap_although_a_function_has_several_call_sites() -> None:
+    """ptxas waits for each product before the next (C7510) where one is behind a call."""
+    def fn(x: Any, *w: Any) -> Any:
+        for act, u, v in zip((jax.nn.gelu, jax.nn.relu, jax.nn.gelu), w[::2], w[1::2], strict=True):
+            x = act(x @ u) @ v + x
+        return x
+
+    plan = plan_of(fn, Spec((2048, 768), BF16),
+                   *[Spec(s, BF16) for s in ((768, 3072), (3072, 768)) * 3], device=H200)
+    kernel = emit(plan, cuda_target("sm_90a"), H200, "test")
+    assert "GemmWgmma<" in kernel.source
+    binary = nvrtc.compile_cuda(headers.bundle(kernel.source), "sm_90a")
+    assert not re.search(r"C75\d\d", binary.log), binary.log
+    assert binary.spill_stores == binary.spill_loads == 0
