@@ -14,7 +14,7 @@ JM_DEVICE float min_nan(float x, float y) { return x != x ? x : fminf(x, y); }
 #else
 JM_DEVICE float fast_exp2(float x) {
   float y;
-  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));  // what is subnormal is 0: 3 instructions less
   return y;
 }
 JM_DEVICE float fast_reciprocal(float x) {
