@@ -39,7 +39,8 @@ def materialise(state: State) -> None:
             for d in holders[op]:
                 _spread_grouped(op, d, evals, sinks)
             continue
-        stored = any(r in outputs for r in op.results) or op in state.in_place or (
+        stored = any(r in outputs for r in op.results) or op in state.in_place \
+            or isinstance(op, ops.Stored) or (
             not _is_free(op, weights, reading)
             and _repeats(op, evals, sinks, weights, counts, state.device))
         if stored:

@@ -333,6 +333,13 @@ class OptimizationBarrier(Op):
     args: tuple[Value, ...] = ir.operands()
 
 
+@op("stored")
+class Stored(Op):
+    """Identity, jaxmono's own: the operand as an array in memory, not recomputed by its readers."""
+
+    operand: Value = ir.operand()
+
+
 @op("unknown")
 class Unknown(Op):
     """An op that jaxmono has no name for; ``text`` is its generic MLIR form, regions included.

@@ -19,6 +19,7 @@ from jaxmono.fusion.cost import op_flops
 from jaxmono.fusion.plan import Device, DotForm, LoopForm, Plan
 from jaxmono.hlo import ops
 from jaxmono.hlo.importer import import_module
+from jaxmono.hlo.passes.rules import alignment
 
 NHWC = ("NHWC", "HWIO", "NHWC")
 NWC = ("NWC", "WIO", "NWC")
@@ -122,6 +123,23 @@ def test_a_network_is_one_kernel(name: str) -> None:
     assert found[1].dtype == jnp.bfloat16
     assert error(found[0], wanted[0]) < 2e-3  # tf32
     assert error(found[1], wanted[1]) < 2e-2
+
+
+def test_padded_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3 and 46 features: both convolutions read aligned copies, in the same kernel."""
+    monkeypatch.setattr(alignment, "MIN_ELEMENTS", 0)
+
+    def net(x: X, w1: X, w2: X) -> X:
+        return conv(jax.nn.relu(conv(x, w1, 2)), w2)
+
+    args = arguments([(2, 13, 12, 3), (7, 7, 3, 46), (3, 3, 46, 16)], jnp.bfloat16)
+    plan = plan_of(net, *args)
+    assert all(x.param is not None for x in left_operands(plan))
+    compiled = jaxmono.jit(net, interpret=True).lower(*args).compile()
+    assert compiled.explain().kernels == 1
+    with jax.default_matmul_precision("highest"):
+        wanted = net(*(x.astype(jnp.float32) for x in args))
+    assert error(compiled(*args), wanted) < 2e-2
 
 
 @pytest.mark.parametrize("name", ["grouped", "mobile", "decoder"])

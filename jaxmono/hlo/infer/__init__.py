@@ -72,6 +72,7 @@ RULES: dict[type[Op], Callable[[Any], tuple[TensorType, ...]]] = {
     ops.While: _while,
     ops.Case: _case,
     ops.OptimizationBarrier: lambda op: tuple(a.type for a in op.args),
+    ops.Stored: lambda op: (op.operand.type,),
     # Their results are what they say.
     ops.CustomCall: _own,
     ops.Unknown: _own,

@@ -198,6 +198,11 @@ def reduce_precision(op: ops.ReducePrecision, ctx: Context) -> Sequence[Any]:
     return [np.where(np.isfinite(x), out, x)]
 
 
+@implements(ops.Stored)
+def stored(op: ops.Stored, ctx: Context) -> Sequence[Any]:
+    return [ctx.get(op.operand)]
+
+
 @implements(ops.OptimizationBarrier)
 def optimization_barrier(op: ops.OptimizationBarrier, ctx: Context) -> Sequence[Any]:
     return [ctx.get(v) for v in op.args]

@@ -1,0 +1,108 @@
+"""Convolutions whose features lie unaligned get padded copies of their operands (Bolt 3.2.3).
+
+    convolution(x[N,H,W,46], k[5,7,46,O])
+      =>  convolution(stored(pad(x))[N,H',W',48], stored(pad(k))[5,7,48,O]), nothing padded
+
+    convolution(x[N,224,224,3], k[7,7,3,O], stride 2)             three features: whole rows of taps
+      =>  convolution(stored(pad(x)) as [N,230,232*4,1],
+                      stored(pad(k)) as [7,8*4,1,O], stride (2, 2*4))
+
+Wide loads take 16 bytes that lie at a multiple of 16. Where the features of a place are no such
+multiple, elements are loaded one by one, each with the test for the image's border; a copy costs one
+pass over the input instead, and the border is part of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Op, Value
+from jaxmono.hlo.passes.peephole import Rule, Scope
+from jaxmono.hlo.types import DType
+
+PIECE = 8
+"""16-bit elements of a wide load."""
+
+MIN_ELEMENTS = 1 << 22
+"""Of the window over all places, below which loading one by one is as fast as a stage more: some
+15 operations an element, 8 us of a GPU with 132 multiprocessors."""
+
+
+def aligned(op: ops.Convolution, scope: Scope) -> Sequence[Value] | None:
+    """The same convolution over padded copies, where that pays."""
+    if not _is_plain(op):
+        return None
+    spatial, features = op.input_spatial, op.lhs.type.dims[op.input_feature]
+    taps = [op.rhs.type.dims[d] for d in op.kernel_spatial]
+    places = [op.result.type.dims[d] for d in op.output_spatial]
+    rows = op.lhs.type.dims[op.input_batch] * math.prod(places)
+    step = op.window_strides[-1]
+    # A row of taps that begins and ends at pieces everywhere is as good (it is what is made below).
+    whole = op.lhs.type.dims[spatial[-1]], taps[-1], step, *op.padding[-1]
+    if features % PIECE == 0 or all(n * features % PIECE == 0 for n in whole) \
+            or rows * math.prod(taps) * features < MIN_ELEMENTS:
+        return None
+    wide = next(c for c in range(features, features + PIECE) if c * step % PIECE == 0)
+    across = next(t for t in range(taps[-1], taps[-1] + PIECE) if t * wide % PIECE == 0)
+    sizes = list(taps)
+    sizes[-1] = across
+
+    # Every place's window lies inside the copy, and what no window reaches is left out.
+    low, high = [0] * op.lhs.type.rank, [0] * op.lhs.type.rank
+    for i, d in enumerate(spatial):
+        last = (places[i] - 1) * op.window_strides[i] + sizes[i]
+        low[d] = op.padding[i][0]
+        high[d] = last - low[d] - op.lhs.type.dims[d]
+    high[op.input_feature] = wide - features
+    row = (op.lhs.type.dims[spatial[-1]] + low[spatial[-1]] + high[spatial[-1]]) * wide
+    if row % PIECE:  # the next row must begin aligned as well
+        high[spatial[-1]] += 1
+        row += wide
+        if row % PIECE or op.window_strides[-1] == 1:
+            return None
+    x = _stored(scope, op.lhs, low, high)
+    low, high = [0] * op.rhs.type.rank, [0] * op.rhs.type.rank
+    high[op.kernel_spatial[-1]] = across - taps[-1]
+    high[op.kernel_input_feature] = wide - features
+    kernel = _stored(scope, op.rhs, low, high)
+    if wide % PIECE:
+        x = scope.reshape(x, (*x.type.dims[:-2], row, 1))
+        kernel = scope.reshape(kernel, (*kernel.type.dims[:-3], across * wide, 1,
+                                        kernel.type.dims[-1]))
+        step *= wide
+    return [scope.emit1(
+        ops.Convolution, op.result.type, lhs=x, rhs=kernel,
+        window_strides=(*op.window_strides[:-1], step), padding=((0, 0),) * len(taps),
+        lhs_dilation=op.lhs_dilation, rhs_dilation=op.rhs_dilation,
+        window_reversal=op.window_reversal, input_batch=op.input_batch,
+        input_feature=op.input_feature, input_spatial=op.input_spatial,
+        kernel_input_feature=op.kernel_input_feature,
+        kernel_output_feature=op.kernel_output_feature, kernel_spatial=op.kernel_spatial,
+        output_batch=op.output_batch, output_feature=op.output_feature,
+        output_spatial=op.output_spatial, feature_group_count=1, batch_group_count=1,
+        precision=op.precision)]
+
+
+def _is_plain(op: ops.Convolution) -> bool:
+    """16-bit operands, [N, spatial..., C] and [taps..., C, O], no groups, no dilation."""
+    rank = op.lhs.type.rank
+    spatial = tuple(range(1, rank - 1))
+    return (op.lhs.type.dtype in (DType.BF16, DType.F16) and op.rhs.type.dtype == op.lhs.type.dtype
+            and rank >= 3 and op.result.type.size > 0 and op.rhs.type.size > 0
+            and (op.input_batch, op.input_feature, op.input_spatial) == (0, rank - 1, spatial)
+            and op.kernel_spatial == tuple(range(rank - 2))
+            and (op.kernel_input_feature, op.kernel_output_feature) == (rank - 2, rank - 1)
+            and op.feature_group_count == op.batch_group_count == 1
+            and set(op.lhs_dilation) == set(op.rhs_dilation) == {1}
+            and not any(op.window_reversal))
+
+
+def _stored(scope: Scope, v: Value, low: Sequence[int], high: Sequence[int]) -> Value:
+    """A padded copy of ``v`` in memory; negative ``high`` leaves out what nobody reads."""
+    padded = scope.pad(v, scope.constant(0, v.type.dtype), low, high, [0] * len(low))
+    return scope.emit1(ops.Stored, padded.type, operand=padded)
+
+
+RULES: Mapping[type[Op], Sequence[Rule]] = {ops.Convolution: (aligned,)}

@@ -1,0 +1,101 @@
+"""Padded copies for convolutions whose features lie unaligned: where, what, and the same result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxmono.hlo import ops
+from jaxmono.hlo.importer import import_module
+from jaxmono.hlo.interp import evaluate
+from jaxmono.hlo.ir import Graph
+from jaxmono.hlo.passes import expand, simplify
+from jaxmono.hlo.passes.rules import alignment
+
+Spec = jax.ShapeDtypeStruct
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+LAYOUTS = {3: ("NWC", "WIO", "NWC"), 4: ("NHWC", "HWIO", "NHWC"), 5: ("NDHWC", "DHWIO", "NDHWC")}
+
+
+def conv(x: Any, k: Any, strides: tuple[int, ...], padding: Any, **kw: Any) -> Any:
+    layout = kw.pop("layout", LAYOUTS[len(x.shape)])
+    return lax.conv_general_dilated(x, k, strides, padding, dimension_numbers=layout, **kw)
+
+
+def graph_of(x: tuple[int, ...], k: tuple[int, ...], strides: tuple[int, ...], padding: Any,
+             dtype: Any = BF16, **kw: Any) -> Graph:
+    lowered = jax.jit(lambda a, b: conv(a, b, strides, padding, **kw)).lower(
+        Spec(x, dtype), Spec(k, dtype))
+    return import_module(lowered.compiler_ir("stablehlo")).graph
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alignment, "MIN_ELEMENTS", 0)
+
+
+CASES = {
+    "46 features": ((2, 6, 7, 46), (3, 3, 46, 8), (1, 1), "SAME"),
+    "border cut off": ((2, 9, 9, 20), (2, 2, 20, 8), (3, 3), "VALID"),
+    "uneven, negative padding": ((1, 9, 8, 12), (3, 2, 12, 8), (2, 1), [(2, -1), (-2, 3)]),
+    "3 features, stride 2": ((2, 13, 14, 3), (7, 7, 3, 8), (2, 2), "SAME"),
+    "3 features, stride 2, even taps": ((1, 12, 12, 3), (4, 4, 3, 8), (2, 2), [(1, 1), (1, 1)]),
+    "3 features, stride 4": ((1, 19, 23, 3), (11, 11, 3, 8), (4, 4), "VALID"),
+    "3 features, stride 1": ((1, 5, 6, 3), (3, 3, 3, 8), (1, 1), "SAME"),
+    "1 feature": ((1, 400, 1), (10, 1, 8), (5,), "VALID"),
+    "time": ((2, 30, 6), (5, 6, 8), (2,), "SAME"),
+    "space and time": ((1, 4, 5, 6, 3), (2, 3, 3, 3, 8), (1, 2, 2), "SAME"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_the_result_is_the_same(name: str, dtype: Any) -> None:
+    graph = graph_of(*CASES[name], dtype)
+    made = simplify(graph)
+    copies = [o for o in made.ops if isinstance(o, ops.Stored)]
+    assert len(copies) == 2
+    rng = np.random.default_rng(0)
+    given = [np.asarray(rng.integers(-2, 3, v.type.dims)).astype(v.type.dtype.numpy)
+             for v in graph.inputs]
+    (want,), (got,) = (evaluate(g, given, accumulate="f64") for g in (graph, made))
+    np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_16_bytes_along_k_are_aligned(name: str) -> None:
+    x, k, strides, padding = CASES[name]
+    once = expand(graph_of(x, k, strides, padding))
+    (made,) = [o for o in once.ops if isinstance(o, ops.Convolution)]
+    features = made.lhs.type.dims[-1]
+    places = (made.lhs.type.dims[-2], made.rhs.type.dims[-3], made.window_strides[-1])
+    assert all(n * features % 8 == 0 for n in places), (features, places)
+    assert not any(map(any, made.padding))
+    twice = expand(once)
+    assert not any(isinstance(o, ops.Convolution) for o in twice.ops)  # and then it is expanded
+
+
+@pytest.mark.parametrize(("why", "graph"), [
+    ("aligned already", lambda: graph_of((1, 5, 5, 16), (3, 3, 16, 8), (1, 1), "SAME")),
+    ("f32", lambda: graph_of((1, 5, 5, 3), (3, 3, 3, 8), (1, 1), "SAME", F32)),
+    ("dilated", lambda: graph_of((1, 9, 9, 3), (3, 3, 3, 8), (1, 1), "SAME",
+                                 rhs_dilation=(2, 2))),
+    ("groups", lambda: graph_of((1, 5, 5, 12), (3, 3, 3, 8), (1, 1), "SAME",
+                                feature_group_count=4)),
+    ("features first", lambda: graph_of((1, 3, 5, 5), (8, 3, 3, 3), (1, 1), "SAME",
+                                        layout=("NCHW", "OIHW", "NCHW")))])
+def test_what_stays(why: str, graph: Any) -> None:
+    assert not any(isinstance(o, ops.Stored) for o in simplify(graph()).ops), why
+
+
+def test_small_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alignment, "MIN_ELEMENTS", 1 << 22)
+    small = graph_of((1, 224, 224, 3), (7, 7, 3, 64), (2, 2), "SAME")
+    large = graph_of((32, 224, 224, 3), (7, 7, 3, 64), (2, 2), "SAME")
+    assert not any(isinstance(o, ops.Stored) for o in simplify(small).ops)
+    assert any(isinstance(o, ops.Stored) for o in simplify(large).ops)
