@@ -8,7 +8,7 @@
                       stored(pad(k)) as [7,8*4,1,O], stride (2, 2*4))
 
 Wide loads take 16 bytes that lie at a multiple of 16. Where the features of a place are no such
-multiple, elements are loaded one by one, each with the test for the image's border; a copy costs one
+multiple, elements are loaded one by one, each with the test for the image's border; a copy costs a
 pass over the input instead, and the border is part of it.
 """
 
