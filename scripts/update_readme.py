@@ -28,7 +28,8 @@ def supported_ops() -> str:
     """Every op of the registry: in a kernel, or left to XLA and why."""
     kinds = sorted(ops.UNARY | ops.BINARY | ops.TERNARY)
     taken = [k for k in kinds if k not in support.REFUSED_ELEMENTWISE]
-    others = sorted(o for o in ir.REGISTRY if o not in ("elementwise", "stored", "unknown", "window"))
+    own = ("elementwise", "stored", "unknown", "window")
+    others = sorted(o for o in ir.REGISTRY if o not in own)
     refused = {cls.opcode: reason for cls, reason in support.REFUSED_OPS.items()}
     taken += [o for o in others if o not in refused]
     dtypes = [d.value for d in DType if d not in support.REFUSED_DTYPES]
