@@ -9,15 +9,18 @@ For softmaxes of 16-bit operands; any other row chain needs whole rows of scores
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule, element_type
-from jaxmono.codegen.dot import emit_loader, emit_piece, epilogue_lanes
+from jaxmono.codegen.dot import emit_loader, emit_piece, epilogue_lanes, lane_of
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.key_range import KeyRange, find_key_range
+from jaxmono.fusion.indexing import IndexMap
 from jaxmono.fusion.plan import AttentionForm, Device, Sig
-from jaxmono.fusion.softmax import Softmax, find_softmax
+from jaxmono.fusion.softmax import Softmax, find_softmax, scaled_scores
 from jaxmono.fusion.support import MAX_SOFTMAX_WIDTH
 from jaxmono.hlo.ir import Graph, Value
 
@@ -140,10 +143,10 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
               shared_bytes_of(form, s))
     emit_range(w, code, pointers, read_only)
     emit_loaders(w, code, pointers, read_only)
-    emit_logit(w, code, pointers, read_only)
+    emit_logits(w, code, pointers, read_only)
     w.line("syncthreads();  // the previous task is done with shared memory")
     w.line("A::Rows rows;")
-    w.line("A::run(smem, rows, m0, first, last, load_q, load_k, load_v, logit);")
+    w.line("A::run(smem, rows, m0, first, last, load_q, load_k, load_v, logits);")
     emit_finish(w, code, pointers, outputs, read_only, workspace, arrivals)
 
 
@@ -189,8 +192,11 @@ def key_range(code: AttentionCode) -> KeyRange | None:
 
 
 def emit_range(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
-               read_only: Sequence[Value]) -> None:
-    """``first``, ``last``: the chunks of this task, those only that some row of the tile sees."""
+               read_only: Sequence[Value], *, visible: bool = True) -> None:
+    """``first``, ``last``: the chunks of this task, those only that some row of the tile sees.
+
+    ``visible``: also ``inner_low``, ``inner_high``, the keys that all rows see, if the mask says.
+    """
     form, s = code.form, code.s
     found, keys = key_range(code), form.n.size
     if found is None:
@@ -199,6 +205,9 @@ def emit_range(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
         w.line(f"const int first = {first}, last = {last};")
         return
     w.line(f"int low = {keys - 1}, high = 0;")
+    inner = visible and found.whole
+    if inner:
+        w.line(f"int inner_low = 0, inner_high = {keys - 1};  // what all rows of the tile see")
     with w.block(f"for (int r = lane_id(); r < {s.bq}; r += WARP)"):
         inside = form.m.size % s.bq == 0
         w.line("const int m = m0 + r;" if inside
@@ -213,6 +222,9 @@ def emit_range(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
                 value = em.emit(x.value, x.at)
                 limit += f" {'+' if x.sign > 0 else '-'} (long long)({value})"
             w.line(f"end = min(end, {limit});" if x.upper else f"begin = max(begin, {limit});")
+        if inner:
+            w.line(f"inner_low = begin > end ? {keys} : max(inner_low, static_cast<int>(begin));")
+            w.line("inner_high = begin > end ? -1 : min(inner_high, static_cast<int>(end));")
         if found.infinite:
             w.line("if (begin > end) continue;  // nothing counts: 0 / 0 whatever is read")
         else:
@@ -220,6 +232,9 @@ def emit_range(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
         w.line("low = min(low, static_cast<int>(begin)), high = max(high, static_cast<int>(end));")
     w.line("low = warp_reduce(low, Least());")
     w.line("high = warp_reduce(high, Most());")
+    if inner:
+        w.line("inner_low = warp_reduce(inner_low, Most());")
+        w.line("inner_high = warp_reduce(inner_high, Least());")
     w.line(f"const int chunks = high / {s.chunk} + 1 - low / {s.chunk};")
     if s.split > 1:
         w.line(f"const int share = (chunks + {s.split - 1}) / {s.split};")
@@ -250,7 +265,7 @@ def emit_finish(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
     valid = f"min({s.bq}, {form.m.size} - m0)" if form.m.size % s.bq else str(s.bq)
     exchange = f"{workspace} + tile * A::FLOATS, split, {arrivals} + tile" if s.split > 1 \
         else "nullptr, 0, nullptr"
-    head = (f"A::finish<{lanes}>(smem, rows, {valid}, {exchange}, "
+    head = (f"A::finish<{lanes}>(smem, rows, {valid}, unit, {exchange}, "
             f"[&](int r, int c, const float (&acc)[{lanes}])")
     w.line("constexpr int n0 = 0;")
     with w.block(head, "});"):
@@ -260,33 +275,90 @@ def emit_finish(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
                    names={form.batch: "b"}, read_only=read_only)
 
 
-def emit_logit(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
-               read_only: Sequence[Value]) -> None:
-    """``logit(row of the tile, key, scores)``: the logits of two neighbouring scores.
+def emit_logits(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
+                read_only: Sequence[Value]) -> None:
+    """``logits``: the `Logits` of device/attention_rows.cuh, and ``unit``.
 
-    Rows and keys outside give what the last ones inside give; nobody reads it.
+    Multiples of the scores stay scores, with the factor in ``unit``; a mask is then asked for the
+    keys only that not all rows see.
     """
-    form, s, body = code.form, code.s, code.sig.body
+    form, body, n = code.form, code.sig.body, code.form.n
     softmax = softmax_of(body, form)
     assert softmax is not None
-    n = form.n
-    lanes = vector_width(body, [(softmax.logits, softmax.index)], [], n, limit=2)
+    scaled = scaled_scores(body, form.first, softmax, n)
+    own = "const Vec<float, 2>& dot"
+    low, high = "0", str(n.size - 1)
+    w.line(f"constexpr float unit = {_float(LOG2_E * (scaled.scale if scaled else 1.0))};")
+    if scaled is None:
+        def logit(em: BodyEmitter, vector: bool) -> list[str]:
+            em.bind(form.first.result, softmax.score_index, "dot" if vector else "dot.x[e]",
+                    vector=vector)
+            x = em.emit(softmax.logits, softmax.index)
+            return [f"convert<float>({lane_of(x, str(e))})" for e in range(2 if vector else 1)]
+
+        _emit_pairs(w, code, "logit", softmax.logits, softmax.index, logit, pointers, read_only)
+    else:
+        w.line(f"const auto logit = [](int, int, {own}) {{ return dot; }};")
+    if scaled is None or scaled.keep is None:
+        w.line(f"const auto mask = [](int, int, {own}) {{ return dot; }};")
+    else:
+        keep, masked = scaled.keep, scaled.masked / scaled.scale
+        if math.isfinite(scaled.masked):  # rows of nothing else weigh all keys the same
+            masked = min(max(masked, -_LARGEST), _LARGEST)
+
+        def mask(em: BodyEmitter, vector: bool) -> list[str]:
+            x = em.emit(keep, scaled.index)
+            at = range(2) if vector else ("e",)
+            return [f"{lane_of(x, str(e))} ? dot.x[{e}] : {_float(masked)}" for e in at]
+
+        _emit_pairs(w, code, "mask", keep, scaled.index, mask, pointers, read_only)
+        found = key_range(code)
+        low, high = ("inner_low", "inner_high") if found is not None and found.whole \
+            else (str(n.size), "-1")
+    w.line(f"const auto logits = make_logits(unit, {low}, {high}, logit, mask);")
+
+
+LOG2_E = 1.4426950408889634
+_LARGEST = 3.4028234663852886e38
+
+
+def _float(x: float) -> str:
+    return f"bitcast<float>(0x{np.float32(x).view(np.uint32):08x}u)" if math.isinf(x) \
+        else f"{np.float32(x)!s}f"
+
+
+def _emit_pairs(w: Writer, code: AttentionCode, name: str, value: Value, index: IndexMap,
+                results: Callable[[BodyEmitter, bool], list[str]],
+                pointers: Mapping[Value, str], read_only: Sequence[Value]) -> None:
+    """``NAME(row of the tile, key, Vec<float, 2> dot)``: a value at two neighbouring keys.
+
+    ``results(em, vector)``: the expressions of both lanes, or of the lane ``e``. Rows and keys
+    outside give what the last ones inside give; nobody reads it.
+    """
+    form, s, body, n = code.form, code.s, code.sig.body, code.form.n
+    lanes = vector_width(body, [(value, index)], [], n, limit=2)
     m = "m0 + row" if form.m.size % s.bq == 0 else f"min(m0 + row, {form.m.size - 1})"
-
-    def logits(key: str) -> None:
-        w.line(f"const int m = {m}, n = {key};")
-        w.line("(void)m, (void)n;")
-        em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
-                         var_names={form.batch: "b", form.m: "m", n: "n"}, read_only=read_only)
-        em.bind(form.first.result, softmax.score_index, "dot", vector=lanes > 1)
-        w.line(f"return convert<float>({em.emit(softmax.logits, softmax.index)});")
-
-    head = "const auto logit = [&](int row, int key, const Vec<float, 2>& dot)"
-    if lanes == 2:
-        with w.block(f"{head} -> Vec<float, 2>", "};"):
-            logits("key" if n.size % s.chunk == 0 else f"min(key, {n.size - 2})")
-        return
-    with w.block("const auto logit_of = [&](int row, int key, float dot) -> float", "};"):
-        logits("key" if n.size % s.chunk == 0 else f"min(key, {n.size - 1})")
-    with w.block(f"{head} -> Vec<float, 2>", "};"):
-        w.line("return {logit_of(row, key, dot.x[0]), logit_of(row, key + 1, dot.x[1])};")
+    with w.block(f"const auto {name} = [&](int row, int key, const Vec<float, 2>& dot) "
+                 "-> Vec<float, 2>", "};"):
+        w.line("(void)dot;")
+        if lanes == 2:
+            key = "key" if n.size % s.chunk == 0 else f"min(key, {n.size - 2})"
+            w.line(f"const int m = {m}, n = {key};")
+            w.line("(void)m, (void)n;")
+            em = BodyEmitter(w, body, pointers, lane=n, lanes=2,
+                             var_names={form.batch: "b", form.m: "m", n: "n"},
+                             read_only=read_only)
+            w.line(f"return {{{', '.join(results(em, True))}}};")
+            return
+        w.line("Vec<float, 2> out;")
+        w.directive("#pragma unroll")
+        with w.block("for (int e = 0; e < 2; ++e)"):
+            key = "key + e" if n.size % s.chunk == 0 else f"min(key + e, {n.size - 1})"
+            w.line(f"const int m = {m}, n = {key};")
+            w.line("(void)m, (void)n;")
+            em = BodyEmitter(w, body, pointers,
+                             var_names={form.batch: "b", form.m: "m", n: "n"},
+                             read_only=read_only)
+            (x,) = results(em, False)
+            w.line(f"out.x[e] = {x};")
+        w.line("return out;")

@@ -15,7 +15,7 @@ from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.attention_flash import (
     emit_finish,
     emit_loaders,
-    emit_logit,
+    emit_logits,
     emit_range,
     emit_task,
     out_bytes,
@@ -131,7 +131,7 @@ def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     """The producers' statements for one task (see `dot_wgmma.emit_load`)."""
     _emit_begin(w, code)
     w.line('hear(&roles->opened, opened, "the grid barrier");')
-    emit_range(w, code, pointers, read_only)
+    emit_range(w, code, pointers, read_only, visible=False)
     emit_loaders(w, code, pointers, read_only)
     w.line("A::produce(smem, roles, at, m0, first, last, load_q, load_k, load_v);")
     w.line("return at;")
@@ -143,8 +143,8 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     """The consumers' statements for one task; in scope: ``task``, ``smem``, ``roles``, ``at``."""
     _emit_begin(w, code)
     emit_range(w, code, pointers, read_only)
-    emit_logit(w, code, pointers, read_only)
+    emit_logits(w, code, pointers, read_only)
     w.line("A::Rows rows;")
-    w.line("A::consume(smem, roles, at, rows, first, last, logit);")
+    w.line("A::consume(smem, roles, at, rows, first, last, logits);")
     emit_finish(w, code, pointers, outputs, read_only, workspace, arrivals)
     w.line("return at;")

@@ -39,10 +39,12 @@ class Bound(NamedTuple):
 
 
 class KeyRange(NamedTuple):
-    """All bounds of a row. ``infinite``: keys outside are masked with -inf."""
+    """All bounds of a row. ``infinite``: keys outside are masked with -inf. ``whole``: no key inside
+    is masked."""
 
     bounds: tuple[Bound, ...]
     infinite: bool
+    whole: bool
 
 
 def find_key_range(graph: Graph, softmax: Softmax, n: Var) -> KeyRange | None:
@@ -63,7 +65,7 @@ def find_key_range(graph: Graph, softmax: Softmax, n: Var) -> KeyRange | None:
     bounds = [b for term in found if term is not None for b in term]
     if not bounds or (not infinite and None in found):
         return None  # keys inside may be masked too: a row of such needs those outside
-    return KeyRange(tuple(bounds), infinite)
+    return KeyRange(tuple(bounds), infinite, None not in found)
 
 
 class _Find:

@@ -24,6 +24,7 @@ from jaxmono.fusion.walk import Walk
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.rewrite import is_splat, splat_value
+from jaxmono.hlo.types import DType
 
 
 class Softmax(NamedTuple):
@@ -33,6 +34,51 @@ class Softmax(NamedTuple):
     logits: Value
     index: IndexMap
     score_index: IndexMap
+
+
+class ScaledScores(NamedTuple):
+    """Logits that are ``scale * score``, or ``masked`` where ``keep`` (if any) is false."""
+
+    scale: float
+    keep: Value | None = None
+    index: IndexMap = ()
+    masked: float = 0.0
+
+
+def scaled_scores(graph: Graph, first: ops.DotGeneral, softmax: Softmax,
+                  n: Var) -> ScaledScores | None:
+    """The logits as a multiple of the scores, None if they are anything else.
+
+    So the multiple can be part of the exponential's own. It is at most 1: a score times it overflows
+    no earlier than the score. Scores rounded to f16 can, and are left alone.
+    """
+    match = _Match(graph, n)
+    node, at = match.bare(softmax.logits, softmax.index)
+    found = ScaledScores(1.0)
+    if _is(node, "select"):
+        assert isinstance(node, ops.Elementwise)
+        keep, kept, masked = (d for d in demands(node, at) or ())
+        value = _literal(graph, match.bare(masked.value, masked.index)[0])
+        if value is None or math.isnan(value):
+            return None
+        found = ScaledScores(1.0, keep.value, keep.index, value)
+        node, at = match.bare(kept.value, kept.index)
+    scale = 1.0
+    while _is(node, "multiply") or _is(node, "divide"):
+        sides = match.operands(node, at)
+        literals = [_literal(graph, x) for x, _ in sides]
+        if literals[1] is not None:
+            scale *= literals[1] if _is(node, "multiply") else 1.0 / (literals[1] or math.nan)
+            node, at = sides[0]
+        elif literals[0] is not None and _is(node, "multiply"):
+            scale *= literals[0]
+            node, at = sides[1]
+        else:
+            return None
+    if node is not first or at != softmax.score_index or not 2.0**-20 <= scale <= 1.0 \
+            or DType.F16 in match.types:
+        return None
+    return found._replace(scale=scale)
 
 
 def find_softmax(graph: Graph, first: ops.DotGeneral, probs: Value, index: IndexMap, n: Var,
@@ -72,6 +118,7 @@ Node = Op | Value
 class _Match:
     def __init__(self, graph: Graph, n: Var) -> None:
         self.graph, self.n = graph, n
+        self.types: set[DType] = set()  # that a conversion behind which it looked came from
 
     def bare(self, value: Value, index: IndexMap) -> tuple[Node, IndexMap]:
         """What is behind views and conversions between floats."""
@@ -81,6 +128,7 @@ class _Match:
             if needs is None or len(needs) != 1 or needs[0].guard.bounds:
                 break
             value, index = needs[0].value, needs[0].index
+            self.types.add(value.type.dtype)
             op = self.graph.producer.get(value)
         return (value if op is None else op), index
 
@@ -113,8 +161,8 @@ def _keeps(op: Op) -> bool:
             and op.result.type.dtype.is_float)
 
 
-def _literal(graph: Graph, value: Value) -> float | None:
-    op = graph.producer.get(value)
+def _literal(graph: Graph, node: Node) -> float | None:
+    op = node if isinstance(node, Op) else graph.producer.get(node)
     if not isinstance(op, ops.Constant) or op.value.size == 0 or not is_splat(op.value):
         return None
     return float(np.asarray(splat_value(op.value)).astype(np.float64))
