@@ -39,7 +39,7 @@ class Bound(NamedTuple):
 
 
 class KeyRange(NamedTuple):
-    """All bounds of a row. ``infinite``: keys outside are masked with -inf. ``whole``: no key inside
+    """All bounds of a row. ``infinite``: keys outside are masked with -inf. ``whole``: none inside
     is masked."""
 
     bounds: tuple[Bound, ...]

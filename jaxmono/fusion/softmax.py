@@ -49,8 +49,8 @@ def scaled_scores(graph: Graph, first: ops.DotGeneral, softmax: Softmax,
                   n: Var) -> ScaledScores | None:
     """The logits as a multiple of the scores, None if they are anything else.
 
-    So the multiple can be part of the exponential's own. It is at most 1: a score times it overflows
-    no earlier than the score. Scores rounded to f16 can, and are left alone.
+    So the multiple can be part of the exponential's own. It is at most 1: a score times it
+    overflows no earlier than the score. Scores rounded to f16 can, and are left alone.
     """
     match = _Match(graph, n)
     node, at = match.bare(softmax.logits, softmax.index)

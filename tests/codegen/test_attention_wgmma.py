@@ -124,15 +124,15 @@ def test_unlike_attentions_in_a_stage() -> None:
 
 
 @functools.cache
-def case() -> tuple[Plan, dict[str, Any], list[Any], list[Any]]:
+def case(slots: int) -> tuple[Plan, dict[str, Any], list[Any], list[Any]]:
     plan = plan_of(attend, *qkv(130, 300, 32, BF16, heads=3))
     given = smooth(plan.graph)
-    return (plan, {attention_sig(plan).key: wgmma(64, 64, 2)}, given,
+    return (plan, {attention_sig(plan).key: wgmma(64, 64, slots)}, given,
             evaluate(plan.graph, given, accumulate="f64"))
 
 
-def failure(change: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    plan, sigs, given, (wanted,) = case()
+def failure(change: Any, monkeypatch: pytest.MonkeyPatch, slots: int = 2) -> str:
+    plan, sigs, given, (wanted,) = case(slots)
     with monkeypatch.context() as patched:
         patched.setattr(compiling, "bundle", lambda source: change(headers.bundle(source)))
         program = build(plan, sigs, threads=256)
@@ -162,11 +162,14 @@ def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> Non
         found = list(STATEMENT.finditer(text))[number]
         return text[:found.start()] + ";" + text[found.end():]
 
-    assert failure(rewritten("attention_wgmma.cuh", change), monkeypatch) != ""
+    changed = rewritten("attention_wgmma.cuh", change)
+    # With two slots a value waits for the last keys, and so for what needs the queries.
+    assert failure(changed, monkeypatch) or failure(changed, monkeypatch, slots=3)
 
 
 def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert failure(lambda text: text, monkeypatch) == ""
+    for slots in (2, 3):
+        assert failure(lambda text: text, monkeypatch, slots) == ""
 
 
 # ---- choice --------------------------------------------------------------------------------------
@@ -184,9 +187,11 @@ def test_candidates_compile_for_hopper(shape: tuple[int, ...]) -> None:
                    *[Spec((batch, x, heads, d), BF16) for x in (m, n, n)], device=H200)
     sig = attention_sig(plan)
     target = cuda_target("sm_90a")
-    (chosen,) = default_schedule(plan, target, H200).sigs.values()
-    assert chosen.family == "wgmma"
-    every = list(attention_wgmma.candidates(sig, shared_bytes=H200.shared_bytes))
+    found = attention_wgmma.schedule(sig, H200, shared_bytes=H200.shared_bytes)
+    assert found is not None
+    chosen = found[1]
+    assert d == 256 or chosen in default_schedule(plan, target, H200).sigs.values()
+    every = list(attention_wgmma.candidates(sig, sig.form, shared_bytes=H200.shared_bytes))
     assert chosen in every
     form: Any = sig.form
     most = max(every, key=lambda s: attention_wgmma.registers(form, s))

@@ -65,6 +65,15 @@ struct Most {
   JM_DEVICE int operator()(int a, int b) const { return a > b ? a : b; }
 };
 
+// Which of so many tasks, the longest first, is this block's: blocks take turns back and forth, so that
+// who had a long one gets a short one next. Blocks that have a task less begin with the longest.
+JM_DEVICE int snake(int task, int tasks) {
+  const int blocks = num_blocks(), round = task / blocks, at = task % blocks;
+  const int forth = (round + 1) * blocks > tasks ? at : (at + blocks - tasks % blocks) % blocks;
+  const int count = tasks - round * blocks < blocks ? tasks - round * blocks : blocks;
+  return round * blocks + (round % 2 ? count - 1 - forth : forth);
+}
+
 JM_DEVICE float quad_max(float x) {
   x = fmaxf(x, shfl_xor(x, 1));
   return fmaxf(x, shfl_xor(x, 2));
@@ -175,8 +184,9 @@ struct AttentionRows {
     for (int h = 0; h < 2; ++h) sum[h] = sum[h] * fade[h] + (total[2 * h] + total[2 * h + 1]);
   }
 
-  // O relative to the maximum that `weigh` has found.
+  // O relative to the maximum that `weigh` has found, which rarely is a new one.
   JM_DEVICE void fade_sums() {
+    if (warp_all(fade[0] == 1.0f && fade[1] == 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < NV; ++i)
 #pragma unroll

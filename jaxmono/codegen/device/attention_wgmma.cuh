@@ -108,7 +108,9 @@ struct FlashWgmma {
         wgmma_fence();
         scores(s, smem, slot(smem, k), row, col);
         wgmma_commit();
+        rows.fade_sums();
         ready();
+        wgmma_fence();
         accumulate(rows, p, slot(smem, at.slot), col);
         wgmma_commit();
         wgmma_wait<1>();
@@ -119,9 +121,9 @@ struct FlashWgmma {
         wgmma_results(rows.o);
         release(at.slot);
         at.template next<SLOTS>();
-        rows.fade_sums();
         Rows::pack(p, s);
       }
+      rows.fade_sums();
     }
     release(Q_SLOT);
     ready();
