@@ -35,7 +35,7 @@ class Keys(NamedTuple):
     varied: bool
     """Whether rows differ; then tasks go longest first, and back and forth over the blocks."""
     simple: bool
-    """Whether the logits are multiples of the scores."""
+    """Whether the logits are multiples of the scores, and the probabilities nothing but theirs."""
 
     def chunks(self, s: AttentionSchedule) -> Numbers:
         """How many chunks every tile of rows goes through."""
@@ -61,7 +61,8 @@ def keys_of(body: Graph, form: AttentionForm) -> Keys:
                 else (np.maximum(begin, limit), end)
     empty = begin > end
     begin, end = np.where(empty, 0, begin), np.where(empty, last, end)
-    simple = scaled_scores(body, form.first, softmax, form.n) is not None
+    simple = not softmax.factors and scaled_scores(
+        body, form.first, softmax, form.n) is not None
     return Keys(begin, end, found is not None, simple)
 
 

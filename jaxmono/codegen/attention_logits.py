@@ -137,7 +137,18 @@ def emit_logits(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
         found = key_range(code)
         low, high = ("inner_low", "inner_high") if found is not None and found.whole \
             else (str(n.size), "-1")
-    w.line(f"const auto logits = make_logits(unit, {low}, {high}, logit, mask);")
+    if softmax.factors:
+        def factor(em: BodyEmitter, vector: bool) -> list[str]:
+            em.bind(softmax.ratio, softmax.ratio_index, "dot" if vector else "dot.x[e]",
+                    vector=vector)
+            x = em.emit(form.probs, form.p_index)
+            return [f"convert<float>({lane_of(x, str(e))})" for e in range(2 if vector else 1)]
+
+        _emit_pairs(w, code, "factor", form.probs, form.p_index, factor, pointers, read_only)
+    else:
+        w.line(f"const auto factor = [](int, int, {own}) {{ return dot; }};")
+    flag = "true" if softmax.factors else "false"
+    w.line(f"const auto logits = make_logits<{flag}>(unit, {low}, {high}, logit, mask, factor);")
 
 
 def _float(x: float) -> str:

@@ -271,7 +271,9 @@ class _Assembly:
                 w.extend(u.load)
             extra.append("Place at")
         args = ", ".join([*ins, *outs, *extra, *tail])
-        with w.block(f"{prefix} {result} {u.name}({args})"):
+        # ptxas lets wgmmas overlap only in the kernel itself, not in a function (C7510).
+        kind = "JM_DEVICE" if u.load is not None else prefix
+        with w.block(f"{kind} {result} {u.name}({args})"):
             begin()
             if u.load is not None:
                 w.line("Roles* const roles = block_roles();")

@@ -3,7 +3,9 @@
     logits        any element-wise expression of the score, its position and other buffers
     maximum       over the keys, from -inf
     weights       exp(logits - maximum)
-    probs         weights / sum of weights, then views and conversions
+    ratio         weights / sum of weights
+    probs         ratio, or ratio times or divided by something, or ratio or 0 (dropout); views and
+                  conversions anywhere
 
 Then the probabilities never have to be complete: `codegen.attention_flash` goes through the keys
 once, with the maximum and the sum of those it has seen.
@@ -28,12 +30,18 @@ from jaxmono.hlo.types import DType
 
 
 class Softmax(NamedTuple):
-    """Where the logits and, by them, the scores are demanded, over (batch, m, n) of the second
-    contraction."""
+    """Where logits, scores and ratios are demanded, over (batch, m, n) of the second contraction.
+
+    ``factors``: the probabilities are more than conversions of the ratio. They are proportional to
+    it, so they can be made of weights before the sum is known.
+    """
 
     logits: Value
     index: IndexMap
     score_index: IndexMap
+    ratio: Value
+    ratio_index: IndexMap
+    factors: bool
 
 
 class ScaledScores(NamedTuple):
@@ -89,26 +97,28 @@ def find_softmax(graph: Graph, first: ops.DotGeneral, probs: Value, index: Index
       inside: the ops that belong to the chain; the logits contain no reduce of them.
     """
     match = _Match(graph, n)
-    ratio, at = match.bare(probs, index)
-    if not _is(ratio, "divide"):
+    found = match.ratio(*match.bare(probs, index))
+    if found is None:
         return None
-    (weights, w_at), (total, t_at) = match.operands(ratio, at)
-    if match.reduced(total, t_at, "add", 0.0) != (weights, w_at) \
-            or not _is(weights, "exponential"):
-        return None
-    ((difference, d_at),) = match.operands(weights, w_at)
-    if not _is(difference, "subtract"):
-        return None
-    (logits, l_at), (maximum, m_at) = match.operands(difference, d_at)
-    if match.reduced(maximum, m_at, "maximum", -math.inf) != (logits, l_at):
-        return None
+    ratio, at, logits, l_at = found
     value = logits.results[0] if isinstance(logits, Op) else logits
     walk = Walk(graph, lambda o: o is not first and inside(o))
     walk.demand(value, l_at)  # a reduce inside would be `failed`
     scores = walk.only(first.result)
     if walk.failed is not None or scores is None:
         return None
-    return Softmax(value, l_at, scores)
+    behind = Walk(graph, lambda o: o is not first and o is not ratio)
+    behind.demand(probs, index)
+    if behind.failed is not None or first.result in behind.reached \
+            or behind.only(ratio.results[0]) != at:
+        return None
+    # A row of nothing but -inf gives NaN, unless every one of them is selected away.
+    if match.selects and any(v.type.dtype.is_float and not _finite(graph, v)
+                             for v in walk.reached if v is not first.result and (
+                                 v not in graph.producer or _is_constant(graph, v))):
+        return None
+    return Softmax(value, l_at, scores, ratio.results[0], at,
+                   match.bare(probs, index)[0] is not ratio)
 
 
 Node = Op | Value
@@ -118,6 +128,7 @@ Node = Op | Value
 class _Match:
     def __init__(self, graph: Graph, n: Var) -> None:
         self.graph, self.n = graph, n
+        self.selects = False  # whether a ratio is 0 in some places
         self.types: set[DType] = set()  # that a conversion behind which it looked came from
 
     def bare(self, value: Value, index: IndexMap) -> tuple[Node, IndexMap]:
@@ -131,6 +142,36 @@ class _Match:
             self.types.add(value.type.dtype)
             op = self.graph.producer.get(value)
         return (value if op is None else op), index
+
+    def ratio(self, node: Node, index: IndexMap) -> tuple[Op, IndexMap, Node, IndexMap] | None:
+        """The division of weights by their sum behind factors of it, and the logits."""
+        if not isinstance(node, ops.Elementwise):
+            return None
+        sides = self.operands(node, index)
+        if node.kind == "divide":
+            if (logits := self.softmax(*sides)) is not None:
+                return node, index, *logits
+            return self.ratio(*sides[0])
+        if node.kind == "multiply":
+            return self.ratio(*sides[0]) or self.ratio(*sides[1])
+        if node.kind == "select":
+            self.selects = True
+            kept = [x for x, other in (sides[1:], sides[:0:-1])
+                    if _literal(self.graph, other[0]) == 0]
+            return self.ratio(*kept[0]) if kept else None
+        return None
+
+    def softmax(self, above: tuple[Node, IndexMap],
+                below: tuple[Node, IndexMap]) -> tuple[Node, IndexMap] | None:
+        """The logits whose exponentials are above, and the sum of those below."""
+        weights, at = above
+        if not _is(weights, "exponential") or self.reduced(*below, "add", 0.0) != above:
+            return None
+        ((difference, d_at),) = self.operands(weights, at)
+        if not _is(difference, "subtract"):
+            return None
+        logits, maximum = self.operands(difference, d_at)
+        return logits if self.reduced(*maximum, "maximum", -math.inf) == logits else None
 
     def operands(self, node: Node, index: IndexMap) -> list[tuple[Node, IndexMap]]:
         assert isinstance(node, ops.Elementwise)
@@ -159,6 +200,16 @@ def _is(node: Node, kind: str) -> bool:
 def _keeps(op: Op) -> bool:
     return (isinstance(op, ops.Convert) and op.operand.type.dtype.is_float
             and op.result.type.dtype.is_float)
+
+
+def _is_constant(graph: Graph, value: Value) -> bool:
+    return isinstance(graph.producer.get(value), ops.Constant)
+
+
+def _finite(graph: Graph, value: Value) -> bool:
+    op = graph.producer.get(value)
+    return isinstance(op, ops.Constant) and bool(
+        np.isfinite(np.asarray(op.value).astype(np.float64)).all())
 
 
 def _literal(graph: Graph, node: Node) -> float | None:

@@ -212,3 +212,24 @@ def test_one_query_is_left_to_the_other_family() -> None:
     assert math.prod((chosen.split, chosen.chunk)) >= 1024
     program = generate(plan, cuda_target("sm_90a"), H200, "test")
     assert program.min_blocks == chosen.split and program.cooperative
+
+
+def test_functions_with_several_calls_keep_their_products_overlapped() -> None:
+    """ptxas serialises every wgmma of a function that is called instead of inlined."""
+    def fn(x: Any, *w: Any) -> Any:
+        for _ in range(2):
+            for _ in range(4):
+                x = layer(x, *w)
+            x = jnp.tanh(x)
+        return x
+
+    plan = plan_of(fn, Spec((2, 512, 32), BF16), *[Spec((32, 32), BF16)] * 4, device=H200)
+    target = cuda_target("sm_90a")
+    schedule = default_schedule(plan, target, H200)
+    dots = {x.key: DotSchedule("wgmma", 64, 16, 64, 3, (1, 1, 2)) for x in dot_sigs(plan)}
+    sigs = {**schedule.sigs, **dots}
+    sigs |= {x.key: wgmma(64, 64, 3) for x in plan.sigs if x.kind == "attention"}
+    kernel = emit(plan, target, H200, "test", type(schedule)(schedule.threads, 1, sigs))
+    assert re.search(r"JM_CALLED Place \w+_load\(", kernel.source)
+    binary = nvrtc.compile_cuda(headers.bundle(kernel.source), "sm_90a")
+    assert not re.search(r"C75\d\d", binary.log), binary.log

@@ -41,18 +41,22 @@ JM_DEVICE float softmax_base(float max) { return max == minus_infinity() ? 0.0f 
 // The logits of a row, as generated code gives them for two neighbouring keys: logit(row, key, scores)
 // for all keys, then mask(row, key, logits) for keys outside low .. high; row is in the tile, and
 // places outside of everything give what the last ones inside give. Weights are 2^(unit (x - max)), so
-// a factor of all scores can be part of `unit`.
-template <class Logit, class Mask>
+// a factor of all scores can be part of `unit`. FACTORS: factor(row, key, weights) gives what is
+// multiplied with the values; the sum is that of the weights.
+template <bool FACTORS_, class Logit, class Mask, class Factor>
 struct Logits {
+  static constexpr bool FACTORS = FACTORS_;
   float unit;
   int low, high;
   const Logit& logit;
   const Mask& mask;
+  const Factor& factor;
 };
-template <class Logit, class Mask>
-JM_DEVICE Logits<Logit, Mask> make_logits(float unit, int low, int high, const Logit& logit,
-                                          const Mask& mask) {
-  return Logits<Logit, Mask>{unit, low, high, logit, mask};
+template <bool FACTORS, class Logit, class Mask, class Factor>
+JM_DEVICE Logits<FACTORS, Logit, Mask, Factor> make_logits(float unit, int low, int high,
+                                                           const Logit& logit, const Mask& mask,
+                                                           const Factor& factor) {
+  return Logits<FACTORS, Logit, Mask, Factor>{unit, low, high, logit, mask, factor};
 }
 
 // Exponents of 2 up to here are rounded by less than 1e-4.
@@ -182,6 +186,18 @@ struct AttentionRows {
       for (int e = 0; e < 4; ++e) total[e] += s[j][e];
 #pragma unroll
     for (int h = 0; h < 2; ++h) sum[h] = sum[h] * fade[h] + (total[2 * h] + total[2 * h + 1]);
+    if constexpr (L::FACTORS) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int key = key0 + j * 8 + 2 * t;
+          const Vec<float, 2> x =
+              logits.factor(row + 8 * h, key, Vec<float, 2>{s[j][2 * h], s[j][2 * h + 1]});
+          s[j][2 * h] = !PARTIAL || key < KEYS ? x.x[0] : 0.0f;
+          s[j][2 * h + 1] = !PARTIAL || key + 1 < KEYS ? x.x[1] : 0.0f;
+        }
+    }
   }
 
   // O relative to the maximum that `weigh` has found, which rarely is a new one.
