@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,7 +29,8 @@ from jaxmono.hlo.rewrite import is_splat, splat_value
 from jaxmono.hlo.types import DType
 
 
-class Softmax(NamedTuple):
+@dataclass(frozen=True)
+class Softmax:
     """Where logits, scores and ratios are demanded, over (batch, m, n) of the second contraction.
 
     ``factors``: the probabilities are more than conversions of the ratio. They are proportional to
@@ -44,7 +45,8 @@ class Softmax(NamedTuple):
     factors: bool
 
 
-class ScaledScores(NamedTuple):
+@dataclass(frozen=True)
+class ScaledScores:
     """Logits that are ``scale * score``, or ``masked`` where ``keep`` (if any) is false."""
 
     scale: float
@@ -86,7 +88,7 @@ def scaled_scores(graph: Graph, first: ops.DotGeneral, softmax: Softmax,
     if node is not first or at != softmax.score_index or not 2.0**-20 <= scale <= 1.0 \
             or DType.F16 in match.types:
         return None
-    return found._replace(scale=scale)
+    return replace(found, scale=scale)
 
 
 def find_softmax(graph: Graph, first: ops.DotGeneral, probs: Value, index: IndexMap, n: Var,
@@ -100,7 +102,8 @@ def find_softmax(graph: Graph, first: ops.DotGeneral, probs: Value, index: Index
     found = match.ratio(*match.bare(probs, index))
     if found is None:
         return None
-    ratio, at, logits, l_at = found
+    last, others = found
+    ratio, at, logits, l_at = last.op, last.index, last.logits, last.logits_index
     value = logits.results[0] if isinstance(logits, Op) else logits
     walk = Walk(graph, lambda o: o is not first and inside(o))
     walk.demand(value, l_at)  # a reduce inside would be `failed`
@@ -108,10 +111,11 @@ def find_softmax(graph: Graph, first: ops.DotGeneral, probs: Value, index: Index
     if walk.failed is not None or scores is None:
         return None
     behind = Walk(graph, lambda o: o is not first and o is not ratio)
-    behind.demand(probs, index)
+    for node, i in others:
+        behind.demand(node.results[0] if isinstance(node, Op) else node, i)
     if behind.failed is not None or first.result in behind.reached \
-            or behind.only(ratio.results[0]) != at:
-        return None
+            or ratio.results[0] in behind.reached:
+        return None  # a factor that is made of scores
     # A row of nothing but -inf gives NaN, unless every one of them is selected away.
     if match.selects and any(v.type.dtype.is_float and not _finite(graph, v)
                              for v in walk.reached if v is not first.result and (
@@ -123,6 +127,17 @@ def find_softmax(graph: Graph, first: ops.DotGeneral, probs: Value, index: Index
 
 Node = Op | Value
 """The op that makes a value, or the value itself where nothing in the graph does."""
+
+
+_At = tuple[Node, IndexMap]
+
+
+@dataclass(frozen=True)
+class _Ratio:
+    op: Op
+    index: IndexMap
+    logits: Node
+    logits_index: IndexMap
 
 
 class _Match:
@@ -143,22 +158,26 @@ class _Match:
             op = self.graph.producer.get(value)
         return (value if op is None else op), index
 
-    def ratio(self, node: Node, index: IndexMap) -> tuple[Op, IndexMap, Node, IndexMap] | None:
-        """The division of weights by their sum behind factors of it, and the logits."""
+    def ratio(self, node: Node, index: IndexMap) -> tuple[_Ratio, list[_At]] | None:
+        """The division of weights by their sum behind factors of it, and what the factors are."""
         if not isinstance(node, ops.Elementwise):
             return None
         sides = self.operands(node, index)
         if node.kind == "divide":
             if (logits := self.softmax(*sides)) is not None:
-                return node, index, *logits
-            return self.ratio(*sides[0])
-        if node.kind == "multiply":
-            return self.ratio(*sides[0]) or self.ratio(*sides[1])
-        if node.kind == "select":
+                return _Ratio(node, index, *logits), []
+            kept = [(sides[0], sides[1:])]
+        elif node.kind == "multiply":
+            kept = [(sides[0], sides[1:]), (sides[1], sides[:1])]
+        elif node.kind == "select":
             self.selects = True
-            kept = [x for x, other in (sides[1:], sides[:0:-1])
+            kept = [(x, sides[:1]) for x, other in (sides[1:], sides[:0:-1])
                     if _literal(self.graph, other[0]) == 0]
-            return self.ratio(*kept[0]) if kept else None
+        else:
+            return None
+        for x, others in kept:
+            if (found := self.ratio(*x)) is not None:
+                return found[0], [*found[1], *others]
         return None
 
     def softmax(self, above: tuple[Node, IndexMap],
