@@ -52,18 +52,19 @@ struct FlashWgmma {
     if constexpr (Q_D_MAJOR) TileQ::template fill<PRODUCERS>(smem, thread, row0, 0, load_q);
     else TileQ::template fill<PRODUCERS>(smem, thread, 0, row0, load_q);
     at.flip(Q_SLOT);
-    const auto key = [&](int t) {
-      mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
-      unsigned char* const k = slot(smem, at.slot);
-      if constexpr (K_D_MAJOR) TileK::template fill<PRODUCERS>(k, thread, t * BK, 0, load_k);
-      else TileK::template fill<PRODUCERS>(k, thread, 0, t * BK, load_k);
-      cp_async_mbarrier_arrive(&roles->full[at.slot]);
-      at.template next<SLOTS>();
-    };
-    key(first);  // where it has landed, so has Q before it
 #pragma unroll 1
-    for (int t = first; t < last; ++t) {
-      if (t + 1 < last) key(t + 1);
+    for (int t = first - 1; t < last; ++t) {
+      if (t + 1 < last) {  // where the first have landed, so has Q before them
+        mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
+        unsigned char* const k = slot(smem, at.slot);
+        if constexpr (K_D_MAJOR)
+          TileK::template fill<PRODUCERS>(k, thread, (t + 1) * BK, 0, load_k);
+        else
+          TileK::template fill<PRODUCERS>(k, thread, 0, (t + 1) * BK, load_k);
+        cp_async_mbarrier_arrive(&roles->full[at.slot]);
+        at.template next<SLOTS>();
+      }
+      if (t < first) continue;
       mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
       unsigned char* const v = slot(smem, at.slot);
       if constexpr (V_KEY_MAJOR) TileV::template fill<PRODUCERS>(v, thread, 0, t * BK, load_v);
