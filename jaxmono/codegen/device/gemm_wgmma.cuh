@@ -39,7 +39,7 @@ struct SwizzledTile {
                              const Load& load) {
     if constexpr (PIECES > 8 && THREADS % PIECES != 0) {  // panel by panel: 8 pieces divide THREADS
       constexpr int PANELS = (COLS + 63) / 64;
-#pragma unroll(PANELS * ROWS * 8 / THREADS <= 8 ? PANELS : 1)
+#pragma unroll 1  // unrolled, the addresses do not fit the producers' registers
       for (int p = 0; p < PANELS; ++p)
         columns<THREADS, (COLS - 64 < 0 ? COLS : 64)>(base, thread, row0, col0, p * 64, load);
     } else {
