@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxmono.codegen.attention_groups import grouped, placement
 from jaxmono.codegen.dot import emit_epilogue, emit_loader, epilogue_lanes, row_demands
 from jaxmono.codegen.dot_schedule import mma_type, tile_bytes
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
@@ -30,8 +31,10 @@ class AttentionSchedule:
     """Attributes:
       bq: rows of a tile, 16 for each of some warps; the other warps share them.
       chunk: keys in a ring slot. stages: ring slots.
-      family: "scores": all scores of a row in shared memory; "flash": in registers, by chunks.
-      split: blocks that share a tile's keys ("flash").
+      family: "scores": all scores of a row in shared memory; "flash", "wgmma": in registers, by
+        chunks.
+      split: blocks that share a tile's keys (not "scores").
+      group: batch entries with the same keys that are rows of one tile (not "scores").
     """
 
     bq: int
@@ -40,6 +43,7 @@ class AttentionSchedule:
     warps: int
     family: str = "scores"
     split: int = 1
+    group: int = 1
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,8 @@ class AttentionCode:
 
     @staticmethod
     def of(sig: Sig, s: AttentionSchedule) -> AttentionCode:
-        form = sig.form
-        assert isinstance(form, AttentionForm)
+        assert isinstance(sig.form, AttentionForm)
+        form = grouped(sig.form, s.group)
         t = element_type(form)
         q = form.first.rhs if form.first_swapped else form.first.lhs
         k = form.first.lhs if form.first_swapped else form.first.rhs
@@ -80,10 +84,13 @@ class AttentionCode:
     @property
     def identity(self) -> IndexMap:
         """Where the second dot's result is demanded, over (batch, m, v)."""
-        f = self.form
+        f = self.sig.form
+        assert isinstance(f, AttentionForm)
         rows, cols = Index.of(f.m), Index.of(f.v)
         left, right = (rows, cols) if f.probs is f.second.lhs else (cols, rows)
-        return result_index(f.second, Index.of(f.batch), left, right)
+        at = result_index(f.second, Index.of(f.batch), left, right)
+        env = placement(f, self.form.batch, self.form.m)
+        return tuple(i.substitute(env) for i in at) if self.s.group > 1 else at
 
 
 def element_type(form: AttentionForm) -> DType:

@@ -10,27 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from jaxmono.codegen.attention import AttentionCode, AttentionSchedule, element_type
+from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
+from jaxmono.codegen.attention_cost import LOAD, Keys, Numbers, keys_of, total_us
+from jaxmono.codegen.attention_groups import grouped, largest_group
+from jaxmono.codegen.attention_logits import emit_logits, emit_range, key_range, softmax_of
 from jaxmono.codegen.dot import emit_loader, emit_piece, epilogue_lanes
-from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
+from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.key_range import KeyRange, find_key_range
 from jaxmono.fusion.plan import AttentionForm, Device, Sig
-from jaxmono.fusion.softmax import Softmax, find_softmax
-from jaxmono.fusion.support import MAX_SOFTMAX_WIDTH
-from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.ir import Value
 
 MAX_SPLIT = 32
 _REGISTERS = 190
 """Of a thread, for what a warp holds of scores, sums and operands."""
-
-
-def softmax_of(body: Graph, form: AttentionForm) -> Softmax | None:
-    """The chain between the contractions as a softmax of 16-bit operands, None if it is not."""
-    if element_type(form).itemsize != 2 or max(form.k.size, form.v.size) > MAX_SOFTMAX_WIDTH:
-        return None
-    return find_softmax(body, form.first, form.probs, form.p_index, form.n)
 
 
 # ---- schedule ----------------------------------------------------------------------------------
@@ -44,9 +38,21 @@ def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
     assert isinstance(form, AttentionForm)
     if softmax_of(sig.body, form) is None:
         return None
-    fits = candidates(form, warps=warps, shared_bytes=shared_bytes)
-    return min(((model_us(form, s, device, siblings), s) for s in fits),
-               key=lambda x: (x[0], x[1].split, -x[1].bq, x[1].chunk), default=None)
+    found: list[tuple[float, AttentionSchedule]] = []
+    for group in groups(sig):
+        one = grouped(form, group)
+        keys = keys_of(sig.body, one)
+        found += [(model_us(one, s, device, siblings, keys), replace(s, group=group))
+                  for s in candidates(one, warps=warps, shared_bytes=shared_bytes)]
+    return min(found, key=lambda x: (round(x[0], 2), x[1].group, x[1].split, -x[1].bq, x[1].chunk),
+               default=None)
+
+
+def groups(sig: Sig) -> tuple[int, ...]:
+    """The groups of query heads to choose from."""
+    code = AttentionCode.of(sig, AttentionSchedule(16, 16, 2, 1, "flash"))
+    most = largest_group(code.form, (code.k, code.v))
+    return (1, most) if most > 1 else (1,)
 
 
 def candidates(form: AttentionForm, *, warps: int,
@@ -78,21 +84,24 @@ def registers(form: AttentionForm, s: AttentionSchedule) -> int:
     return cols * 3 // 4 + _round(form.v.size, 16) // 2 + min(cols // 4, 32) + 32
 
 
-def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings: int) -> float:
-    """Microseconds of all tasks, in a model of clocks of one multiprocessor at 1.7 GHz."""
+def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings: int,
+             keys: Keys) -> float:
+    """Microseconds of all tasks."""
     d, dv = _round(form.k.size, 16), _round(form.v.size, 16)
     share = s.warps // (s.bq // 16)
-    chunks = math.ceil(math.ceil(form.n.size / s.chunk) / s.split)
-    keys = chunks * s.chunk
-    products = s.bq * keys * (d + dv) / 1024  # of a fragment: two clocks each, by shared memory
-    lanes = s.bq * keys * 14 / 128
-    load = (s.bq * d + keys * (d + dv)) * 2 / 40
-    barriers = chunks * 60 + (150 + s.bq * dv * share / 64 if share > 1 else 0)
-    waves = math.ceil(form.batch.size * siblings * math.ceil(form.m.size / s.bq) * s.split
-                      / device.sm_count)
-    exchange = 2500 + s.bq * dv * 8 / 20 if s.split > 1 else 0
-    one = max(load + 300, products + lanes) + barriers + s.bq * dv / 128 * 4 + 500 + exchange
-    return (900 + waves * one) / 1700
+    size = s.bq * s.chunk
+    products = size * (d + dv) / 1024  # of a fragment: two clocks each, by shared memory
+    lanes = size * (12 if keys.simple else 18) / 128
+    load = s.chunk * (d + dv) * 2 / LOAD
+    end = s.bq * dv / 128 * 4 + 500 + (150 + s.bq * dv * share / 64 if share > 1 else 0)
+    if s.split > 1:
+        end += 2500 + s.bq * dv * 8 / 20
+
+    def clocks(chunks: Numbers) -> Numbers:
+        first = 300 + s.bq * d * 2 / LOAD
+        return first + chunks * max(load, products + lanes) + chunks * 60 + end
+
+    return total_us(form, s, device, siblings, keys, clocks, 900)
 
 
 def _round(x: int, n: int) -> int:
@@ -140,10 +149,10 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
               shared_bytes_of(form, s))
     emit_range(w, code, pointers, read_only)
     emit_loaders(w, code, pointers, read_only)
-    emit_logit(w, code, pointers, read_only)
+    emit_logits(w, code, pointers, read_only)
     w.line("syncthreads();  // the previous task is done with shared memory")
     w.line("A::Rows rows;")
-    w.line("A::run(smem, rows, m0, first, last, load_q, load_k, load_v, logit);")
+    w.line("A::run(smem, rows, m0, first, last, load_q, load_k, load_v, logits);")
     emit_finish(w, code, pointers, outputs, read_only, workspace, arrivals)
 
 
@@ -164,7 +173,13 @@ def emit_task(w: Writer, code: AttentionCode, head: str, shared: int) -> None:
     w.line(f"static_assert(A::SHARED_BYTES <= {shared}, \"shared memory\");")
     if key_range(code) is None:
         w.line(f"const int m0 = {tile} % {row_tiles} * {s.bq}, b = {tile} / {row_tiles};")
-    elif _fits_l2(form):  # tiles with many keys first, so that the last ones are short
+        w.line("(void)b;")
+        return
+    # Tiles with many keys first, so that the last ones are short.
+    if _fits_l2(form):
+        if s.split == 1:
+            w.line(f"const int turn = snake(task, {code.tasks});")
+            tile = "turn"
         w.line(f"const int m0 = ({row_tiles - 1} - {tile} / {form.batch.size}) * {s.bq}, "
                f"b = {tile} % {form.batch.size};")
     else:
@@ -179,54 +194,6 @@ _L2_BYTES = 32 << 20
 def _fits_l2(form: AttentionForm) -> bool:
     """Whether keys and values of all batch entries stay in L2 while all blocks use them."""
     return form.batch.size * form.n.size * (form.k.size + form.v.size) * 2 <= _L2_BYTES
-
-
-def key_range(code: AttentionCode) -> KeyRange | None:
-    """What the mask says about the keys of a row."""
-    softmax = softmax_of(code.sig.body, code.form)
-    assert softmax is not None
-    return find_key_range(code.sig.body, softmax, code.form.n)
-
-
-def emit_range(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
-               read_only: Sequence[Value]) -> None:
-    """``first``, ``last``: the chunks of this task, those only that some row of the tile sees."""
-    form, s = code.form, code.s
-    found, keys = key_range(code), form.n.size
-    if found is None:
-        first = "split * A::SHARE" if s.split > 1 else "0"
-        last = "min(first + A::SHARE, A::CHUNKS)" if s.split > 1 else "A::CHUNKS"
-        w.line(f"const int first = {first}, last = {last};")
-        return
-    w.line(f"int low = {keys - 1}, high = 0;")
-    with w.block(f"for (int r = lane_id(); r < {s.bq}; r += WARP)"):
-        inside = form.m.size % s.bq == 0
-        w.line("const int m = m0 + r;" if inside
-               else f"const int m = min(m0 + r, {form.m.size - 1});")
-        w.line("(void)m;")
-        em = BodyEmitter(w, code.sig.body, pointers, var_names={form.batch: "b", form.m: "m"},
-                         read_only=read_only)
-        w.line(f"long long begin = 0, end = {keys - 1};")
-        for x in found.bounds:
-            limit = f"(long long)({em.code(x.index)})"
-            if x.value is not None:
-                value = em.emit(x.value, x.at)
-                limit += f" {'+' if x.sign > 0 else '-'} (long long)({value})"
-            w.line(f"end = min(end, {limit});" if x.upper else f"begin = max(begin, {limit});")
-        if found.infinite:
-            w.line("if (begin > end) continue;  // nothing counts: 0 / 0 whatever is read")
-        else:
-            w.line(f"if (begin > end) begin = 0, end = {keys - 1};  // all keys weigh the same")
-        w.line("low = min(low, static_cast<int>(begin)), high = max(high, static_cast<int>(end));")
-    w.line("low = warp_reduce(low, Least());")
-    w.line("high = warp_reduce(high, Most());")
-    w.line(f"const int chunks = high / {s.chunk} + 1 - low / {s.chunk};")
-    if s.split > 1:
-        w.line(f"const int share = (chunks + {s.split - 1}) / {s.split};")
-        w.line(f"const int first = low / {s.chunk} + split * share;")
-        w.line(f"const int last = min(first + share, high / {s.chunk} + 1);")
-    else:
-        w.line(f"const int first = low / {s.chunk}, last = first + chunks;")
 
 
 def emit_loaders(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
@@ -250,7 +217,7 @@ def emit_finish(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
     valid = f"min({s.bq}, {form.m.size} - m0)" if form.m.size % s.bq else str(s.bq)
     exchange = f"{workspace} + tile * A::FLOATS, split, {arrivals} + tile" if s.split > 1 \
         else "nullptr, 0, nullptr"
-    head = (f"A::finish<{lanes}>(smem, rows, {valid}, {exchange}, "
+    head = (f"A::finish<{lanes}>(smem, rows, {valid}, unit, {exchange}, "
             f"[&](int r, int c, const float (&acc)[{lanes}])")
     w.line("constexpr int n0 = 0;")
     with w.block(head, "});"):
@@ -260,33 +227,3 @@ def emit_finish(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
                    names={form.batch: "b"}, read_only=read_only)
 
 
-def emit_logit(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
-               read_only: Sequence[Value]) -> None:
-    """``logit(row of the tile, key, scores)``: the logits of two neighbouring scores.
-
-    Rows and keys outside give what the last ones inside give; nobody reads it.
-    """
-    form, s, body = code.form, code.s, code.sig.body
-    softmax = softmax_of(body, form)
-    assert softmax is not None
-    n = form.n
-    lanes = vector_width(body, [(softmax.logits, softmax.index)], [], n, limit=2)
-    m = "m0 + row" if form.m.size % s.bq == 0 else f"min(m0 + row, {form.m.size - 1})"
-
-    def logits(key: str) -> None:
-        w.line(f"const int m = {m}, n = {key};")
-        w.line("(void)m, (void)n;")
-        em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
-                         var_names={form.batch: "b", form.m: "m", n: "n"}, read_only=read_only)
-        em.bind(form.first.result, softmax.score_index, "dot", vector=lanes > 1)
-        w.line(f"return convert<float>({em.emit(softmax.logits, softmax.index)});")
-
-    head = "const auto logit = [&](int row, int key, const Vec<float, 2>& dot)"
-    if lanes == 2:
-        with w.block(f"{head} -> Vec<float, 2>", "};"):
-            logits("key" if n.size % s.chunk == 0 else f"min(key, {n.size - 2})")
-        return
-    with w.block("const auto logit_of = [&](int row, int key, float dot) -> float", "};"):
-        logits("key" if n.size % s.chunk == 0 else f"min(key, {n.size - 1})")
-    with w.block(f"{head} -> Vec<float, 2>", "};"):
-        w.line("return {logit_of(row, key, dot.x[0]), logit_of(row, key + 1, dot.x[1])};")

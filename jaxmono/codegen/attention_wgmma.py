@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
+from jaxmono.codegen.attention_cost import LOAD, Keys, Numbers, keys_of, total_us
 from jaxmono.codegen.attention_flash import (
     emit_finish,
     emit_loaders,
-    emit_logit,
-    emit_range,
     emit_task,
+    groups,
     out_bytes,
-    softmax_of,
 )
+from jaxmono.codegen.attention_groups import grouped
+from jaxmono.codegen.attention_logits import emit_logits, emit_range, softmax_of
 from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, MAX_SLOTS, ROLES_BYTES
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.writer import Writer
@@ -28,7 +32,7 @@ from jaxmono.fusion.plan import AttentionForm, Device, Sig
 from jaxmono.hlo.ir import Value
 
 _WARPS = CONSUMERS // 32
-_REGISTERS = 216
+_REGISTERS = 200
 """Of a consumer, for scores, probabilities and sums."""
 
 
@@ -42,17 +46,21 @@ def schedule(sig: Sig, device: Device, *, shared_bytes: int,
     assert isinstance(form, AttentionForm)
     if softmax_of(sig.body, form) is None:
         return None
-    fits = list(candidates(sig, shared_bytes=shared_bytes))
-    if not fits:
-        return None
-    return min(((model_us(form, s, device, siblings), s) for s in fits),
-               key=lambda x: (x[0], x[1].split, -x[1].bq, -x[1].stages))
+    found: list[tuple[float, AttentionSchedule]] = []
+    for group in groups(sig):
+        one = grouped(form, group)
+        keys = keys_of(sig.body, one)
+        found += [(model_us(one, s, device, siblings, keys), replace(s, group=group))
+                  for s in candidates(sig, one, shared_bytes=shared_bytes)]
+    return min(found, key=lambda x: (round(x[0], 2), x[1].group, x[1].split, -x[1].bq,
+                                     -x[1].stages), default=None)
 
 
-def candidates(sig: Sig, *, shared_bytes: int) -> Iterator[AttentionSchedule]:
-    """Legal schedules: operands are copied, registers and shared memory suffice."""
-    form = sig.form
-    assert isinstance(form, AttentionForm)
+def candidates(sig: Sig, form: AttentionForm, *, shared_bytes: int) -> Iterator[AttentionSchedule]:
+    """Legal schedules: operands are copied, registers and shared memory suffice.
+
+    ``form``: that of the Sig, or a grouped one.
+    """
     code = AttentionCode.of(sig, AttentionSchedule(64, 128, 2, _WARPS, "wgmma"))
     if any(x.param is None for x in (code.q, code.k, code.v)):
         return
@@ -80,23 +88,30 @@ def candidates(sig: Sig, *, shared_bytes: int) -> Iterator[AttentionSchedule]:
 def registers(form: AttentionForm, s: AttentionSchedule) -> int:
     """Of a consumer thread: scores, probabilities, sums, the rest."""
     cols = s.chunk * s.bq // 128
-    return cols * 3 // 4 + _round(form.v.size) // 2 + 40
+    return cols * 3 // 4 + _round(form.v.size) // 2 + 48
 
 
-def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings: int) -> float:
-    """Microseconds of all tasks, in a model of clocks of one multiprocessor at 1.7 GHz."""
+def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings: int,
+             keys: Keys) -> float:
+    """Microseconds of all tasks: in the middle, products run under exponentials or the other way
+    round; the first product and the last one under nothing."""
     d, dv = _round(form.k.size), _round(form.v.size)
-    chunks = math.ceil(math.ceil(form.n.size / s.chunk) / s.split)
-    keys = chunks * s.chunk
-    products = s.bq * keys * (d + dv) / 2048
-    lanes = s.bq * keys * 14 / 128
-    load = (s.bq * d + keys * (d + dv)) * 2 / 40
-    end = s.bq * dv / 128 * 4 + (250 if s.bq == 64 else 100) + (
-        2500 + s.bq * dv * 8 / 20 if s.split > 1 else 0)
-    waves = math.ceil(form.batch.size * siblings * math.ceil(form.m.size / s.bq) * s.split
-                      / device.sm_count)
-    one = max(load, lanes + products * 0.6 + 150 * chunks) + end
-    return (2000 + waves * one) / 1700
+    size = s.bq * s.chunk
+    cols = s.chunk * s.bq // 128
+    # 1760 multiplications a clock were measured, and 128 bytes a clock come out of shared memory.
+    products = max(size * d / 1760, (64 + cols) * d * 4 / 128) + max(size * dv / 1760,
+                                                                   cols * dv * 4 / 128)
+    lanes = size * (1 if keys.simple else 1.5) / 14 + s.bq * dv / 256 + 200
+    load = s.chunk * (d + dv) * 2 / LOAD
+    end = s.bq * dv / 128 * 4 + (250 if s.bq == 64 else 100)
+    if s.split > 1:
+        end += 2500 + s.bq * dv * 8 / 20
+
+    def clocks(chunks: Numbers) -> Numbers:
+        middle = max(products + 150, lanes + products / 4, load)
+        return np.maximum(chunks - 1, 0) * middle + max(products + lanes, load) + 250 + end
+
+    return total_us(form, s, device, siblings, keys, clocks, 2000)
 
 
 def _round(x: int) -> int:
@@ -131,7 +146,7 @@ def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     """The producers' statements for one task (see `dot_wgmma.emit_load`)."""
     _emit_begin(w, code)
     w.line('hear(&roles->opened, opened, "the grid barrier");')
-    emit_range(w, code, pointers, read_only)
+    emit_range(w, code, pointers, read_only, visible=False)
     emit_loaders(w, code, pointers, read_only)
     w.line("A::produce(smem, roles, at, m0, first, last, load_q, load_k, load_v);")
     w.line("return at;")
@@ -143,8 +158,8 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     """The consumers' statements for one task; in scope: ``task``, ``smem``, ``roles``, ``at``."""
     _emit_begin(w, code)
     emit_range(w, code, pointers, read_only)
-    emit_logit(w, code, pointers, read_only)
+    emit_logits(w, code, pointers, read_only)
     w.line("A::Rows rows;")
-    w.line("A::consume(smem, roles, at, rows, first, last, logit);")
+    w.line("A::consume(smem, roles, at, rows, first, last, logits);")
     emit_finish(w, code, pointers, outputs, read_only, workspace, arrivals)
     w.line("return at;")

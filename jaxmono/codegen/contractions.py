@@ -21,10 +21,15 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import Sig
 
 
+def _room(request: Request) -> int:
+    """Shared memory of a family without producers: another Sig of the kernel may have some."""
+    return request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0)
+
+
 class _Dot:
     def choose(self, sig: Sig, request: Request) -> DotSchedule:
         cost, s = dot.schedule(sig, request.device, warps=request.threads // 32,
-                               shared_bytes=request.shared_bytes, siblings=request.siblings)
+                               shared_bytes=_room(request), siblings=request.siblings)
         if request.wgmma and s.family == "mma":
             code = DotCode.of(sig, s)
             form = code.form
@@ -88,10 +93,11 @@ class _Attention:
         pair = back_to_back.schedule(sig, shared_bytes=shared) if request.wgmma else None
         if pair is not None:
             return pair
-        found = attention_flash.schedule(sig, request.device, warps=warps, shared_bytes=shared,
-                                         siblings=request.siblings)
+        found = attention_flash.schedule(sig, request.device, warps=warps,
+                                         shared_bytes=_room(request), siblings=request.siblings)
         if found is None:
-            return attention.schedule(sig, request.device, warps=warps, shared_bytes=shared)
+            return attention.schedule(sig, request.device, warps=warps,
+                                      shared_bytes=_room(request))
         other = attention_wgmma.schedule(
             sig, request.device, shared_bytes=shared,
             siblings=request.siblings) if request.wgmma else None

@@ -10,7 +10,7 @@ mask all its keys then weigh the same, so all are needed.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,7 +25,8 @@ SMALL = -1e30
 """A mask of at most this is one beside which no ordinary score leaves any weight."""
 
 
-class Bound(NamedTuple):
+@dataclass(frozen=True)
+class Bound:
     """Keys n of a row count only if ``n <= x`` (upper) or ``n >= x``, x = index + sign * value.
 
     ``value``: integers at ``at``, the same for all keys, or None.
@@ -38,11 +39,14 @@ class Bound(NamedTuple):
     sign: int = 1
 
 
-class KeyRange(NamedTuple):
-    """All bounds of a row. ``infinite``: keys outside are masked with -inf."""
+@dataclass(frozen=True)
+class KeyRange:
+    """All bounds of a row. ``infinite``: keys outside are masked with -inf. ``whole``: none inside
+    is masked."""
 
     bounds: tuple[Bound, ...]
     infinite: bool
+    whole: bool
 
 
 def find_key_range(graph: Graph, softmax: Softmax, n: Var) -> KeyRange | None:
@@ -63,7 +67,7 @@ def find_key_range(graph: Graph, softmax: Softmax, n: Var) -> KeyRange | None:
     bounds = [b for term in found if term is not None for b in term]
     if not bounds or (not infinite and None in found):
         return None  # keys inside may be masked too: a row of such needs those outside
-    return KeyRange(tuple(bounds), infinite)
+    return KeyRange(tuple(bounds), infinite, None not in found)
 
 
 class _Find:
@@ -147,7 +151,8 @@ class _Find:
         return any(i.depends_on(self.n) for i in index)
 
 
-class _Linear(NamedTuple):
+@dataclass(frozen=True)
+class _Linear:
     index: Index
     value: Value | None = None
     at: IndexMap = ()

@@ -14,7 +14,7 @@ from contraction_harness import build, check_near, plan_of, smooth
 from harness import run_program
 from test_attention import attend, attention_form, attention_sig, qkv
 
-from jaxmono.codegen import attention_flash, cuda_target, generate
+from jaxmono.codegen import attention_flash, attention_logits, cuda_target, generate
 from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.generate import default_schedule
 from jaxmono.fusion.plan import AttentionForm, Device, Plan
@@ -152,7 +152,7 @@ def test_what_is_not_a_softmax_keeps_its_scores() -> None:
 
     plan = plan_of(fn, Spec((20, 16), BF16), Spec((40, 16), BF16), Spec((40, 16), BF16))
     sig = attention_sig(plan)
-    assert attention_flash.softmax_of(sig.body, attention_form(plan)) is None
+    assert attention_logits.softmax_of(sig.body, attention_form(plan)) is None
     assert "FlashAttention<" not in build(plan).source
 
 

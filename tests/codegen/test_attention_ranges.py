@@ -15,7 +15,7 @@ from harness import run_program
 from test_attention import attention_form, attention_sig, qkv
 
 from jaxmono.codegen.attention import AttentionSchedule
-from jaxmono.codegen.attention_flash import softmax_of
+from jaxmono.codegen.attention_logits import softmax_of
 from jaxmono.fusion.key_range import KeyRange, find_key_range
 from jaxmono.fusion.plan import Plan
 from jaxmono.hlo.interp import evaluate

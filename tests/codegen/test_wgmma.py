@@ -147,7 +147,8 @@ FAULTS = {
         "if (thread_id() < 31) mbarrier_arrive(bar);"
         "else if (warp_id() == 1) mbarrier_wait(bar, 0);",
     "without a wgmma_fence since the kernel's start": "wgmma<bf16, false, false>(d, a, a);",
-    "without a wgmma_fence since its wgmma_wait": "run(a, a); wgmma<bf16, false, false>(d, a, a);",
+    "without a wgmma_fence since its wgmma_commit or wgmma_wait":
+        "run(a, a); wgmma<bf16, false, false>(d, a, a);",
     "ends with a wgmma in flight":
         "wgmma_fence(), wgmma<bf16, false, false>(d, a, a), wgmma_wait<0>();",
     FEWER: "if (warp_id() == 4) run(a, a);",

@@ -41,12 +41,11 @@ struct FlashAttention {
   static constexpr int SHARED_BYTES =
       TILES_AT + (TILES_BYTES > Rows::OUT_BYTES ? TILES_BYTES : Rows::OUT_BYTES);
 
-  // Takes the keys of chunks first .. last into account. logit(row, key, scores): generated code on
-  // two neighbouring scores; row is in the tile.
-  template <class LoadQ, class LoadK, class LoadV, class Logit>
+  // Takes the keys of chunks first .. last into account. logits: `Logits`.
+  template <class LoadQ, class LoadK, class LoadV, class L>
   JM_DEVICE static void run(unsigned char* smem, Rows& rows, int row0, int first, int last,
                             const LoadQ& load_q, const LoadK& load_k, const LoadV& load_v,
-                            const Logit& logit) {
+                            const L& logits) {
     const auto slot = [&](int chunk) { return smem + RING_AT + (chunk - first) % STAGES * SLOT; };
     const auto fetch_k = [&](int chunk) {
       if (chunk >= last) return;
@@ -88,7 +87,9 @@ struct FlashAttention {
       float s[1][NT][4];
       scores(s, q, slot(t));
       uint32_t p[NT / 2][4];
-      rows.template weigh<KEYS, KEYS % BK != 0, (SHARE > 1)>(s[0], p, t * BK + first_col(), logit);
+      rows.template weigh<KEYS, KEYS % BK != 0>(s[0], t * BK + first_col(), logits);
+      if constexpr (SHARE > 1) rows.fade_sums();
+      Rows::pack(p, s[0]);
       if constexpr (STAGES == 1) {
         cp_async_wait<0>();
         syncthreads();
@@ -99,9 +100,9 @@ struct FlashAttention {
   }
 
   template <int LANES, class F>
-  JM_DEVICE static void finish(unsigned char* smem, Rows& rows, int valid, float* workspace,
-                               int split, uint32_t* arrivals, const F& f) {
-    rows.template finish<LANES>(smem, smem + TILES_AT, valid, workspace, split, arrivals, f);
+  JM_DEVICE static void finish(unsigned char* smem, Rows& rows, int valid, float unit,
+                               float* workspace, int split, uint32_t* arrivals, const F& f) {
+    rows.template finish<LANES>(smem, smem + TILES_AT, valid, unit, workspace, split, arrivals, f);
   }
 
  private:

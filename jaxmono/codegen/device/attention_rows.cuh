@@ -31,10 +31,36 @@ JM_DEVICE float flushed_exp2(float x) {
 #endif
 }
 
-// exp(x - max) of a row, where `base` is what softmax_base makes of its maximum.
-JM_DEVICE float softmax_exp(float x, float base) { return flushed_exp2((x - base) * LOG2_E); }
+// 2^(unit (x - max)) of a row, where `base` is what softmax_base makes of its maximum.
+JM_DEVICE float softmax_exp(float x, float base, float unit) {
+  return flushed_exp2((x - base) * unit);
+}
 // -inf - -inf is NaN, but a key that does not count has the weight 0 even before the first that does.
 JM_DEVICE float softmax_base(float max) { return max == minus_infinity() ? 0.0f : max; }
+
+// The logits of a row, as generated code gives them for two neighbouring keys: logit(row, key, scores)
+// for all keys, then mask(row, key, logits) for keys outside low .. high; row is in the tile, and
+// places outside of everything give what the last ones inside give. Weights are 2^(unit (x - max)), so
+// a factor of all scores can be part of `unit`. FACTORS: factor(row, key, weights) gives what is
+// multiplied with the values; the sum is that of the weights.
+template <bool FACTORS_, class Logit, class Mask, class Factor>
+struct Logits {
+  static constexpr bool FACTORS = FACTORS_;
+  float unit;
+  int low, high;
+  const Logit& logit;
+  const Mask& mask;
+  const Factor& factor;
+};
+template <bool FACTORS, class Logit, class Mask, class Factor>
+JM_DEVICE Logits<FACTORS, Logit, Mask, Factor> make_logits(float unit, int low, int high,
+                                                           const Logit& logit, const Mask& mask,
+                                                           const Factor& factor) {
+  return Logits<FACTORS, Logit, Mask, Factor>{unit, low, high, logit, mask, factor};
+}
+
+// Exponents of 2 up to here are rounded by less than 1e-4.
+constexpr float NEAR = 1024.0f;
 
 struct Least {
   JM_DEVICE int operator()(int a, int b) const { return a < b ? a : b; }
@@ -42,6 +68,15 @@ struct Least {
 struct Most {
   JM_DEVICE int operator()(int a, int b) const { return a > b ? a : b; }
 };
+
+// Which of so many tasks, the longest first, is this block's: blocks take turns back and forth, so that
+// who had a long one gets a short one next. Blocks that have a task less begin with the longest.
+JM_DEVICE int snake(int task, int tasks) {
+  const int blocks = num_blocks(), round = task / blocks, at = task % blocks;
+  const int forth = (round + 1) * blocks > tasks ? at : (at + blocks - tasks % blocks) % blocks;
+  const int count = tasks - round * blocks < blocks ? tasks - round * blocks : blocks;
+  return round * blocks + (round % 2 ? count - 1 - forth : forth);
+}
 
 JM_DEVICE float quad_max(float x) {
   x = fmaxf(x, shfl_xor(x, 1));
@@ -82,7 +117,7 @@ struct AttentionRows {
   };
 
   // Of a thread's rows g and g + 8; sums are of its own columns until `finish`.
-  float max[2], sum[2];
+  float max[2], sum[2], fade[2];
   float o[NV][4];
 
   JM_DEVICE void reset() {
@@ -94,44 +129,89 @@ struct AttentionRows {
       for (int e = 0; e < 4; ++e) o[i][e] = 0.0f;
   }
 
-  // Scores of keys key0, key0 + 1... to weights relative to the maximum so far, in the fragments of a
-  // left operand. logit(row, key, scores): generated code on two neighbouring scores; row is in the
-  // tile. KEYS: those from there on do not count. FADES: O may have something in it.
-  template <int KEYS, bool PARTIAL, bool FADES, int NT, class Logit>
-  JM_DEVICE void weigh(float (&s)[NT][4], uint32_t (&p)[NT / 2][4], int key0, const Logit& logit) {
-    const int g = lane_id() / 4, t = lane_id() % 4;
+  // Scores of keys key0, key0 + 1... to weights relative to the maximum so far. O and what follows
+  // from it is that of the maximum before until `fade_sums`. KEYS: those from there on do not count.
+  template <int KEYS, bool PARTIAL, int NT, class L>
+  JM_DEVICE void weigh(float (&s)[NT][4], int key0, const L& logits) {
+    const int g = lane_id() / 4, t = lane_id() % 4, row = first_row() + g;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float most = max[h];
+    for (int j = 0; j < NT; ++j)
 #pragma unroll
-      for (int j = 0; j < NT; ++j) {
-        const int key = key0 + j * 8 + 2 * t;
-        Vec<float, 2> x =
-            logit(first_row() + g + 8 * h, key, Vec<float, 2>{s[j][2 * h], s[j][2 * h + 1]});
-        if constexpr (PARTIAL) {
-          x.x[0] = key < KEYS ? x.x[0] : minus_infinity();
-          x.x[1] = key + 1 < KEYS ? x.x[1] : minus_infinity();
-        }
+      for (int h = 0; h < 2; ++h) {
+        const Vec<float, 2> x = logits.logit(row + 8 * h, key0 + j * 8 + 2 * t,
+                                             Vec<float, 2>{s[j][2 * h], s[j][2 * h + 1]});
         s[j][2 * h] = x.x[0], s[j][2 * h + 1] = x.x[1];
-        most = fmaxf(most, fmaxf(x.x[0], x.x[1]));
       }
-      most = quad_max(most);
-      const float base = softmax_base(most), fade = softmax_exp(max[h], base);
-      max[h] = most;
-      float total = 0.0f;
+    if (key0 < logits.low || key0 + NT * 8 - 1 > logits.high) {  // not all keys for all rows
 #pragma unroll
       for (int j = 0; j < NT; ++j)
 #pragma unroll
-        for (int e = 2 * h; e < 2 * h + 2; ++e) {
-          s[j][e] = softmax_exp(s[j][e], base);
-          total += s[j][e];
+        for (int h = 0; h < 2; ++h) {
+          const int key = key0 + j * 8 + 2 * t;
+          const Vec<float, 2> x =
+              logits.mask(row + 8 * h, key, Vec<float, 2>{s[j][2 * h], s[j][2 * h + 1]});
+          s[j][2 * h] = !PARTIAL || key < KEYS ? x.x[0] : minus_infinity();
+          s[j][2 * h + 1] = !PARTIAL || key + 1 < KEYS ? x.x[1] : minus_infinity();
         }
-      sum[h] = sum[h] * fade + total;
-      if constexpr (FADES) {
-#pragma unroll
-        for (int i = 0; i < NV; ++i) o[i][2 * h] *= fade, o[i][2 * h + 1] *= fade;
-      }
     }
+    float most[2] = {max[0], max[1]}, base[2];
+#pragma unroll
+    for (int j = 0; j < NT; ++j)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) most[h] = fmaxf(most[h], fmaxf(s[j][2 * h], s[j][2 * h + 1]));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      most[h] = quad_max(most[h]);
+      base[h] = softmax_base(most[h]);
+      fade[h] = softmax_exp(max[h], base[h], logits.unit);
+      max[h] = most[h];
+    }
+    const bool near = fabsf(most[0] * logits.unit) <= NEAR && fabsf(most[1] * logits.unit) <= NEAR;
+    if (warp_all(near)) {  // one multiply-add an element; the difference of products is exact enough
+      const float shift[2] = {most[0] * logits.unit, most[1] * logits.unit};
+#pragma unroll
+      for (int j = 0; j < NT; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[j][e] = flushed_exp2(fmaf(s[j][e], logits.unit, -shift[e / 2]));
+    } else {
+#pragma unroll
+      for (int j = 0; j < NT; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[j][e] = softmax_exp(s[j][e], base[e / 2], logits.unit);
+    }
+    float total[4] = {};  // short chains of additions
+#pragma unroll
+    for (int j = 0; j < NT; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) total[e] += s[j][e];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) sum[h] = sum[h] * fade[h] + (total[2 * h] + total[2 * h + 1]);
+    if constexpr (L::FACTORS) {
+#pragma unroll
+      for (int j = 0; j < NT; ++j)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int key = key0 + j * 8 + 2 * t;
+          const Vec<float, 2> x =
+              logits.factor(row + 8 * h, key, Vec<float, 2>{s[j][2 * h], s[j][2 * h + 1]});
+          s[j][2 * h] = !PARTIAL || key < KEYS ? x.x[0] : 0.0f;
+          s[j][2 * h + 1] = !PARTIAL || key + 1 < KEYS ? x.x[1] : 0.0f;
+        }
+    }
+  }
+
+  // O relative to the maximum that `weigh` has found, which rarely is a new one.
+  JM_DEVICE void fade_sums() {
+    if (warp_all(fade[0] == 1.0f && fade[1] == 1.0f)) return;
+#pragma unroll
+    for (int i = 0; i < NV; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) o[i][e] *= fade[e / 2];
+  }
+
+  // Weights in the fragments of a left operand.
+  template <int NT>
+  JM_DEVICE static void pack(uint32_t (&p)[NT / 2][4], const float (&s)[NT][4]) {
 #pragma unroll
     for (int i = 0; i < NT / 2; ++i)
 #pragma unroll
@@ -144,10 +224,10 @@ struct AttentionRows {
 
   // Calls f(r, c, out) for every LANES neighbouring elements of the tile, `valid` rows of it, the
   // threads of a warp on neighbouring columns. stats, to: STATS_BYTES and OUT_BYTES of shared memory.
-  // workspace: of the tile. arrivals: its counter.
+  // unit: as in Logits. workspace: of the tile. arrivals: its counter.
   template <int LANES, class F>
-  JM_DEVICE void finish(unsigned char* stats_at, unsigned char* to, int valid, float* workspace,
-                        int split, uint32_t* arrivals, const F& f) {
+  JM_DEVICE void finish(unsigned char* stats_at, unsigned char* to, int valid, float unit,
+                        float* workspace, int split, uint32_t* arrivals, const F& f) {
     const int g = lane_id() / 4, t = lane_id() % 4;
     sum[0] = quad_sum(sum[0]);
     sum[1] = quad_sum(sum[1]);
@@ -165,8 +245,8 @@ struct AttentionRows {
       scale[h] = 1.0f;
       if constexpr (WARPS_N > 1) {
         const float own = max[h];
-        combine<WARPS_N>(stats + first_row() + g + 8 * h, BQ, max[h], sum[h]);
-        scale[h] = softmax_exp(own, softmax_base(max[h]));
+        combine<WARPS_N>(stats + first_row() + g + 8 * h, BQ, unit, max[h], sum[h]);
+        scale[h] = softmax_exp(own, softmax_base(max[h]), unit);
       }
       if constexpr (SPLIT == 1) scale[h] *= 1.0f / sum[h];
     }
@@ -219,7 +299,7 @@ struct AttentionRows {
       for (int i = split * THREADS + thread_id(); i < valid * PER_ROW; i += SPLIT * THREADS) {
         const int r = i / PER_ROW, c = i % PER_ROW * LANES;
         float x[LANES];
-        gather_parts(x, workspace, r, c);
+        gather_parts(x, workspace, unit, r, c);
         f(r, c, x);
       }
     } else {
@@ -246,14 +326,16 @@ struct AttentionRows {
 
   // Maximum and sum of a row from those of N shares of its keys, `step` apart.
   template <int N>
-  JM_DEVICE static void combine(const Share* shares, int step, float& max, float& sum) {
+  JM_DEVICE static void combine(const Share* shares, int step, float unit, float& max,
+                                float& sum) {
     max = shares[0].max;
 #pragma unroll
     for (int i = 1; i < N; ++i) max = fmaxf(max, shares[i * step].max);
     const float base = softmax_base(max);
     sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum += shares[i * step].sum * softmax_exp(shares[i * step].max, base);
+    for (int i = 0; i < N; ++i)
+      sum += shares[i * step].sum * softmax_exp(shares[i * step].max, base, unit);
   }
 
   // Elements of the tile, added over the warps that share their row.
@@ -273,10 +355,11 @@ struct AttentionRows {
 
   // The same over the blocks that share the tile.
   template <int N>
-  JM_DEVICE static void gather_parts(float (&x)[N], const float* workspace, int r, int c) {
+  JM_DEVICE static void gather_parts(float (&x)[N], const float* workspace, float unit, int r,
+                                     int c) {
     const Share* const stats = reinterpret_cast<const Share*>(workspace + BQ * DVP) + r;
     float max, sum;
-    combine<SPLIT>(stats, PART / 2, max, sum);
+    combine<SPLIT>(stats, PART / 2, unit, max, sum);
     Vec<float, N> part[SPLIT];
 #pragma unroll
     for (int i = 0; i < SPLIT; ++i) part[i] = load<float, N>(workspace + i * PART + r * DVP + c);
@@ -284,7 +367,8 @@ struct AttentionRows {
     for (int e = 0; e < N; ++e) x[e] = 0.0f;
 #pragma unroll
     for (int i = 0; i < SPLIT; ++i) {
-      const float weight = softmax_exp(stats[i * (PART / 2)].max, softmax_base(max)) * (1.0f / sum);
+      const float weight =
+          softmax_exp(stats[i * (PART / 2)].max, softmax_base(max), unit) * (1.0f / sum);
 #pragma unroll
       for (int e = 0; e < N; ++e) x[e] += part[i].x[e] * weight;
     }

@@ -1,10 +1,11 @@
 // Softmax attention by one block on wgmma: producer warps bring Q and then K and V of one chunk of keys
 // after the other; two warpgroups of consumers keep scores and probabilities in registers.
 //
-//   producers: Q; K, V, K, V... into the slots of a ring, tasks ahead of the consumers
-//   consumers: S = Q K^T -> AttentionRows::weigh -> O += P V, P in the registers that S was in
+//   producers: Q; K0, K1, V0, K2, V1... into the slots of a ring, tasks ahead of the consumers
+//   consumers: S1 = Q K1^T and O += P0 V0 are issued together; AttentionRows::weigh makes P1 of S1
+//              while the second runs; S2 = Q K2^T and O += P1 V1...
 //
-// While one warpgroup is busy with exponentials the other one's products run.
+// So products run under a warpgroup's own exponentials and under those of the other one.
 #pragma once
 #include "jaxmono/attention_rows.cuh"
 #include "jaxmono/gemm_wgmma.cuh"
@@ -52,13 +53,18 @@ struct FlashWgmma {
     else TileQ::template fill<PRODUCERS>(smem, thread, 0, row0, load_q);
     at.flip(Q_SLOT);
 #pragma unroll 1
-    for (int t = first; t < last; ++t) {  // where K has landed, so has Q before it
-      mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
-      unsigned char* const k = slot(smem, at.slot);
-      if constexpr (K_D_MAJOR) TileK::template fill<PRODUCERS>(k, thread, t * BK, 0, load_k);
-      else TileK::template fill<PRODUCERS>(k, thread, 0, t * BK, load_k);
-      cp_async_mbarrier_arrive(&roles->full[at.slot]);
-      at.template next<SLOTS>();
+    for (int t = first - 1; t < last; ++t) {
+      if (t + 1 < last) {  // where the first have landed, so has Q before them
+        mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
+        unsigned char* const k = slot(smem, at.slot);
+        if constexpr (K_D_MAJOR)
+          TileK::template fill<PRODUCERS>(k, thread, (t + 1) * BK, 0, load_k);
+        else
+          TileK::template fill<PRODUCERS>(k, thread, 0, (t + 1) * BK, load_k);
+        cp_async_mbarrier_arrive(&roles->full[at.slot]);
+        at.template next<SLOTS>();
+      }
+      if (t < first) continue;
       mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
       unsigned char* const v = slot(smem, at.slot);
       if constexpr (V_KEY_MAJOR) TileV::template fill<PRODUCERS>(v, thread, 0, t * BK, load_v);
@@ -68,55 +74,92 @@ struct FlashWgmma {
     }
   }
 
-  // Consumers: takes the keys of chunks first .. last into account. logit: as in FlashAttention.
-  template <class Logit>
+  // Consumers: takes the keys of chunks first .. last into account. logits: `Logits`.
+  template <class L>
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, Rows& rows, int first,
-                                int last, const Logit& logit) {
+                                int last, const L& logits) {
+    rows.reset();
+    if (first >= last) return;
     const int row = WG_M == 2 ? warp_id() / 4 * 64 : 0, col = Rows::share() * COLS;
     const bool speaks = thread_id() % 128 == 0;
-    rows.reset();
-#pragma unroll 1
-    for (int t = first; t < last; ++t) {
-      float s[NT][4];
+    float s[NT][4];
+    uint32_t p[NT / 2][4];
+    const auto ready = [&] {
       mbarrier_wait(&roles->full[at.slot], at.parity());
       fence_proxy_async();  // cp.async wrote the tiles as ordinary stores do
-      unsigned char* const k = slot(smem, at.slot);
-      wgmma_fence();
-      wgmma<T, !Q_D_MAJOR, !K_D_MAJOR, true>(s, operand_slice<TileQ, Q_D_MAJOR>(smem, row, 0),
-                                             operand_slice<TileK, K_D_MAJOR>(k, col, 0));
-#pragma unroll
-      for (int d = 16; d < DP; d += 16)
-        wgmma<T, !Q_D_MAJOR, !K_D_MAJOR>(s, operand_slice<TileQ, Q_D_MAJOR>(smem, row, d),
-                                         operand_slice<TileK, K_D_MAJOR>(k, col, d));
-      wgmma_commit();
-      wgmma_wait<0>();
-      if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
-      if (speaks && t + 1 == last) mbarrier_arrive(&roles->empty[Q_SLOT]);
-      at.template next<SLOTS>();
-
-      uint32_t p[NT / 2][4];
-      rows.template weigh<KEYS, KEYS % BK != 0, (SHARE > 1)>(s, p, t * BK + col, logit);
-
-      mbarrier_wait(&roles->full[at.slot], at.parity());
-      fence_proxy_async();
-      unsigned char* const v = slot(smem, at.slot);
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < NT / 2; ++i)
-        wgmma_registers<T, !V_KEY_MAJOR>(rows.o, p[i],
-                                         operand_slice<TileV, V_KEY_MAJOR>(v, 0, col + i * 16));
-      wgmma_commit();
-      wgmma_wait<0>();
-      if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
-      at.template next<SLOTS>();
+    };
+    const auto release = [&](int i) {
+      if (speaks) mbarrier_arrive(&roles->empty[i]);
+    };
+    ready();
+    wgmma_fence();
+    scores(s, smem, slot(smem, at.slot), row, col);
+    wgmma_commit();
+    wgmma_wait<0>();
+    release(at.slot);
+    at.template next<SLOTS>();
+    rows.template weigh<KEYS, KEYS % BK != 0>(s, first * BK + col, logits);
+    Rows::pack(p, s);
+    if constexpr (SHARE > 1) {
+#pragma unroll 1
+      for (int t = first + 1; t < last; ++t) {
+        ready();
+        const int k = at.slot;
+        at.template next<SLOTS>();
+        wgmma_fence();
+        scores(s, smem, slot(smem, k), row, col);
+        wgmma_commit();
+        rows.fade_sums();
+        ready();
+        wgmma_fence();
+        accumulate(rows, p, slot(smem, at.slot), col);
+        wgmma_commit();
+        wgmma_wait<1>();
+        wgmma_results(s);
+        release(k);
+        rows.template weigh<KEYS, KEYS % BK != 0>(s, t * BK + col, logits);
+        wgmma_wait<0>();
+        wgmma_results(rows.o);
+        release(at.slot);
+        at.template next<SLOTS>();
+        Rows::pack(p, s);
+      }
+      rows.fade_sums();
     }
+    release(Q_SLOT);
+    ready();
+    wgmma_fence();
+    accumulate(rows, p, slot(smem, at.slot), col);
+    wgmma_commit();
+    wgmma_wait<0>();
+    release(at.slot);
+    at.template next<SLOTS>();
   }
 
   template <int LANES, class F>
-  JM_DEVICE static void finish(unsigned char* smem, Rows& rows, int valid, float* workspace,
-                               int split, uint32_t* arrivals, const F& f) {
-    rows.template finish<LANES>(smem + STATS_AT, smem + OUT_AT, valid, workspace, split, arrivals,
-                                f);
+  JM_DEVICE static void finish(unsigned char* smem, Rows& rows, int valid, float unit,
+                               float* workspace, int split, uint32_t* arrivals, const F& f) {
+    rows.template finish<LANES>(smem + STATS_AT, smem + OUT_AT, valid, unit, workspace, split,
+                                arrivals, f);
+  }
+
+ private:
+  JM_DEVICE static void scores(float (&s)[NT][4], unsigned char* q, unsigned char* k, int row,
+                               int col) {
+    wgmma<T, !Q_D_MAJOR, !K_D_MAJOR, true>(s, operand_slice<TileQ, Q_D_MAJOR>(q, row, 0),
+                                           operand_slice<TileK, K_D_MAJOR>(k, col, 0));
+#pragma unroll
+    for (int d = 16; d < DP; d += 16)
+      wgmma<T, !Q_D_MAJOR, !K_D_MAJOR>(s, operand_slice<TileQ, Q_D_MAJOR>(q, row, d),
+                                       operand_slice<TileK, K_D_MAJOR>(k, col, d));
+  }
+
+  JM_DEVICE static void accumulate(Rows& rows, const uint32_t (&p)[NT / 2][4], unsigned char* v,
+                                   int col) {
+#pragma unroll
+    for (int i = 0; i < NT / 2; ++i)
+      wgmma_registers<T, !V_KEY_MAJOR>(rows.o, p[i],
+                                       operand_slice<TileV, V_KEY_MAJOR>(v, 0, col + i * 16));
   }
 };
 

@@ -38,8 +38,9 @@ struct SwizzledTile {
   JM_DEVICE static void fill(unsigned char* base, int thread, int row0, int col0,
                              const Load& load) {
     if constexpr (PIECES > 8 && THREADS % PIECES != 0) {  // panel by panel: 8 pieces divide THREADS
-#pragma unroll
-      for (int p = 0; p < (COLS + 63) / 64; ++p)
+      constexpr int PANELS = (COLS + 63) / 64;
+#pragma unroll 1  // unrolled, the addresses do not fit the producers' registers
+      for (int p = 0; p < PANELS; ++p)
         columns<THREADS, (COLS - 64 < 0 ? COLS : 64)>(base, thread, row0, col0, p * 64, load);
     } else {
       columns<THREADS, COLS>(base, thread, row0, col0, 0, load);

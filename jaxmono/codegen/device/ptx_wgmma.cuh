@@ -31,6 +31,14 @@ JM_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
+// Behind a wgmma_wait: nothing that reads these accumulators moves in front of it.
+template <int NT>
+JM_DEVICE void wgmma_results(float (&d)[NT][4]) {
+#pragma unroll
+  for (int j = 0; j < NT; ++j)
+    asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
+}
+
 JM_DEVICE uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t stride_bytes) {
   return static_cast<uint64_t>((shared_address(smem) & 0x3ffff) >> 4) |
          static_cast<uint64_t>(lead_bytes >> 4) << 16 |

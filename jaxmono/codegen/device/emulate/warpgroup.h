@@ -181,7 +181,9 @@ void wgmma_fence(void* const*) {
 
 void wgmma_commit(void* const*) {
   Lane& me = self();
-  ++warpgroup_of(me).groups[me.warp_id % 4];
+  Warpgroup& g = warpgroup_of(me);
+  ++g.groups[me.warp_id % 4];
+  g.fenced[me.warp_id % 4] = false;  // stricter than the hardware: registers may be others by now
 }
 
 void wgmma_issue(void* const* args) {
@@ -200,7 +202,7 @@ void wgmma_issue(void* const* args) {
   const int w = me.warp_id % 4;
   if (!g.fenced[w])
     fail("wgmma in warp %d of block %d without a wgmma_fence since %s", me.warp_id, me.block_id,
-         g.issued[w] == 0 ? "the kernel's start" : "its wgmma_wait");
+         g.issued[w] == 0 ? "the kernel's start" : "its wgmma_commit or wgmma_wait");
   if (g.issued[w] == g.issued_by_any) {
     if (!(x.form & WGMMA_A_REGISTERS))
       check_operand(me, x.a, (x.form & WGMMA_A_MN) != 0, WG_ROWS, "a");

@@ -11,6 +11,9 @@
 namespace jaxmono {
 inline void wgmma_fence() { emulate::collective(nullptr, emulate::wgmma_fence, "wgmma_fence"); }
 inline void wgmma_commit() { emulate::collective(nullptr, emulate::wgmma_commit, "wgmma_commit"); }
+template <int NT>
+inline void wgmma_results(float (&)[NT][4]) {}
+
 template <int N>
 inline void wgmma_wait() {
   emulate::WgmmaWait arg = {N, false};

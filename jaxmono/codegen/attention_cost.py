@@ -1,0 +1,105 @@
+"""How long tiles of an attention take that go through their keys once: a model of clocks.
+
+    tile of rows -> the chunks of keys that its mask leaves -> clocks (each family its own)
+    tasks, longest first -> the blocks that run them -> microseconds
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxmono.codegen.attention import AttentionSchedule
+from jaxmono.codegen.attention_logits import softmax_of
+from jaxmono.fusion.indexing import Div, Index, Mod, Var
+from jaxmono.fusion.key_range import find_key_range
+from jaxmono.fusion.plan import AttentionForm, Device
+from jaxmono.fusion.softmax import scaled_scores
+from jaxmono.hlo.ir import Graph
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
+
+CLOCKS_PER_US = 1700
+LOAD = 32
+"""Bytes a clock that a multiprocessor gets out of L2 while all do (measured: 36 in products)."""
+
+
+class Keys(NamedTuple):
+    """What of the keys counts: first and last key of every row, both inclusive."""
+
+    begin: Numbers
+    end: Numbers
+    varied: bool
+    """Whether rows differ; then tasks go longest first, and back and forth over the blocks."""
+    simple: bool
+    """Whether the logits are multiples of the scores, and the probabilities nothing but theirs."""
+
+    def chunks(self, s: AttentionSchedule) -> Numbers:
+        """How many chunks every tile of rows goes through."""
+        rows = self.begin.size
+        edge = (0, -rows % s.bq)
+        begin = np.pad(self.begin, edge, mode="edge").reshape(-1, s.bq).min(1)
+        end = np.pad(self.end, edge, mode="edge").reshape(-1, s.bq).max(1)
+        return np.ceil((end // s.chunk - begin // s.chunk + 1) / s.split)
+
+
+def keys_of(body: Graph, form: AttentionForm) -> Keys:
+    """The keys that rows see, as far as positions tell: lengths in memory may be any."""
+    softmax = softmax_of(body, form)
+    assert softmax is not None
+    found = find_key_range(body, softmax, form.n)
+    rows, last = form.m.size, form.n.size - 1
+    begin, end = np.zeros(rows, np.int64), np.full(rows, last, np.int64)
+    env = {form.m: np.arange(rows)}
+    for x in found.bounds if found is not None else ():
+        if x.value is None and x.index.is_static:
+            limit = _evaluate(x.index, env)
+            begin, end = (begin, np.minimum(end, limit)) if x.upper \
+                else (np.maximum(begin, limit), end)
+    empty = begin > end
+    begin, end = np.where(empty, 0, begin), np.where(empty, last, end)
+    simple = not softmax.factors and scaled_scores(
+        body, form.first, softmax, form.n) is not None
+    return Keys(begin, end, found is not None, simple)
+
+
+def total_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings: int, keys: Keys,
+             clocks: Callable[[Numbers], Numbers], start: float) -> float:
+    """Microseconds of all tasks. ``clocks``: by a tile's chunks; ``start``: of a block."""
+    each = clocks(keys.chunks(s))
+    copies = form.batch.size * siblings * s.split
+    tasks, blocks = each.size * copies, device.sm_count
+    if tasks <= blocks:
+        return (start + float(each.max())) / CLOCKS_PER_US
+    if np.ptp(each) == 0:
+        return (start + math.ceil(tasks / blocks) * float(each[0])) / CLOCKS_PER_US
+    if tasks > 32 * blocks:
+        return (start + float(each.sum()) * copies / blocks + float(each.max()) / 2) / CLOCKS_PER_US
+    ordered = np.repeat(np.sort(each)[::-1], copies)
+    task = np.arange(tasks)
+    loads = np.bincount(task % blocks, ordered[snake(task, tasks, blocks)], blocks)
+    return (start + float(loads.max())) / CLOCKS_PER_US
+
+
+def snake(task: Numbers, tasks: int, blocks: int) -> Numbers:
+    """`snake` of device/attention_rows.cuh."""
+    rounds, at = task // blocks, task % blocks
+    extra = tasks % blocks
+    forth = np.where(rounds * blocks + blocks > tasks, at, (at + blocks - extra) % blocks)
+    count = np.minimum(blocks, tasks - rounds * blocks)
+    return rounds * blocks + np.where(rounds % 2, count - 1 - forth, forth)
+
+
+def _evaluate(index: Index, env: dict[Var, Numbers]) -> Numbers:
+    total: Any = index.const
+    for atom, factor in index.terms:
+        if isinstance(atom, (Div, Mod)):
+            x = _evaluate(atom.x, env)
+            value: Any = x // atom.d if isinstance(atom, Div) else x % atom.d
+        else:
+            value = env.get(atom, 0) if isinstance(atom, Var) else 0
+        total = total + value * factor
+    return np.asarray(total)
