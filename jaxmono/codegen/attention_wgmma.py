@@ -32,8 +32,8 @@ from jaxmono.fusion.plan import AttentionForm, Device, Sig
 from jaxmono.hlo.ir import Value
 
 _WARPS = CONSUMERS // 32
-_REGISTERS = 200
-"""Of a consumer, for scores, probabilities and sums."""
+_REGISTERS = 190
+"""Of a consumer (200), for scores, probabilities and sums: heads of 256 go to the other family."""
 
 
 # ---- schedule ----------------------------------------------------------------------------------
