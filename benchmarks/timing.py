@@ -55,7 +55,8 @@ class Times:
         distribution), relative to it; infinite for fewer than 6 rounds."""
         ratios = sorted(a / b for a, b in zip(self.rounds, other.rounds, strict=True))
         n = len(ratios)
-        outside, rank = 2.0 * 0.5**n, 0  # probability that the median is none of [rank, n - 1 - rank]
+        # The probability that the median is not between the values of these ranks.
+        outside, rank = 2.0 * 0.5**n, 0
         if outside > _RISK:
             return math.inf
         while (more := outside + 2.0 * math.comb(n, rank + 1) * 0.5**n) <= _RISK:
@@ -117,8 +118,8 @@ def pipelined(systems: Mapping[Key, Running], *, seconds: float, rounds: int, ca
 
 def _certain(taken: Mapping[Any, list[float]], rounds: int) -> float:
     """The largest uncertainty of a ratio to the first of those that made it this far."""
-    first, *others = (Times(tuple(v)) for v in taken.values() if len(v) == rounds) or (None,)
-    return max((other.uncertainty(first) for other in others), default=math.inf)
+    times = [Times(tuple(v)) for v in taken.values() if len(v) == rounds]
+    return max((other.uncertainty(times[0]) for other in times[1:]), default=math.inf)
 
 
 def latency(systems: Mapping[Key, Running], *, seconds: float, calls: int = 200,

@@ -99,11 +99,14 @@ def device_times(asked: Mapping[Key, Asked], failures: timing.Failures,
     Returns:
       Times, or why there are none: no GPU, no permission to trace it, a trace without sense.
     """
+    together: list[DeviceTimes] = []
     if len(asked) > 1:
         try:
-            return dict(zip(asked, _session(list(asked.values())), strict=True))
-        except Exception:  # which one it was, and why, is found out below
-            pass
+            together = _session(list(asked.values()))
+        except Exception:
+            together = []  # which one it was, and why, is found out below
+    if together:
+        return dict(zip(asked, together, strict=True))
     out: dict[Key, DeviceTimes | NoDeviceTrace] = {}
     for key, one in asked.items():
         try:

@@ -28,6 +28,7 @@ from benchmarks.floor import floor_of
 from benchmarks.machine import Speed
 from benchmarks.measure import Settings, measure
 from benchmarks.peers import NoPeer
+from benchmarks.phases import Phases
 from benchmarks.results import Folder, default_folder
 from benchmarks.row import Row
 from benchmarks.running import Facts
@@ -253,6 +254,42 @@ def test_a_trace_that_does_not_divide_gives_the_mean_and_says_so() -> None:
     assert trace.split(mixed, 2).note
 
 
+def test_programs_of_one_session_are_told_apart_by_their_pauses() -> None:
+    def later(found: list[trace.Event], ns: float) -> list[trace.Event]:
+        return [trace.Event(e.name, e.start + ns, e.end + ns) for e in found]
+
+    two = [*events(3), *later(events(2, kernels=("c",)), 200e6)]
+    first, second = trace.parts(two, 2)
+    assert first == events(3) and [e.name for e in trace.without_delay(second)[1]] == ["c", "c"]
+    assert trace.parts(two[:5], 1) == [two[:5]]
+    for programs in (2, 3):
+        with pytest.raises(trace.NoDeviceTrace, match="not two for each"):
+            trace.parts([*two, trace.Event("late", 900e6, 901e6)], programs)
+
+
+@pytest.mark.parametrize("dies_at", [10**9, 4])
+def test_a_session_that_fails_is_taken_apart(monkeypatch: pytest.MonkeyPatch, dies_at: int) -> None:
+    """Of two programs together there is no trace, and one may fail in its calls."""
+    sizes: list[int] = []
+
+    def session(asked: Any) -> Any:
+        sizes.append(len(asked))
+        if len(asked) > 1:
+            raise trace.NoDeviceTrace("three parts")
+        for one in asked:
+            for _ in range(3):
+                one.running.start()
+        return [trace.DeviceTimes(one.us, 1, 1, 0, {}) for one in asked]
+
+    monkeypatch.setattr(trace, "_session", session)
+    asked = {"a": trace.Asked(Sleeper(1), 5.0), "b": trace.Asked(Sleeper(1, dies_at=dies_at), 6.0)}
+    asked["b"].running.start()
+    failures = timing.Failures()
+    found = trace.device_times(asked, failures)
+    assert sizes == [2, 1, 1] and found["a"].span_us == 5.0
+    assert ("b" in found) is (dies_at > 4) and ("b" in failures.reasons) is (dies_at == 4)
+
+
 @pytest.mark.parametrize("broken", [
     events(0), [e for e in events(3) if e.start != 0],
     [trace.Event("sleep", 0, 20e6), trace.Event("other", 60e6, 80e6), *events(3)[2:]],
@@ -335,8 +372,63 @@ def test_times_are_taken_in_turns_and_a_failure_costs_one_system() -> None:
         timing.pipelined({"c": Sleeper(1, dies_at=1)}, seconds=1, rounds=2, calls=1)
 
 
+def test_rounds_end_when_the_ratios_are_known() -> None:
+    steady = timing.Times((2.0,) * 7)
+    assert steady.uncertainty(timing.Times((1.0,) * 7)) == 0
+    assert timing.Times((2.0,) * 5).uncertainty(timing.Times((1.0,) * 5)) == math.inf
+    # Of 15 values the 4th to the 12th hold the median with 96 %, of 7 none but all do.
+    one = timing.Times((1.0,) * 15)
+    spread = timing.Times(tuple(1.0 + 0.01 * k for k in range(15)))
+    assert spread.uncertainty(one) == pytest.approx(0.04 / 1.07)
+    assert timing.Times(spread.rounds[:7]).uncertainty(
+        timing.Times(one.rounds[:7])) == pytest.approx(0.03 / 1.03)
+    rounds = timing.pipelined({"a": Sleeper(2), "b": Sleeper(4)}, seconds=0.05, rounds=12, calls=1,
+                              enough=1.0)
+    assert len(rounds["a"].rounds) == 7 == len(rounds["b"].rounds)
+
+
+def test_phases_count_for_themselves_alone() -> None:
+    phases = Phases()
+    with phases.phase("outer"):
+        time.sleep(0.02)
+        with pytest.raises(ValueError), phases.phase("inner"):
+            time.sleep(0.04)
+            raise ValueError
+    assert 0.02 <= phases.seconds["outer"] < 0.04 <= phases.seconds["inner"]
+    told = phases.to_json()
+    assert list(told) == ["outer", "inner", "other", "total"]
+    assert told["total"] == pytest.approx(sum(v for k, v in told.items() if k != "total"), abs=0.02)
+    phases.seconds = {"xla": 3.21, "short": 0.01}
+    assert "(xla 3.2" in str(phases) and "short" not in str(phases)
+
+
+def test_a_models_weights_are_made_once_for_all_batches() -> None:
+    made: list[int] = []
+
+    def noted(request: Request) -> Program:
+        def state() -> Any:
+            made.append(request.batch)
+            return jnp.asarray(0.5, request.jax_dtype)
+
+        return dataclasses.replace(counting(request), state=state)
+
+    model = Workload("noted", "noted", "transformer", noted)
+    micro = dataclasses.replace(model, family="micro")
+    states = [data.make(Case(model, batch, "f32"), sets=2).states[0] for batch in (1, 2)]
+    assert made == [1] and states[0][0] is states[1][0]
+    data.make(Case(model, 1, "bf16"), sets=2)
+    data.make(Case(model, 1, "f32"), sets=2)  # no more than the last ones are kept
+    assert made == [1, 1, 1]
+    for batch in (1, 2):
+        data.make(Case(micro, batch, "f32"), sets=2)
+    assert made[3:] == [1, 2]
+
+
 def test_calls_that_wait_fit_the_queues() -> None:
     assert timing.ahead(500, 1)[0] == 24 and timing.ahead(500, 300)[0] == 3
+    assert timing.ahead(30e3, 1)[0] == 5  # slow ones need few
+    assert timing.ahead(4e3, 1, issuing=300)[1] < timing.ahead(4e3, 1)[1] / 5
+    assert timing.ahead(500, 1, issuing=1e6) == timing.ahead(500, 1)
     calls, milliseconds = timing.ahead(500, 1)
     assert milliseconds >= calls * 0.5
     assert timing.ahead(1e6, 1)[1] <= 250
@@ -387,10 +479,11 @@ SYSTEMS = (("xla", None), ("torch_compile", None), ("jaxmono", "layer"),
            ("jaxmono", "monolithic"))
 
 
-def rows(name: str, **settings: Any) -> list[Row]:
+def rows(name: str, *, phases: Phases | None = None, **settings: Any) -> list[Row]:
     workload = {"counting": COUNTING,
                 "broken": dataclasses.replace(COUNTING, build=_broken)}[name]
-    return list(measure(Case(workload, 2, "f32"), Settings(SYSTEMS, commit="abc", **settings)))
+    return list(measure(Case(workload, 2, "f32"), Settings(SYSTEMS, commit="abc", **settings),
+                        phases))
 
 
 def test_every_system_has_a_row_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,12 +504,19 @@ def test_every_system_has_a_row_whatever_happens(monkeypatch: pytest.MonkeyPatch
 
 
 def test_times_end_up_in_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    spans = iter((100.0, 50.0))
-    monkeypatch.setattr(trace, "device_times", lambda running, us, kernels: trace.DeviceTimes(
-        next(spans), 40.0, 7, 1, {"k": 40.0}))
+    def device_times(asked: Any, failures: Any) -> Any:
+        return {key: trace.DeviceTimes(us, 40.0, 7, 1, {"k": 40.0})
+                for key, us in zip(asked, (100.0, 50.0), strict=True)}
+
+    monkeypatch.setattr(trace, "device_times", device_times)
     monkeypatch.setattr(load, "cores", lambda: 2)
     speed = Speed(1e12, {"f32": 1e12})
-    found = rows("counting", speed=speed, rounds=3, seconds=0.02, profile=True, cpu_loads=(0.5,))
+    phases = Phases()
+    found = rows("counting", phases=phases, speed=speed, rounds=3, seconds=0.02, profile=True,
+                 cpu_loads=(0.5,))
+    assert list(phases.seconds) == ["data", "reference", "xla", "torch_compile", "jaxmono",
+                                    "pipelined", "latency", "queued", "trace", "load", "errors",
+                                    "close"]
     xla, mono = found[0], found[3]
     assert xla.ratio_to_xla == 1 and xla.device_ratio_to_xla == 1 and xla.device_us == 100
     assert mono.device_ratio_to_xla == 0.5 and mono.kernels == 7 and mono.copies == 1
