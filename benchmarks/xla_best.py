@@ -8,6 +8,7 @@ the host's dispatch may have made equal, the one that occupies the device least.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +66,9 @@ class Choices:
         self._path = path
         self._known: dict[str, Any] = {}
         if path is not None and path.exists():
-            self._known = json.loads(path.read_text(encoding="utf-8"))
+            with open(path, encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                self._known = json.loads(file.read() or "{}")
 
     def get(self, data: Data) -> Variant | None:
         """What was chosen for a case under this version of JAX."""
@@ -76,8 +79,14 @@ class Choices:
     def put(self, data: Data, chosen: Variant) -> None:
         """Remembers it."""
         self._known[self._key(data)] = {"flags": chosen.flags, "attention": chosen.attention}
-        if self._path is not None:
-            self._path.write_text(json.dumps(self._known, indent=1), encoding="utf-8")
+        if self._path is None:
+            return
+        with open(self._path, "a+", encoding="utf-8") as file:  # other processes add theirs
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            self._known = {**json.loads(file.read() or "{}"), **self._known}
+            file.truncate(0)
+            file.write(json.dumps(self._known, indent=1))
 
     @staticmethod
     def _key(data: Data) -> str:
