@@ -96,7 +96,8 @@ def measure(case: Case, settings: Settings, phases: Phases | None = None) -> Ite
             for key in settings.systems}
     found = _Found()
     try:
-        shape = case.program().shape
+        with phases.phase("data"):
+            shape = case.program().shape
         base = {key: replace(row, shape=shape) for key, row in base.items()}
         _run(case, settings, found, phases)
     except Exception as error:  # out of memory, a missing package: no system can run it

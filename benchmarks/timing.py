@@ -98,6 +98,7 @@ def pipelined(systems: Mapping[Key, Running], *, seconds: float, rounds: int, ca
     """
     taken: dict[Key, list[float]] = {key: [] for key in systems}
     counts: dict[Key, int] = dict.fromkeys(systems, 1)
+    turn = 0
     with _quiet():
         for turn in range(rounds + 1):
             for key, running in systems.items():
