@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -27,6 +27,9 @@ L2_BYTES = 60_000_000
 
 SETS = 4
 _MOST_SETS = 256
+UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+"""XLA's options for a program that has to be right, not fast: library calls as they come."""
+
 _KEY = 11
 
 
@@ -65,6 +68,7 @@ class Data:
       states: equal copies of the weights; mostly one.
       carry: the first one; copy it before donating.
       inputs: of one call each, all different.
+      kept: what the systems of this case share, by name; freed with the data.
     """
 
     case: Case
@@ -73,6 +77,7 @@ class Data:
     carry: Any
     inputs: list[tuple[jax.Array, ...]]
     trees: tuple[Any, Any]
+    kept: dict[str, Any] = field(default_factory=dict)
 
     def flat(self, program: Program) -> Program:
         """The same of another program of this case."""
@@ -91,7 +96,7 @@ def make(case: Case, *, sets: int | None = None) -> Data:
       sets: of inputs; by default as many as the rule above asks for.
     """
     program = case.program()
-    state, state_tree = _leaves(program.state())
+    state, state_tree = _state(case, program)
     carry, carry_tree = _leaves(jax.tree.map(jnp.asarray, program.carry(
         jax.random.key(_KEY + 2))))
     first = program.inputs(jax.random.key(_KEY))
@@ -105,6 +110,24 @@ def make(case: Case, *, sets: int | None = None) -> Data:
     jax.block_until_ready((states, carry, inputs))
     return Data(case, _flat(program, state_tree, carry_tree), states, carry, inputs,
                 (state_tree, carry_tree))
+
+
+_last: dict[Case, tuple[tuple[Any, ...], Any]] = {}
+"""The weights of the last case (as of batch 1); one entry at most."""
+
+
+def _state(case: Case, program: Program) -> tuple[tuple[Any, ...], Any]:
+    """The weights' leaves and structure. A model's are the same at every batch, and the next case
+    mostly is the same model: drawing them, op by op and leaf by leaf, takes seconds. The programs
+    take them as arguments that are not donated. A micro-graph's depend on its batch."""
+    if case.workload.family == "micro":
+        _last.clear()
+        return _leaves(program.state())
+    key = dataclasses.replace(case, batch=1)
+    if key not in _last:
+        _last.clear()  # before the next ones are made: both may not fit
+        _last[key] = _leaves(program.state())
+    return _last[key]
 
 
 def _leaves(tree: Any) -> tuple[tuple[Any, ...], Any]:
@@ -145,17 +168,38 @@ def reference(data: Data, *, sets: int) -> list[tuple[Any, Any]]:
     # The structures of the two programs tell dtypes apart in nothing but their leaves.
     wide = data.flat(data.case.program(dtype="f32"))
     state, carry = upcast(data.states[0]), upcast(data.carry)
+    arguments = [upcast(inputs) for inputs in data.inputs[:sets]]
     with jax.default_matmul_precision("highest"):
-        step = jax.jit(wide.step)
-        return [step(state, carry, *upcast(inputs)) for inputs in data.inputs[:sets]]
+        step = _untuned(jax.jit(wide.step), state, carry, *arguments[0])
+        return [step(state, carry, *inputs) for inputs in arguments]
 
 
+def _untuned(step: Any, *arguments: Any) -> Any:
+    """The step compiled without trying algorithms: right results of a few calls are all that is
+    asked of it, and tuning f32 products of full precision takes longer than compiling the rest.
+    Where XLA cannot do without (for a convolution, say), it is tuned."""
+    if jax.default_backend() == "cpu":
+        return step
+    lowered = step.lower(*arguments)
+    try:
+        compiled = lowered.compile(compiler_options=UNTUNED)
+        jax.block_until_ready(compiled(*arguments))
+    except Exception:
+        return lowered.compile()
+    return compiled
+
+
+# One program for a tree: op by op, every shape among its leaves is compiled for itself.
+
+
+@jax.jit
 def upcast(tree: Any) -> Any:
     """Floating leaves as f32."""
     return jax.tree.map(lambda a: a.astype(jnp.float32)
                         if jnp.issubdtype(a.dtype, jnp.floating) else a, tree)
 
 
+@jax.jit
 def copied(tree: Any) -> Any:
     """A copy that may be donated."""
     return jax.tree.map(jnp.copy, tree)

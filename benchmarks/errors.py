@@ -12,6 +12,7 @@ allows for another rounding where XLA happens to be exact.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,16 +105,20 @@ def errors(function: Callable[..., Any], data: Data, wanted: Sequence[tuple[Any,
 
 def poison(like: Any) -> None:
     """Leaves NaN in the memory that results are likely to be put into."""
-    made = [jnp.full(a.shape, jnp.nan, jnp.float32) for a in jax.tree.leaves(like)
-            if not _is_key(a)]
+    made = _nan(tuple(a.shape for a in jax.tree.leaves(like) if not _is_key(a)))
     jax.block_until_ready(made)
     for a in made:
         a.delete()
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _nan(shapes: tuple[tuple[int, ...], ...]) -> list[jax.Array]:
+    return [jnp.full(shape, jnp.nan, jnp.float32) for shape in shapes]
+
+
 def distance(mine: Any, reference: Any) -> float:
     """The error of one array."""
-    return _one(jnp.asarray(mine), jnp.asarray(reference)).total().error
+    return _sums([jnp.asarray(mine)], [jnp.asarray(reference)])[0].total().error
 
 
 @dataclass(frozen=True)
@@ -141,34 +146,49 @@ def _compared(got: Any, wanted: Any) -> list[_Sum]:
     if len(mine) != len(reference):
         raise ValueError(f"{len(mine)} arrays of results, but the f32 program has "
                          f"{len(reference)}")
-    return [_one(a, b) for a, b in zip(mine, reference, strict=True)]
+    return _sums(mine, reference)
 
 
 def _is_key(a: Any) -> bool:
     return jnp.issubdtype(a.dtype, jax.dtypes.prng_key)
 
 
-def _one(mine: Any, reference: Any) -> _Sum:
-    if _is_key(mine):
-        mine, reference = jax.random.key_data(mine), jax.random.key_data(reference)
-    if mine.shape != reference.shape:
-        raise ValueError(f"shape {mine.shape} of a result, but {reference.shape} in f32")
+def _sums(mine: Sequence[Any], reference: Sequence[Any]) -> list[_Sum]:
+    """Of every pair of arrays; those of numbers in one program, which takes one compilation."""
+    pairs = [tuple(jax.random.key_data(a) if _is_key(a) else a for a in pair)
+             for pair in zip(mine, reference, strict=True)]
+    for x, y in pairs:
+        if x.shape != y.shape:
+            raise ValueError(f"shape {x.shape} of a result, but {y.shape} in f32")
+    inexact = [bool(x.size) and jnp.issubdtype(x.dtype, jnp.inexact) for x, _ in pairs]
+    squares = iter(jax.device_get(_squares([p for p, yes in zip(pairs, inexact, strict=True)
+                                            if yes])))
+    return [_of_numbers(next(squares), x.size) if yes else _of_ids(x, y)
+            for (x, y), yes in zip(pairs, inexact, strict=True)]
+
+
+def _of_ids(mine: Any, reference: Any) -> _Sum:
     if not mine.size:
         return _Sum(0.0, 0.0, 0)
-    if not jnp.issubdtype(mine.dtype, jnp.inexact):
-        off = int(np.sum(np.asarray(mine) != np.asarray(reference)))
-        return _Sum(float(off), float(mine.size), mine.size, ids=True)
-    off, whole, scale, finite = (np.asarray(v) for v in _squares(mine, reference))
+    off = int(np.sum(np.asarray(mine) != np.asarray(reference)))
+    return _Sum(float(off), float(mine.size), mine.size, ids=True)
+
+
+def _of_numbers(found: Any, size: int) -> _Sum:
+    off, whole, scale, finite = found
     if not finite:
-        return _Sum(math.inf, 0.0, mine.size)
-    return _Sum(float(off) * float(scale) ** 2, float(whole) * float(scale) ** 2, mine.size)
+        return _Sum(math.inf, 0.0, size)
+    return _Sum(float(off) * float(scale) ** 2, float(whole) * float(scale) ** 2, size)
 
 
 @jax.jit
-def _squares(mine: jax.Array, reference: jax.Array) -> Any:
+def _squares(pairs: Sequence[tuple[jax.Array, jax.Array]]) -> list[Any]:
     """On the device: a training step's results are gigabytes. Scaled, so that squares fit f32."""
-    x, y = mine.astype(jnp.float32), reference.astype(jnp.float32)
-    finite = jnp.isfinite(x).all()
-    scale = jnp.maximum(jnp.max(jnp.abs(y)), 1e-30)
-    off, whole = (x - y) / scale, y / scale
-    return jnp.sum(off * off), jnp.sum(whole * whole), scale, finite
+    out = []
+    for mine, reference in pairs:
+        x, y = mine.astype(jnp.float32), reference.astype(jnp.float32)
+        finite = jnp.isfinite(x).all()
+        scale = jnp.maximum(jnp.max(jnp.abs(y)), 1e-30)
+        off, whole = (x - y) / scale, y / scale
+        out.append((jnp.sum(off * off), jnp.sum(whole * whole), scale, finite))
+    return out

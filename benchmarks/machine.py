@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import os
 import platform
 import statistics
 import subprocess
@@ -72,6 +73,17 @@ def dispatch_us(arguments: int) -> float:
     return _seconds(function, *args) * 1e6
 
 
+def gpus() -> list[str]:
+    """The GPUs that CUDA programs started from here see, as CUDA_VISIBLE_DEVICES names them.
+
+    Asks the driver's own program: a process that has GPUs open should measure on one."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip()]
+    return [line.strip() for line in _outputs("nvidia-smi", "--query-gpu=index",
+                                              "--format=csv,noheader") if line.strip()]
+
+
 def header(commit: str | None, flags: Sequence[str], nvml: Nvml) -> dict[str, Any]:
     """Everything about a run that its rows do not say."""
     device = jax.devices()[0]
@@ -108,8 +120,13 @@ def _version(package: str) -> str | None:
 
 def _output(*command: str) -> str | None:
     """First line that a program prints, or None if it cannot be run or prints nothing."""
+    return (_outputs(*command) or [""])[0].strip() or None
+
+
+def _outputs(*command: str) -> list[str]:
+    """The lines that a program prints; none if it cannot be run."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
-        return None
-    return (done.stdout.splitlines() or [""])[0].strip() or None
+        return []
+    return done.stdout.splitlines()

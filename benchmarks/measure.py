@@ -14,13 +14,14 @@ from benchmarks import errors, load, timing, trace
 from benchmarks.data import Case, Data
 from benchmarks.floor import Floor, floor_of
 from benchmarks.machine import Speed
+from benchmarks.phases import Phases
 from benchmarks.row import Row
 from benchmarks.running import Facts, Running
 from benchmarks.systems_jax import JaxRunning, compile_jaxmono, compile_xla
 from benchmarks.throttle import Nvml
 from benchmarks.timing import Failures, Times
 from benchmarks.torch_side import prepare as prepare_torch
-from benchmarks.xla_best import DEFAULT, Choices
+from benchmarks.xla_best import DEFAULT, XLA_DEFAULT, Choices
 from benchmarks.xla_best import prepare as prepare_xla
 
 Key: TypeAlias = tuple[str, str | None]
@@ -28,6 +29,8 @@ Key: TypeAlias = tuple[str, str | None]
 
 XLA: Key = ("xla", None)
 _WARM_UP = 3
+_ENOUGH = 0.01
+"""Of the ratio to XLA: rounds end when it is known that well, with 95 % confidence."""
 _COMPARED_SETS = 4
 
 
@@ -82,19 +85,26 @@ class _Found:
             self.notes.setdefault(key, []).append(text)
 
 
-def measure(case: Case, settings: Settings) -> Iterator[Row]:
-    """One row for every system, whatever happens to it; then those under load on the CPUs."""
+def measure(case: Case, settings: Settings, phases: Phases | None = None) -> Iterator[Row]:
+    """One row for every system, whatever happens to it; then those under load on the CPUs.
+
+    Args:
+      phases: told where the time goes.
+    """
+    phases = phases or Phases()
     base = {key: Row(case.workload.name, case.batch, "", case.dtype, *key, commit=settings.commit)
             for key in settings.systems}
     found = _Found()
     try:
-        shape = case.program().shape
+        with phases.phase("data"):
+            shape = case.program().shape
         base = {key: replace(row, shape=shape) for key, row in base.items()}
-        _run(case, settings, found)
+        _run(case, settings, found, phases)
     except Exception as error:  # out of memory, a missing package: no system can run it
         for key in base:
             found.failures.reasons.setdefault(key, timing.reason(error))
-    gc.collect()
+    with phases.phase("close"):
+        gc.collect()
     for row in base.values():
         yield _row(row, found, settings, case)
     for share in settings.cpu_loads if settings.speed else ():
@@ -102,24 +112,34 @@ def measure(case: Case, settings: Settings) -> Iterator[Row]:
             yield _loaded(row, share, found)
 
 
-def _run(case: Case, settings: Settings, found: _Found) -> None:
+def _run(case: Case, settings: Settings, found: _Found, phases: Phases) -> None:
     """Everything that needs the case's data, which is freed with it."""
-    data = datas.make(case)
+    with phases.phase("data"):
+        data = datas.make(case)
     running: dict[Key, Running] = {}
     try:
-        wanted = _reference(data, found, settings)
+        with phases.phase("reference"):
+            wanted = _reference(data, found, settings)
         for key in settings.systems:
-            made = found.failures.guard(key, lambda k=key: _prepare(k, data, settings))
+            with phases.phase(key[0]):
+                made = found.failures.guard(key, lambda k=key: _prepare(k, data, settings, phases))
             if made is not None:
                 running[key] = made
                 found.facts[key] = made.facts
-        _time(running, found, settings)
-        _compare(running, data, wanted, found)
+        if settings.speed is not None:
+            _time(running, found, settings, phases)
+        with phases.phase("errors"):
+            _compare(running, data, wanted, found)
     finally:
-        closing = Failures()
-        for key, made in running.items():
-            closing.guard(key, made.close)
-            found.note(key, closing.reasons.get(key, ""))
+        with phases.phase("close"):
+            _close(running, found)
+
+
+def _close(running: dict[Key, Running], found: _Found) -> None:
+    closing = Failures()
+    for key, made in running.items():
+        closing.guard(key, made.close)
+        found.note(key, closing.reasons.get(key, ""))
 
 
 def _reference(data: Data, found: _Found, settings: Settings) -> Sequence[tuple[Any, Any]]:
@@ -139,12 +159,12 @@ def _reference(data: Data, found: _Found, settings: Settings) -> Sequence[tuple[
     return wanted or ()
 
 
-def _prepare(key: Key, data: Data, settings: Settings) -> Running:
+def _prepare(key: Key, data: Data, settings: Settings, phases: Phases) -> Running:
     """Compiles and warms up one system."""
     system, mode = key
     running: Running
     if system == "xla":
-        running = prepare_xla(data, settings.choices, search=settings.search)
+        running = prepare_xla(data, settings.choices, search=settings.search, phases=phases)
     elif system == "jaxmono":
         compiled, facts = compile_jaxmono(data.program.step, data, mode or "auto",
                                           interpret=settings.interpret)
@@ -156,37 +176,48 @@ def _prepare(key: Key, data: Data, settings: Settings) -> Running:
     return running
 
 
-def _time(running: dict[Key, Running], found: _Found, settings: Settings) -> None:
+def _time(running: dict[Key, Running], found: _Found, settings: Settings, phases: Phases) -> None:
     """All times; failed systems leave ``running`` untouched but have a reason."""
-    if settings.speed is None:
-        return
     nvml, failures = settings.nvml, found.failures
     before = nvml.reasons()
-    found.pipelined = timing.pipelined(running, seconds=settings.seconds / 2,
-                                       rounds=settings.rounds, calls=settings.calls,
-                                       failures=failures)
+    with phases.phase("pipelined"):
+        found.pipelined = timing.pipelined(running, seconds=settings.seconds / 2,
+                                           rounds=settings.rounds, calls=settings.calls,
+                                           failures=failures, enough=_ENOUGH)
     after = nvml.reasons()
     found.throttling = None if before is None or after is None else frozenset((*before, *after))
-    found.latency = timing.latency(running, seconds=settings.seconds / 2, failures=failures)
-    for key, system in running.items():
-        times = found.pipelined.get(key)
-        if times is None or key in failures.reasons:
-            continue
-        us, kernels = times.median_us, system.facts.kernels
-        queued = failures.guard(key, lambda s=system, u=us, k=kernels: timing.queued(s, u, k))
-        if queued is not None:
-            found.queued[key] = queued
-        try:
-            found.device[key] = trace.device_times(system, us, kernels)
-            found.note(key, found.device[key].note)
-        except trace.NoDeviceTrace as error:
-            found.note(key, f"no device time: {error}")
-        except Exception as error:  # the call itself failed while it was traced
-            failures.reasons[key] = timing.reason(error)
-    for share in settings.cpu_loads:
-        with load.busy(share):
-            found.loaded[share] = timing.latency(running, seconds=settings.seconds / 2,
-                                                 failures=failures)
+    with phases.phase("latency"):
+        found.latency = timing.latency(running, seconds=settings.seconds / 2, failures=failures)
+    asked: dict[Key, trace.Asked] = {}
+    with phases.phase("queued"):
+        for key, system in running.items():
+            times = found.pipelined.get(key)
+            if times is not None and key not in failures.reasons:
+                failures.guard(key, lambda k=key, s=system, t=times: _queued(
+                    k, s, t.median_us, found, asked))
+    with phases.phase("trace"):
+        for key, told in trace.device_times(asked, failures).items():
+            if isinstance(told, trace.NoDeviceTrace):
+                found.note(key, f"no device time: {told}")
+            else:
+                found.device[key] = told
+                found.note(key, told.note)
+    with phases.phase("load"):
+        for share in settings.cpu_loads:
+            with load.busy(share):
+                found.loaded[share] = timing.latency(running, seconds=settings.seconds / 2,
+                                                     failures=failures)
+
+
+def _queued(key: Key, system: Running, us: float, found: _Found,
+            asked: dict[Key, trace.Asked]) -> None:
+    """The host-clocked device time of a system, and what tracing it needs to know."""
+    kernels = system.facts.kernels
+    issuing = timing.issuing_us(system, us, kernels)
+    told = timing.queued(system, us, kernels, issuing=issuing)
+    if told is not None:
+        found.queued[key] = told
+    asked[key] = trace.Asked(system, us, kernels, issuing)
 
 
 def _compare(running: dict[Key, Running], data: Data, wanted: Sequence[tuple[Any, Any]],
@@ -206,7 +237,7 @@ def _compare(running: dict[Key, Running], data: Data, wanted: Sequence[tuple[Any
     # The bar does not depend on which variant was the fastest this time.
     default = Failures()
     found.reference = default.guard(XLA, lambda: errors.errors(
-        compile_xla(data.program.step, data)[0], data, wanted))
+        data.kept.get(XLA_DEFAULT) or compile_xla(data.program.step, data)[0], data, wanted))
     for key in mine:
         if default.reasons:
             found.note(key, f"XLA's own error is not known: {default.reasons[XLA]}")

@@ -1,9 +1,14 @@
-"""The folder of a run: rows.jsonl, other.jsonl, header.json, and the report made of them."""
+"""The folder of a run: rows.jsonl, other.jsonl, phases.jsonl, header.json, and the report made of
+them. Several processes may write to it."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +16,17 @@ from benchmarks import report
 from benchmarks.row import Row
 
 ROWS, OTHER, HEADER = "rows.jsonl", "other.jsonl", "header.json"
+PHASES = "phases.jsonl"
+RUNS = Path(__file__).resolve().parent / "results"
+"""Where runs are kept."""
 
 
 def default_folder(header: dict[str, Any]) -> Path:
     """benchmarks/results/<date>-<device>; numbered where there is one of another run."""
     device = re.sub(r"[^a-z0-9]+", "-", (header["gpu"] or header["platform"]).lower()).strip("-")
-    root = Path(__file__).resolve().parent / "results"
     name = f"{header['date'].split()[0]}-{device}"
     taken = [name, *(f"{name}-{k}" for k in range(2, 1000))]
-    return next(root / n for n in taken if not (root / n).exists())
+    return next(RUNS / n for n in taken if not (RUNS / n).exists())
 
 
 class Folder:
@@ -30,14 +37,15 @@ class Folder:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
         if not resume:
-            for name in (ROWS, OTHER, HEADER):
+            for name in (ROWS, OTHER, PHASES, HEADER):
                 (path / name).unlink(missing_ok=True)
 
     def header(self, values: dict[str, Any]) -> None:
         """Adds to header.json."""
         file = self.path / HEADER
-        before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        file.write_text(json.dumps({**before, **values}, indent=1) + "\n", encoding="utf-8")
+        with self._alone():
+            before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+            file.write_text(json.dumps({**before, **values}, indent=1) + "\n", encoding="utf-8")
 
     def add(self, row: Row) -> None:
         """A row of the tables."""
@@ -46,6 +54,25 @@ class Folder:
     def add_other(self, row: dict[str, Any]) -> None:
         """A row of --parts=depth,first."""
         self._append(OTHER, json.dumps(row))
+
+    def add_phases(self, case: str, phases: dict[str, float], **more: Any) -> None:
+        """Where the seconds of a case went (`Phases.to_json`)."""
+        self._append(PHASES, json.dumps({"case": case, **more, "seconds": phases}))
+
+    def sort(self, cases: Sequence[tuple[str, int, str]]) -> None:
+        """Puts the rows into the order of the (model, batch, dtype) given; others come first, as
+        they are. Several processes write theirs as they come."""
+        file, order = self.path / ROWS, {case: k for k, case in enumerate(cases)}
+        if not file.exists():
+            return
+        with self._alone():
+            lines = file.read_text(encoding="utf-8").splitlines()
+            rows = [(Row.from_json(line), line) for line in lines]
+            rows.sort(key=lambda pair: order.get(
+                (pair[0].model, pair[0].batch, pair[0].dtype), -1))
+            part = file.with_suffix(".part")
+            part.write_text("".join(line + "\n" for _, line in rows), encoding="utf-8")
+            part.replace(file)
 
     def done(self) -> set[tuple[str, int, str, str]]:
         """(model, batch, dtype, system with mode) of the rows that are there."""
@@ -59,5 +86,15 @@ class Folder:
         return report.write(self.path) if (self.path / ROWS).exists() else ""
 
     def _append(self, name: str, line: str) -> None:
-        with open(self.path / name, "a", encoding="utf-8") as file:
+        with self._alone(), open(self.path / name, "a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process writes here meanwhile."""
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)

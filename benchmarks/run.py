@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,12 @@ from absl import app, flags
 from benchmarks import depth, first_result, machine, select, supervise
 from benchmarks.data import Case
 from benchmarks.measure import Key, Settings, measure
-from benchmarks.results import Folder, default_folder
+from benchmarks.phases import Phases
+from benchmarks.results import RUNS, Folder, default_folder
 from benchmarks.row import Row
 from benchmarks.select import BadFlag
 from benchmarks.throttle import Nvml
+from benchmarks.turns import Turns, seconds_of
 from benchmarks.xla_best import Choices
 from examples.cli import flags_parser
 
@@ -68,6 +70,8 @@ _VARIANTS = flags.DEFINE_enum("xla_variants", "all", ["all", "default"], "Search
 _CACHE = flags.DEFINE_string("cache_dir", None, "Keeps compiled programs and chosen variants, so "
                              "that the next run is quick; what comes from it has no compile_s. "
                              "Default: a temporary folder.")
+_WORKERS = flags.DEFINE_integer("workers", 1, "GPUs to spread the cases over, one process and a "
+                                "share of the cores each.", lower_bound=1)
 _LIMIT = flags.DEFINE_float("case_limit_s", 300, "A case that takes longer (a kernel hangs) is "
                             "given up and has failed.", lower_bound=1)
 _PARTS = flags.DEFINE_list("parts", ["time"], "time: the table; depth: compile time of BERT with "
@@ -87,16 +91,54 @@ def main(arguments: Sequence[str]) -> int:
     except BadFlag as error:
         sys.stderr.write(f"python -m benchmarks.run: {error}\n")
         return 2
-    if supervise.STATE not in os.environ and not _INTERPRET.value:
-        return supervise.supervise("benchmarks.run", sys.argv[1:], limit_s=_LIMIT.value)
+    if supervise.number() is None and (_WORKERS.value > 1 or not _INTERPRET.value):
+        return _supervise(cases)
     problem = _platform_problem()
     if problem:
         sys.stderr.write(f"python -m benchmarks.run: {problem}\n")
         return 2
     if _PEERS.value is None and _INTERPRET.value:
         systems = select.systems(("xla",), _MODES.value)
-    with tempfile.TemporaryDirectory() as scratch:
-        return _run(cases, systems, _caches(Path(_CACHE.value or scratch)))
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            return _run(cases, systems, _caches(Path(_CACHE.value or _scratch() or scratch)))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _supervise(cases: Sequence[Case]) -> int:
+    """Measures in other processes, one for each worker; the report is written here."""
+    order = [(c.workload.name, c.batch, c.dtype) for c in cases]
+
+    def finish(folder: Path) -> None:
+        results = Folder(folder, resume=True)
+        results.sort(order)
+        _report(results)
+
+    gpus = [""] * _WORKERS.value
+    if _WORKERS.value > 1 and not _INTERPRET.value:
+        found = machine.gpus()
+        if len(found) < _WORKERS.value:
+            sys.stderr.write(f"python -m benchmarks.run: --workers={_WORKERS.value} needs as many "
+                             f"GPUs, and here {'is' if len(found) == 1 else 'are'} {len(found)}\n")
+            return 2
+        gpus = found[:_WORKERS.value]
+    try:
+        return supervise.supervise("benchmarks.run", sys.argv[1:], limit_s=_LIMIT.value, gpus=gpus,
+                                   finish=finish)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _report(folder: Folder) -> None:
+    missing = folder.report()
+    sys.stdout.write(f"written to {folder.path}{f' ({missing})' if missing else ''}\n")
+
+
+def _scratch() -> Path | None:
+    """A supervised process' own folder for caches: its compile times are its own."""
+    worker = supervise.number()
+    return None if worker is None else supervise.shared() / f"cache-{worker}"
 
 
 def _check(arguments: Sequence[str]) -> None:
@@ -147,19 +189,26 @@ def _run(cases: Sequence[Case], systems: tuple[Key, ...], cache: Path) -> int:
     nvml, timed = Nvml(), not _INTERPRET.value
     given = [a for a in sys.argv[1:] if not a.startswith(("--commit", "--out", "--resume"))]
     header = machine.header(machine.commit_of(_COMMIT.value), given, nvml)
-    folder = Folder(Path(_OUT.value) if _OUT.value else default_folder(header),
-                    resume=_RESUME.value)
+    worker = supervise.number() or 0
+    if worker:
+        folder = Folder(supervise.folder_opened(), resume=True)
+        header = {"commit": header["commit"], "clocks_before": header["clocks_before"]}
+    else:
+        folder = Folder(Path(_OUT.value) if _OUT.value else default_folder(header),
+                        resume=_RESUME.value)
+        supervise.opened(folder.path)
+        header["workers"] = _WORKERS.value
     speed = None
     if timed and "time" in _PARTS.value:
         speed = machine.speed([case.dtype for case in cases])
         header |= {"read_gb_per_s": round(speed.read_bytes_per_s / 1e9), "tflop_per_s": {
             name: round(rate / 1e12, 1) for name, rate in speed.flops_per_s.items()}}
         header |= _dispatch("before")
-    if not timed:
+    if not timed and not worker:
         header["note"] = "run on the CPU for correctness only: nothing is timed"
         sys.stdout.write("No GPU: jaxmono runs in the interpreter, for correctness only; nothing "
                          "is timed.\n")
-    folder.header(header)
+    folder.header({f"worker_{worker}": header} if worker else header)
     gc.collect()
     gc.freeze()  # modules stay: no collection need look at them again
     settings = Settings(
@@ -167,12 +216,15 @@ def _run(cases: Sequence[Case], systems: tuple[Key, ...], cache: Path) -> int:
         profile=_PROFILE.value, cpu_loads=select.shares(_LOADS.value),
         search=_VARIANTS.value == "all", interpret=_INTERPRET.value,
         choices=Choices(cache / "variants.json" if timed else None), nvml=nvml)
-    bad = _time(cases, folder, settings) if "time" in _PARTS.value else 0
-    bad += _others(folder)
-    if speed is not None:
-        folder.header({**_dispatch("after"), "clocks_after": nvml.clocks() or None})
-    missing = folder.report()
-    sys.stdout.write(f"written to {folder.path}{f' ({missing})' if missing else ''}\n")
+    try:
+        bad = _time(cases, folder, settings) if "time" in _PARTS.value else 0
+        bad += 0 if worker else _others(folder)
+        if speed is not None:
+            header |= {**_dispatch("after"), "clocks_after": nvml.clocks() or None}
+            folder.header({f"worker_{worker}": header} if worker else header)
+    finally:  # what there is, if this was cut short
+        if supervise.number() is None:
+            _report(folder)
     return 1 if bad else 0
 
 
@@ -185,20 +237,31 @@ def _dispatch(when: str) -> dict[str, Any]:
 def _time(cases: Sequence[Case], folder: Folder, settings: Settings) -> int:
     """The table; returns how many rows of XLA and jaxmono failed or are wrong."""
     bad, done = 0, folder.done() if _RESUME.value else set()
-    for number, case in enumerate(cases, 1):
-        planned = [Row(case.workload.name, case.batch, "", case.dtype, *key,
-                       commit=settings.commit) for key in settings.systems]
-        if all((r.model, r.batch, r.dtype, r.name) in done for r in planned):
-            continue
-        supervise.working_on(folder.path, planned)
-        start = time.perf_counter()
-        rows = list(measure(case, settings))
+    planned = {case: [Row(case.workload.name, case.batch, "", case.dtype, *key,
+                          commit=settings.commit) for key in settings.systems] for case in cases}
+    left = [case for case, rows in planned.items()
+            if not all((r.model, r.batch, r.dtype, r.name) in done for r in rows)]
+    worker = supervise.number() if _WORKERS.value > 1 else None
+    turns = Turns(left, None if worker is None else supervise.shared() / "turns",
+                  seconds_of(RUNS, besides=folder.path))
+    for case in turns:
+        supervise.working_on(folder.path, planned[case])
+        phases = Phases()
+        rows = list(measure(case, settings, phases))
+        # Modules and caches, a million objects with torch, stay: no collection, of 0.4 s, need look
+        # at them again.
+        gc.freeze()
         for row in rows:
             folder.add(row)
-            sys.stdout.write(_line(row) + "\n")
             bad += row.system in ("xla", "jaxmono") and (row.status == "failed" or row.ok is False)
         supervise.working_on(folder.path, ())
-        sys.stdout.write(f"  case {number} of {len(cases)}: {time.perf_counter() - start:.1f} s\n")
+        where = {} if worker is None else {"worker": worker}
+        folder.add_phases(case.name, phases.to_json(), **where)
+        lines = [_line(row) for row in rows]
+        lines.append(f"  case {turns.taken} of {len(left)}: {phases}"
+                     f"{'' if worker is None else f', worker {worker}'}")
+        # At once: other processes write to the terminal, too.
+        sys.stdout.write("\n".join(lines) + "\n")
         sys.stdout.flush()
         if any(row.status == "failed" for row in rows) and not _answers():
             os._exit(supervise.GPU_LOST)  # without its GPU, JAX cannot be taken down in order

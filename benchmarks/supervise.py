@@ -1,8 +1,8 @@
-"""Runs the measuring process, and starts it again where a case has killed it.
+"""Runs the measuring processes, one for each GPU, and starts one again where a case has killed it.
 
 A kernel that faults leaves a process without its GPU, one that waits for ever hangs it, and a
 failed assertion ends it. The rows of the case that was being measured are then written from here,
-and a new process goes on with the next case.
+and a new process goes on with the next case; the other processes do not notice.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,71 +26,193 @@ from benchmarks.row import Row
 GPU_LOST = 3
 """Exit status of a process whose GPU does not answer any more; its rows are written."""
 
+BAD_FLAGS = 2
+"""Exit status of a process that cannot do what the flags ask for; it has said why."""
+
 _HUNG = 1000
 """No exit status of a process."""
 
 STATE = "BENCHMARKS_STATE"
-"""Environment variable of the measuring process: the file in which it says what it is doing."""
+"""Environment variable of a measuring process: the file in which it says what it is doing."""
+
+WORKER = "BENCHMARKS_WORKER"
+"""Its number, from 0. The first one makes the folder of the results."""
 
 
 def working_on(folder: Path, rows: Sequence[Row]) -> None:
-    """Said by the measuring process: these rows come next, none when a case is done."""
+    """Said by a measuring process: these rows come next, none when a case is done."""
     file = os.environ.get(STATE)
     if file:
         state = {"folder": str(folder.resolve()), "rows": [row.to_json() for row in rows]}
-        Path(file).write_text(json.dumps(state), encoding="utf-8")
+        _write(Path(file), json.dumps(state))
 
 
-def supervise(module: str, arguments: Sequence[str], *, limit_s: float) -> int:
-    """Runs ``python -m module``; returns its exit status.
+def number() -> int | None:
+    """Of this measuring process; None where there is no supervisor."""
+    return int(os.environ.get(WORKER, "0")) if STATE in os.environ else None
+
+
+def shared() -> Path:
+    """A folder that the measuring processes of a run share until it ends."""
+    return Path(os.environ[STATE]).parent
+
+
+def opened(folder: Path) -> None:
+    """Said by the first process: here are the results."""
+    if STATE in os.environ:
+        _write(shared() / "folder", str(folder.resolve()))
+
+
+def folder_opened() -> Path:
+    """Where the results are, once the first process has said so.
+
+    The supervisor ends this process if the first one never does.
+    """
+    parent = os.getppid()
+    while (found := _folder(shared())) is None:
+        if os.getppid() != parent:
+            sys.exit(1)
+        time.sleep(0.1)
+    return found
+
+
+@dataclass
+class _Worker:
+    """A measuring process and those after it."""
+
+    number: int
+    state: Path
+    environment: dict[str, str]
+    cores: frozenset[int] | None
+    again: list[str] = field(default_factory=list)
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self, command: Sequence[str]) -> None:
+        self.state.unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [*command, *self.again],
+            env={**os.environ, **self.environment, STATE: str(self.state),
+                 WORKER: str(self.number)})
+        if self.cores:  # before it has threads: Python starts
+            os.sched_setaffinity(self.process.pid, self.cores)
+
+    def ended(self, limit_s: float) -> int | None:
+        """Exit status, _HUNG after killing it, None as long as it runs."""
+        assert self.process is not None
+        status = self.process.poll()
+        if status is None and self.state.exists() and \
+                time.time() - self.state.stat().st_mtime > limit_s:
+            self.kill()
+            return _HUNG
+        return status
+
+    def told(self) -> dict[str, Any]:
+        """The last that it said."""
+        return json.loads(self.state.read_text(encoding="utf-8")) if self.state.exists() else {
+            "rows": []}
+
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+def supervise(module: str, arguments: Sequence[str], *, limit_s: float, gpus: Sequence[str] = ("",),
+              finish: Callable[[Path], None] = lambda folder: None) -> int:
+    """Runs ``python -m module`` once for each GPU; returns the largest exit status.
 
     Args:
       limit_s: for one case; a process that takes longer is killed.
+      gpus: one process each, as CUDA_VISIBLE_DEVICES ("": as it is here), and its share of the
+        cores.
+      finish: called with the results' folder at the end, also when this process is told to end.
     """
     def end(number: int, _: FrameType | None) -> None:
         sys.exit(128 + number)
 
-    signal.signal(signal.SIGTERM, end)  # so that the child ends too
-    with tempfile.TemporaryDirectory() as scratch:
-        state = Path(scratch) / "state.json"
-        again: list[str] = []
-        failed = False
-        while True:
-            state.unlink(missing_ok=True)
-            status = _child([sys.executable, "-m", module, *arguments, *again], state, limit_s)
-            if status in (0, 1, 2):
-                return max(status, int(failed)) if status < 2 else status
-            failed = True
-            told: dict[str, Any] = json.loads(state.read_text(encoding="utf-8")) \
-                if state.exists() else {"rows": []}
-            if not told["rows"] and status != GPU_LOST:
-                sys.stderr.write(f"{module}: the measuring process "
-                                 f"{_ended(status, limit_s)}\n")
-                return 1
-            folder = Folder(Path(told["folder"]), resume=True)
-            for line in told["rows"]:
-                row = replace(Row.from_json(line), status="failed",
-                              reason=f"the process {_ended(status, limit_s)} while this was "
-                              "measured")
-                folder.add(row)
-                sys.stdout.write(f"{row.model} b{row.batch} {row.name}: {row.reason}\n")
-            again = [f"--out={folder.path}", "--resume"]
+    command = [sys.executable, "-m", module, *arguments]
+    before = signal.signal(signal.SIGTERM, end)  # so that the children end too
+    # Compilers' own processes may still write to their caches there.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        workers = _workers(Path(scratch), gpus)
+        try:
+            for worker in workers:
+                worker.start(command)
+            return _watch(module, command, workers, limit_s, Path(scratch))
+        finally:
+            for worker in workers:
+                worker.kill()
+            folder = _folder(Path(scratch))
+            if folder is not None:
+                finish(folder)
+            signal.signal(signal.SIGTERM, before)
 
 
-def _child(command: Sequence[str], state: Path, limit_s: float) -> int:
-    """Its exit status; _HUNG when it had to be killed."""
-    process = subprocess.Popen(command, env={**os.environ, STATE: str(state)})
-    try:
-        while True:
-            try:
-                return process.wait(timeout=1)
-            except subprocess.TimeoutExpired:
-                if state.exists() and time.time() - state.stat().st_mtime > limit_s:
-                    return _HUNG
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+def _workers(scratch: Path, gpus: Sequence[str]) -> list[_Worker]:
+    cores, count = sorted(os.sched_getaffinity(0)), len(gpus)
+    out = []
+    for k, gpu in enumerate(gpus):
+        # Neighbouring cores are mostly on one socket, as are the GPUs of neighbouring numbers.
+        mine = frozenset(cores[k * len(cores) // count:(k + 1) * len(cores) // count])
+        out.append(_Worker(k, scratch / f"state-{k}.json",
+                           {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {},
+                           mine if count > 1 else None))
+    return out
+
+
+def _watch(module: str, command: Sequence[str], workers: Sequence[_Worker], limit_s: float,
+           scratch: Path) -> int:
+    """Until all have ended; the exit status."""
+    running, worst = list(workers), 0
+    while running:
+        time.sleep(0.2)
+        for worker in tuple(running):
+            status = worker.ended(limit_s)
+            if status is None:
+                continue
+            again = False
+            if status in (0, 1, BAD_FLAGS):
+                worst = max(worst, status)
+            else:
+                worst = max(worst, 1)
+                again = _lost(module, worker, status, limit_s)
+            if again:
+                worker.start(command)
+                continue
+            running.remove(worker)
+            # Nothing can come of the others without a folder, which the first one makes.
+            if _folder(scratch) is None and (worker.number == 0 or status == BAD_FLAGS):
+                return worst
+    return worst
+
+
+def _lost(module: str, worker: _Worker, status: int, limit_s: float) -> bool:
+    """Writes the rows of the case that has ended a process; whether it is to be started again."""
+    told = worker.told()
+    if not told["rows"] and status != GPU_LOST:
+        sys.stderr.write(f"{module}: the measuring process {_ended(status, limit_s)}\n")
+        return False
+    folder = Folder(Path(told["folder"]), resume=True)
+    for line in told["rows"]:
+        row = replace(Row.from_json(line), status="failed",
+                      reason=f"the process {_ended(status, limit_s)} while this was measured")
+        folder.add(row)
+        sys.stdout.write(f"{row.model} b{row.batch} {row.name}: {row.reason}\n")
+    sys.stdout.flush()
+    worker.again = [f"--out={folder.path}", "--resume"]
+    return True
+
+
+def _folder(scratch: Path) -> Path | None:
+    file = scratch / "folder"
+    return Path(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def _write(file: Path, text: str) -> None:
+    """At once: another process may read it at any time."""
+    part = file.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(file)
 
 
 def _ended(status: int, limit_s: float) -> str:

@@ -1,19 +1,21 @@
 """What the GPU did during calls, from a profiler trace.
 
 The calls are queued behind other work, so that the host, which a profiler slows, is ahead of the
-device all the time. The profiler sees the whole process, so kernels of other frameworks too.
+device all the time. The profiler sees the whole process, so kernels of other frameworks too, and
+one session does for several programs.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.profiler import ProfileData
@@ -21,6 +23,7 @@ from jax.profiler import ProfileData
 from benchmarks import timing
 from benchmarks.running import Running
 
+Key = TypeVar("Key", bound=Hashable)
 _PAUSE_S = 0.03
 _PAUSE_NS = 15e6
 """A gap on the device that only the pause between the two delays can make."""
@@ -63,40 +66,103 @@ class DeviceTimes:
     note: str = ""
 
 
-def device_times(running: Running, us: float, kernels: float | None = None) -> DeviceTimes:
-    """Traces some calls of a warmed-up program.
+@dataclass(frozen=True)
+class Asked:
+    """A warmed-up program that is to be traced.
+
+    Attributes:
+      us: pipelined time per call. kernels: per call, where known.
+      issuing: host's time per call, where known (`timing.issuing_us`).
+    """
+
+    running: Running
+    us: float
+    kernels: float | None = None
+    issuing: float | None = None
+
+    @property
+    def ahead(self) -> tuple[int, float]:
+        """Calls that are traced, and milliseconds of the work before them."""
+        return timing.ahead(self.us, self.kernels, issuing=self.issuing, slower=3)
+
+
+def device_times(asked: Mapping[Key, Asked], failures: timing.Failures,
+                 ) -> dict[Key, DeviceTimes | NoDeviceTrace]:
+    """Traces some calls of each program.
+
+    All in one session: to start and end one takes about a second. Where its events do not fall
+    apart into programs (one of them failed, or paused), each gets a session of its own.
 
     Args:
-      us: pipelined time per call. kernels: per call, where known.
+      failures: takes those of the calls themselves.
+
+    Returns:
+      Times, or why there are none: no GPU, no permission to trace it, a trace without sense.
+    """
+    together: list[DeviceTimes] = []
+    if len(asked) > 1:
+        try:
+            together = _session(list(asked.values()))
+        except Exception:
+            together = []  # which one it was, and why, is found out below
+    if together:
+        return dict(zip(asked, together, strict=True))
+    out: dict[Key, DeviceTimes | NoDeviceTrace] = {}
+    for key, one in asked.items():
+        try:
+            out[key], = _session([one])
+        except NoDeviceTrace as error:
+            out[key] = error
+        except Exception as error:  # the call itself failed while it was traced
+            failures.reasons[key] = timing.reason(error)
+    return out
+
+
+def _session(asked: Sequence[Asked]) -> list[DeviceTimes]:
+    """The times of each, in order.
 
     Raises:
-      NoDeviceTrace: there is no GPU, no permission to trace it, or the trace makes no sense.
+      NoDeviceTrace: for one of them.
+      Exception: whatever a call raises.
     """
-    calls, milliseconds = timing.ahead(us, kernels, slower=3)
-    running.wait(running.delay(milliseconds))
+    for one in asked:
+        one.running.wait(one.running.delay(one.ahead[1]))
     with tempfile.TemporaryDirectory() as folder:
         jax.profiler.start_trace(folder, profiler_options=_options())
         try:
-            running.wait(running.delay(milliseconds))
-            time.sleep(_PAUSE_S)
-            start = time.perf_counter()
-            running.delay(milliseconds)
-            token = None
-            for _ in range(calls):
-                token = running.start()
-            issued = time.perf_counter() - start
-            running.wait(token)
+            issued = [_calls(one) for one in asked]
         finally:
             jax.profiler.stop_trace()
         files = sorted(Path(folder).rglob("*.xplane.pb"))
         if not files:
             raise NoDeviceTrace("the profiler wrote no trace")
         found = events(ProfileData.from_file(str(files[-1])))
+    return [_times(part, one, took)
+            for part, one, took in zip(parts(found, len(asked)), asked, issued, strict=True)]
+
+
+def _calls(asked: Asked) -> float:
+    """What is traced of a program; returns the seconds that starting its calls took."""
+    running, (calls, milliseconds) = asked.running, asked.ahead
+    time.sleep(_PAUSE_S)
+    running.wait(running.delay(milliseconds))
+    time.sleep(_PAUSE_S)
+    start = time.perf_counter()
+    running.delay(milliseconds)
+    token = None
+    for _ in range(calls):
+        token = running.start()
+    issued = time.perf_counter() - start
+    running.wait(token)
+    return issued
+
+
+def _times(found: Sequence[Event], asked: Asked, issued: float) -> DeviceTimes:
     delay, rest = without_delay(found)
     lasted = (delay[-1].end - delay[0].start) / 1e9
     # A loop whose condition the host reads holds the host back as well: those gaps are its own.
     late = "" if issued < lasted else "the host was not ahead of the device while traced"
-    return split(rest, calls, note=late)
+    return split(rest, asked.ahead[0], note=late)
 
 
 def _options() -> Any:
@@ -125,6 +191,28 @@ def events(data: ProfileData) -> list[Event]:
     if not found:
         raise NoDeviceTrace("the trace has no kernels of a GPU stream")
     return sorted(found, key=lambda e: e.start)
+
+
+def parts(found: Sequence[Event], programs: int) -> list[list[Event]]:
+    """The events of each program, where several are traced one after another.
+
+    In the trace, of each: the delay alone, a pause, the same delay, the calls; then a pause.
+
+    Raises:
+      NoDeviceTrace: there are more pauses, or fewer.
+    """
+    if programs == 1:
+        return [list(found)]
+    pieces: list[list[Event]] = []
+    last = -math.inf
+    for event in found:
+        if event.start - last > _PAUSE_NS:
+            pieces.append([])
+        pieces[-1].append(event)
+        last = max(last, event.end)
+    if len(pieces) != 2 * programs:
+        raise NoDeviceTrace(f"the trace has {len(pieces)} parts, and not two for each program")
+    return [alone + calls for alone, calls in zip(pieces[::2], pieces[1::2], strict=True)]
 
 
 def without_delay(found: Sequence[Event]) -> tuple[list[Event], list[Event]]:

@@ -8,6 +8,7 @@ the host's dispatch may have made equal, the one that occupies the device least.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ import jax
 
 from benchmarks import timing
 from benchmarks.data import Data
+from benchmarks.phases import Phases
 from benchmarks.running import Running
 from benchmarks.systems_jax import JaxRunning, Options, compile_xla
 
@@ -39,6 +41,8 @@ FLAGS: Mapping[str, Options] = {
 ATTENTION: tuple[str | None, ...] = (None, "xla", "cudnn")
 
 DEFAULT = "default"
+XLA_DEFAULT = "XLA's default variant"
+"""In `Data.kept`: the default variant compiled, where another one was the fastest."""
 _EQUAL = 1.03
 _ROUNDS = 5
 
@@ -62,7 +66,9 @@ class Choices:
         self._path = path
         self._known: dict[str, Any] = {}
         if path is not None and path.exists():
-            self._known = json.loads(path.read_text(encoding="utf-8"))
+            with open(path, encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                self._known = json.loads(file.read() or "{}")
 
     def get(self, data: Data) -> Variant | None:
         """What was chosen for a case under this version of JAX."""
@@ -73,8 +79,14 @@ class Choices:
     def put(self, data: Data, chosen: Variant) -> None:
         """Remembers it."""
         self._known[self._key(data)] = {"flags": chosen.flags, "attention": chosen.attention}
-        if self._path is not None:
-            self._path.write_text(json.dumps(self._known, indent=1), encoding="utf-8")
+        if self._path is None:
+            return
+        with open(self._path, "a+", encoding="utf-8") as file:  # other processes add theirs
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            self._known = {**json.loads(file.read() or "{}"), **self._known}
+            file.truncate(0)
+            file.write(json.dumps(self._known, indent=1))
 
     @staticmethod
     def _key(data: Data) -> str:
@@ -82,11 +94,12 @@ class Choices:
         return f"{data.case.name} {data.program.shape}, jax {jax.__version__}, {device}"
 
 
-def prepare(data: Data, choices: Choices, *, search: bool) -> JaxRunning:
+def prepare(data: Data, choices: Choices, *, search: bool, phases: Phases) -> JaxRunning:
     """XLA's side of a case.
 
     Args:
       search: try the variants, unless they were tried before; else take the default.
+      phases: told what the search takes.
 
     Raises:
       Exception: what JAX raises when it compiles or runs the default.
@@ -101,12 +114,13 @@ def prepare(data: Data, choices: Choices, *, search: bool) -> JaxRunning:
     start = time.perf_counter()
     best = _running(data, Variant())
     best.wait(best.start())
+    data.kept[XLA_DEFAULT] = best.function
     compile_s = best.facts.compile_s
     failed: list[str] = []
     if data.case.workload.attention:
-        best = _fastest(best, [Variant(attention=a) for a in ATTENTION if a], data, failed)
+        best = _fastest(best, [Variant(attention=a) for a in ATTENTION if a], data, failed, phases)
     flags = [replace(best.chosen, flags=name) for name in FLAGS if name != DEFAULT]
-    best = _fastest(best, flags, data, failed)
+    best = _fastest(best, flags, data, failed, phases)
     choices.put(data, best.chosen)
     # The default's own compile time: the variants were compiled side by side.
     spent = time.perf_counter() - start - (compile_s or 0.0)
@@ -129,7 +143,8 @@ def _running(data: Data, variant: Variant) -> _Xla:
     return running
 
 
-def _fastest(best: _Xla, others: Sequence[Variant], data: Data, failed: list[str]) -> _Xla:
+def _fastest(best: _Xla, others: Sequence[Variant], data: Data, failed: list[str],
+             phases: Phases) -> _Xla:
     """The fastest of one that runs and others; closes the rest, notes those that fail."""
 
     def attempt(variant: Variant) -> _Xla | str:
@@ -140,11 +155,12 @@ def _fastest(best: _Xla, others: Sequence[Variant], data: Data, failed: list[str
             return f"{variant}: {timing.reason(error)}"
         return running
 
-    with ThreadPoolExecutor(len(others)) as pool:
+    with phases.phase("variants"), ThreadPoolExecutor(len(others)) as pool:
         tried = list(pool.map(attempt, others))
     failed += [t for t in tried if isinstance(t, str)]
     running = [best, *(t for t in tried if isinstance(t, _Xla))]
-    winner = running[choose([_score(r) for r in _timed(running)])]
+    with phases.phase("choosing"):
+        winner = running[choose([_score(r) for r in _timed(running)])]
     for r in running:
         if r is not winner:
             r.close()
@@ -158,7 +174,12 @@ def _timed(running: Sequence[Running]) -> list[tuple[Running, float]]:
 
 def _score(timed: tuple[Running, float]) -> tuple[float, Callable[[], float]]:
     running, us = timed
-    return us, lambda: timing.queued(running, us) or us
+
+    def on_device() -> float:
+        issuing = timing.issuing_us(running, us)
+        return timing.queued(running, us, repeats=2, issuing=issuing) or us
+
+    return us, on_device
 
 
 def choose(scores: Sequence[tuple[float, Callable[[], float]]]) -> int:

@@ -13,10 +13,10 @@ from transformers.cache_utils import Cache, EncoderDecoderCache, StaticLayer
 
 
 def build(cls: Any, config: Any, dtype: torch.dtype, device: str, *,
-          attention: str = "sdpa") -> Any:
+          attention: str = "sdpa", **more: Any) -> Any:
     """A model with random weights, made on the device in the dtype, in eval mode."""
     with torch.device(device):
-        model = cls._from_config(config, dtype=dtype, attn_implementation=attention)
+        model = cls._from_config(config, dtype=dtype, attn_implementation=attention, **more)
     return model.to(device).eval()
 
 

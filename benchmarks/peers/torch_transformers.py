@@ -28,6 +28,38 @@ def _bert(batch: int, dtype: torch.dtype, device: str, tiny: bool = False, *,
                      lambda model, ids, mask: model(ids, attention_mask=mask).pooler_output)
 
 
+def _minilm(batch: int, dtype: torch.dtype, device: str, tiny: bool = False) -> TorchPeer:
+    """The workload's own sentences, padded, to the mean of their token states, of length 1.
+
+    As sentence-transformers computes it, with random weights: they do not change the time."""
+    import numpy as np
+    import torch
+    from torch.nn import functional as F
+    from transformers import BertConfig, BertModel
+
+    from benchmarks.peers import hf
+    from benchmarks.workloads.minilm import tokens
+
+    config = BertConfig(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+                        intermediate_size=128, max_position_embeddings=64) if tiny else \
+        BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12,
+                   intermediate_size=1536)
+    # Without the pooler, which the embedding does not use.
+    model = hf.build(BertModel, config, dtype, device, add_pooling_layer=False)
+    ids, mask = (torch.from_numpy(a.astype(np.int64)).to(device)
+                 for a in tokens(batch, tiny=tiny))
+
+    def inputs(seed: int) -> tuple[torch.Tensor, ...]:
+        return ids.roll(seed, 0), mask.roll(seed, 0)  # the sentences in another order
+
+    def embed(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        states = model(ids, attention_mask=mask).last_hidden_state.float()
+        weights = mask[:, :, None].float()
+        return F.normalize((states * weights).sum(1) / weights.sum(1), dim=-1)
+
+    return TorchPeer(model, inputs, embed)
+
+
 def _t5_sizes(size: str) -> dict[str, Any]:
     return {
         "tiny": {"vocab_size": 128, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2,
@@ -204,6 +236,8 @@ _LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 1
 PEERS: dict[str, Builder] = {
     "bert_base": _with(_bert),
     "bert_large": _with(_bert, sizes=_LARGE),
+    "minilm": _minilm,
+    "minilm_f32": _minilm,
     "t5_small_encoder": _with(_t5_encoder, size="small"),
     "t5_base_encoder": _with(_t5_encoder, size="base"),
     "t5_small_decode": _with(_t5_decode, size="small"),

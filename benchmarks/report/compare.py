@@ -55,11 +55,12 @@ def compare(a: Results, b: Results, measures: Sequence[str] = MEASURES, *,
     out = []
     for of in a.cases():
         for system in a.systems():
-            first, second = a.row(of, system), b.row(of, system)
+            twin = _twin(of, b)
+            first, second = a.row(of, system), b.row(twin, system)
             if system == "xla" or first is None or second is None:
                 continue
             for measure in measures:
-                ratios = a.ratio(of, system, measure), b.ratio(of, system, measure)
+                ratios = a.ratio(of, system, measure), b.ratio(twin, system, measure)
                 took = [getattr(row, f"{measure}_us") for row in (first, second)]
                 shorter = None if None in took else min(took)
                 verdict = "same"
@@ -78,6 +79,13 @@ def compare(a: Results, b: Results, measures: Sequence[str] = MEASURES, *,
     return out
 
 
+def _twin(of: Case, other: Results) -> Case:
+    """The same case in the other run: what was lost with its process does not know its shape."""
+    near = [c for c in other.cases() if c[:2] == of[:2] and c[3] == of[3]
+            and (c[2] == of[2] or not (c[2] and of[2]))]
+    return near[0] if near else of
+
+
 def document(a: Results, b: Results, names: tuple[str, str], found: Sequence[Difference], *,
              tolerance: float = TOLERANCE, least_us: float = LEAST_US) -> str:
     """The comparison as Markdown."""
@@ -86,22 +94,43 @@ def document(a: Results, b: Results, names: tuple[str, str], found: Sequence[Dif
     largest = max((abs(d.change) for d in judged if d.change is not None), default=0.0)
     body = [[*d.case, d.system, d.measure, us(d.us), times(d.ratios[0]), times(d.ratios[1]),
              None if d.change is None else f"{100 * d.change:+.1f} %", d.verdict] for d in found]
+    alone = _alone(a, b), _alone(b, a)
     lines = ["# Two runs compared", "",
+             f"Verdict: {verdict(a, b, found)}", "",
              f"A: {names[0]}, commit {cell(a.header.get('commit'))}. "
              f"B: {names[1]}, commit {cell(b.header.get('commit'))}.", "",
              f"{len(bad)} of {len(judged)} ratios to XLA of rows over {least_us:g} us differ by "
              f"{100 * tolerance:g} % or more; the largest change is {100 * largest:.1f} %.", "",
              *table(["model", "batch", "shape", "dtype", "system", "time", "us", "A / xla",
                      "B / xla", "change", "verdict"], body, text_columns=6)]
-    for name, one, other in ((names[0], a, b), (names[1], b, a)):
-        alone = [f"{' '.join(str(x) for x in of)} {system}" for of in one.cases()
-                 for system in one.systems() if one.row(of, system) and not other.row(of, system)]
-        lines += ["", f"Only in {name}: {', '.join(alone)}."] if alone else []
+    for name, of in zip(names, alone, strict=True):
+        lines += ["", f"Only in {name}: {', '.join(of)}."] if of else []
     return "\n".join(lines) + "\n"
 
 
+def _alone(one: Results, other: Results) -> list[str]:
+    """The rows that only the first run has."""
+    twins = {of: _twin(of, other) for of in one.cases()}
+    return [f"{' '.join(str(x) for x in of)} {system}" for of, twin in twins.items()
+            for system in one.systems() if one.row(of, system) and not other.row(twin, system)]
+
+
+def verdict(a: Results, b: Results, found: Sequence[Difference]) -> str:
+    """One line: "the same", "different" or "nothing to compare", and of how many ratios."""
+    judged = [d for d in found if d.verdict != "short"]
+    bad, rest = [d for d in judged if d.bad], len(_alone(a, b)) + len(_alone(b, a))
+    told = "different" if bad else "the same" if judged else "nothing to compare"
+    text = f"{told}: {len(judged)} ratios judged, {len(bad)} of them differ"
+    if rest:
+        text += f"; {rest} rows are in one run only, and are not judged"
+    # Of the rows, not of the headers: a run that was resumed has rows of both.
+    commits = {r.commit for results in (a, b) for r in results.rows}
+    return text + ("; the rows are not all of one commit." if len(commits) > 1 else ".")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 the same, 1 a row differs, 2 nothing to compare."""
+    """Returns the exit status: 0 the same, 1 a row differs, 2 nothing to compare (every row is
+    short, or in one run only)."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.report.compare",
         description="Compares the ratios to XLA of two runs; exit status 1 if a row over --least "
@@ -126,10 +155,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     names = str(given.folders[0].name), str(given.folders[1].name)
     text = document(a, b, names, found, **limits)
-    sys.stdout.write(text)
+    judged = [d for d in found if d.verdict != "short"]
+    # The last line again: the first ones have left the terminal.
+    sys.stdout.write(f"{text}\nVerdict: {verdict(a, b, found)}\n")
     if given.out:
         given.out.write_text(text, encoding="utf-8")
-    return 1 if any(d.bad for d in found) else 0
+    if not judged:
+        return 2
+    return 1 if any(d.bad for d in judged) else 0
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from benchmarks.workloads.workload import (
     Program,
     Request,
     Workload,
+    graph_of,
     jittered,
     module_program,
     token_ids,
@@ -56,7 +57,7 @@ def _decode(model: ModuleType, published: Callable[[], Any], request: Request, n
     def create() -> nnx.Module:
         return model.create(config)
 
-    graphdef = nnx.split(nnx.eval_shape(create))[0]
+    graphdef = graph_of(create)
 
     def cache(key: jax.Array) -> Cache:
         shapes, tree = jax.tree.flatten(jax.eval_shape(

@@ -24,13 +24,26 @@ def _folder() -> Path | None:
     return Path(found) if found else None
 
 
+def tokens(batch: int, *, tiny: bool = False) -> minilm.Tokens:
+    """Token ids and mask of the sentences, i32[B, S] each; tiny: random ones, of 32 tokens.
+
+    Raises:
+      ValueError: there are not so many sentences.
+    """
+    if tiny:
+        rng = np.random.default_rng(5)
+        ids = rng.integers(0, bert.tiny().vocabulary, (batch, 32)).astype(np.int32)
+        return ids, (np.arange(32) < rng.integers(4, 33, (batch, 1))).astype(np.int32)
+    sentences = shipped()[:batch]
+    if len(sentences) < batch:
+        raise ValueError(f"batch={batch}: there are only {len(sentences)} sentences")
+    return minilm.load_tokenizer(_folder())(sentences)
+
+
 def _minilm(request: Request) -> Program:
+    ids, mask = tokens(request.batch, tiny=request.tiny)
     if request.tiny:
-        return _tiny(request)
-    sentences = shipped()[:request.batch]
-    if len(sentences) < request.batch:
-        raise ValueError(f"batch={request.batch}: there are only {len(sentences)} sentences")
-    ids, mask = minilm.load_tokenizer(_folder())(sentences)
+        return _tiny(request, ids, mask)
     # Attributes: no published weights are read for the shapes.
     model = nnx.eval_shape(lambda: bert.Encoder(minilm.config(request.jax_dtype),
                                                 rngs=nnx.Rngs(0)))
@@ -41,12 +54,9 @@ def _minilm(request: Request) -> Program:
     return _program(nnx.split(model)[0], state, ids, mask)
 
 
-def _tiny(request: Request) -> Program:
-    """Random weights and ids of two small layers: CI has no published ones."""
+def _tiny(request: Request, ids: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> Program:
+    """Random weights of two small layers: CI has no published ones."""
     config = bert.tiny(dtype=request.jax_dtype)
-    rng = np.random.default_rng(5)
-    ids = rng.integers(0, config.vocabulary, (request.batch, 32)).astype(np.int32)
-    mask = (np.arange(32) < rng.integers(4, 33, (request.batch, 1))).astype(np.int32)
 
     def create() -> bert.Encoder:
         return bert.Encoder(config, rngs=nnx.Rngs(0))

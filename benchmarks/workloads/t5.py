@@ -13,6 +13,7 @@ from benchmarks.workloads.workload import (
     Program,
     Request,
     Workload,
+    graph_of,
     jittered,
     module_program,
     token_ids,
@@ -45,7 +46,7 @@ def _decode(published: t5.T5Config, request: Request) -> Program:
     def create() -> t5.Decoder:
         return t5.Decoder(config, rngs=nnx.Rngs(0))
 
-    graphdef = nnx.split(nnx.eval_shape(create))[0]
+    graphdef = graph_of(create)
 
     def pairs(key: jax.Array) -> t5.Pairs:
         shape = (request.batch, length, config.heads, config.head_size)

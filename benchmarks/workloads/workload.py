@@ -116,7 +116,7 @@ def module_program(create: Callable[[], nnx.Module], inputs: Callable[[jax.Array
       call: ``call(module, *inputs)``; default ``module(*inputs)``.
       name: of the step, which names kernels.
     """
-    graphdef = nnx.split(nnx.eval_shape(create))[0]
+    graphdef = graph_of(create)
 
     def step(state: Any, carry: Any, *args: jax.Array) -> tuple[Any, Any]:
         module = nnx.merge(graphdef, state)
@@ -124,6 +124,27 @@ def module_program(create: Callable[[], nnx.Module], inputs: Callable[[jax.Array
 
     step.__name__ = name
     return Program(step, shape, state=lambda: jittered(create()), inputs=inputs)
+
+
+_GRAPHS: dict[Any, Any] = {}
+
+
+def graph_of(create: Callable[[], nnx.Module]) -> Any:
+    """The module's graph definition, without its values.
+
+    Tracing the constructor takes about half a second for a large model, and a case asks for it up
+    to four times (f32, attention), at every batch. The same code over the same configuration makes
+    the same graph.
+    """
+    cells = getattr(create, "__closure__", None) or ()
+    key = getattr(create, "__code__", create), *(cell.cell_contents for cell in cells)
+    try:
+        known = _GRAPHS.get(key)
+    except TypeError:  # it closes over something that cannot be compared
+        return nnx.split(nnx.eval_shape(create))[0]
+    if known is None:
+        known = _GRAPHS[key] = nnx.split(nnx.eval_shape(create))[0]
+    return known
 
 
 def jittered(module: nnx.Module, seed: int = 7) -> Any:

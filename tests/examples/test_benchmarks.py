@@ -5,11 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +12,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.profiler import ProfileData
 from small_models import chained
 
 import benchmarks.workloads as zoo
-from benchmarks import data, load, select, supervise, timing, trace
+from benchmarks import data, load, select, trace, turns
 from benchmarks.data import L2_BYTES, Case, Data
 from benchmarks.errors import ArrayError, Errors, errors, verdict
 from benchmarks.floor import floor_of
 from benchmarks.machine import Speed
 from benchmarks.measure import Settings, measure
 from benchmarks.peers import NoPeer
+from benchmarks.phases import Phases
 from benchmarks.results import Folder, default_folder
 from benchmarks.row import Row
 from benchmarks.running import Facts
 from benchmarks.select import BadFlag
 from benchmarks.systems_jax import JaxRunning
-from benchmarks.throttle import decoded
+from benchmarks.turns import Turns
 from benchmarks.workloads.workload import Program, Request, Workload
-from benchmarks.xla_best import choose
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def counting(request: Request) -> Program:
@@ -168,6 +160,28 @@ def test_the_floor_of_loops_and_convolutions() -> None:
     assert floor_of(conv, image, kernel).flops == 2 * 2 * 16 * 3 * (8 * 3 - 2) ** 2
 
 
+def test_a_models_weights_are_made_once_for_all_batches() -> None:
+    made: list[int] = []
+
+    def noted(request: Request) -> Program:
+        def state() -> Any:
+            made.append(request.batch)
+            return jnp.asarray(0.5, request.jax_dtype)
+
+        return dataclasses.replace(counting(request), state=state)
+
+    model = Workload("noted", "noted", "transformer", noted)
+    micro = dataclasses.replace(model, family="micro")
+    states = [data.make(Case(model, batch, "f32"), sets=2).states[0] for batch in (1, 2)]
+    assert made == [1] and states[0][0] is states[1][0]
+    data.make(Case(model, 1, "bf16"), sets=2)
+    data.make(Case(model, 1, "f32"), sets=2)  # no more than the last ones are kept
+    assert made == [1, 1, 1]
+    for batch in (1, 2):
+        data.make(Case(micro, batch, "f32"), sets=2)
+    assert made[3:] == [1, 2]
+
+
 # Errors
 
 
@@ -219,151 +233,6 @@ def test_a_single_number_may_be_off_by_more_than_a_thousand_may() -> None:
         assert verdict(Errors((ArrayError(0.01, size),)), none, "bf16") is right
 
 
-# Traces
-
-
-def events(calls: int, *, kernels: tuple[str, ...] = ("a", "b"), over: int = 0,
-           ) -> list[trace.Event]:
-    """Delay (1 kernel, 20 ms), pause, the same again, then calls 10 us apart: kernels of 3 us,
-    1 us apart."""
-    out = [trace.Event("sleep", 0, 20e6), trace.Event("sleep", 60e6, 80e6)]
-    now = 80e6
-    for _ in range(calls):
-        for name in kernels:
-            out.append(trace.Event(name, now, now + 3e3))
-            now += 4e3
-        now += 9e3
-    return out + [trace.Event("late", now, now + 1e3)] * over
-
-
-def test_a_trace_is_split_into_calls() -> None:
-    delay, rest = trace.without_delay(events(5, kernels=("a", "MemcpyD2D", "b")))
-    assert [e.name for e in delay] == ["sleep"] and len(rest) == 15
-    found = trace.split(rest, 5)
-    assert (found.span_us, found.busy_us, found.kernels, found.copies) == (11, 9, 2, 1)
-    assert found.by_name == {"a": 3, "MemcpyD2D": 3, "b": 3} and not found.note
-
-
-def test_a_trace_that_does_not_divide_gives_the_mean_and_says_so() -> None:
-    _, rest = trace.without_delay(events(5, over=1))
-    found = trace.split(rest, 5)
-    assert "does not tell calls apart" in found.note
-    assert found.span_us == pytest.approx((5 * 17 + 1) / 5)
-    mixed = [trace.Event(name, k, k + 1) for k, name in enumerate("aabb")]
-    assert trace.split(mixed, 2).note
-
-
-@pytest.mark.parametrize("broken", [
-    events(0), [e for e in events(3) if e.start != 0],
-    [trace.Event("sleep", 0, 20e6), trace.Event("other", 60e6, 80e6), *events(3)[2:]],
-])
-def test_a_trace_without_delays_or_calls_is_refused(broken: list[trace.Event]) -> None:
-    with pytest.raises(trace.NoDeviceTrace):
-        trace.without_delay(broken)
-
-
-TRACE = """
-planes {
-  name: "/host:CPU"
-  lines { name: "Stream #1" events { metadata_id: 1 duration_ps: 9000000 } }
-  event_metadata { key: 1 value { id: 1 name: "host" } }
-}
-planes {
-  name: "/device:GPU:0"
-  lines {
-    name: "Stream #7(Compute)" timestamp_ns: 1000
-    events { metadata_id: 2 offset_ps: 4000000 duration_ps: 1000000 }
-    events { metadata_id: 1 duration_ps: 3000000 }
-  }
-  lines { name: "XLA Ops" events { metadata_id: 1 duration_ps: 3000000 } }
-  event_metadata { key: 1 value { id: 1 name: "mono_bert" } }
-  event_metadata { key: 2 value { id: 2 name: "loop_fusion" } }
-}
-"""
-
-
-def test_kernels_are_read_from_gpu_streams_only() -> None:
-    def read(text: str) -> ProfileData:
-        return ProfileData.from_serialized_xspace(ProfileData.text_proto_to_serialized_xspace(text))
-
-    assert trace.events(read(TRACE)) == [trace.Event("mono_bert", 1000, 4000),
-                                         trace.Event("loop_fusion", 5000, 6000)]
-    with pytest.raises(trace.NoDeviceTrace):
-        trace.events(read("planes {" + TRACE.split("planes {")[1]))
-
-
-# Clocks
-
-
-class Sleeper:
-    """A program of known duration."""
-
-    facts = Facts()
-
-    def __init__(self, milliseconds: float, *, dies_at: int = 10**9) -> None:
-        self.label = str(milliseconds)
-        self.calls = 0
-        self._ms, self._dies_at = milliseconds, dies_at
-
-    def start(self) -> Any:
-        self.calls += 1
-        if self.calls >= self._dies_at:
-            raise RuntimeError("out of\nmemory")
-        return time.perf_counter()
-
-    def wait(self, token: Any) -> None:
-        time.sleep(self._ms / 1e3)
-
-    def delay(self, milliseconds: float) -> Any:
-        return None
-
-    def close(self) -> None:
-        pass
-
-
-def test_times_are_taken_in_turns_and_a_failure_costs_one_system() -> None:
-    failures = timing.Failures()
-    systems = {"a": Sleeper(2), "b": Sleeper(4), "c": Sleeper(1, dies_at=4)}
-    found = timing.pipelined(systems, seconds=0.05, rounds=5, calls=1, failures=failures)
-    assert set(found) == {"a", "b"} and failures.reasons == {"c": "RuntimeError: out of memory"}
-    assert 1.5 < found["b"].ratio_to(found["a"]) < 2.5
-    assert found["a"].at(0.1) <= found["a"].median_us <= found["a"].at(0.9)
-    single = timing.latency(systems, seconds=0.01, failures=failures)
-    assert set(single) == {"a", "b"} and len(single["b"].rounds) >= 20
-    assert timing.queued(Sleeper(1), 100.0) is None
-    with pytest.raises(RuntimeError):
-        timing.pipelined({"c": Sleeper(1, dies_at=1)}, seconds=1, rounds=2, calls=1)
-
-
-def test_calls_that_wait_fit_the_queues() -> None:
-    assert timing.ahead(500, 1)[0] == 24 and timing.ahead(500, 300)[0] == 3
-    calls, milliseconds = timing.ahead(500, 1)
-    assert milliseconds >= calls * 0.5
-    assert timing.ahead(1e6, 1)[1] <= 250
-
-
-def test_the_faster_device_decides_between_equal_variants() -> None:
-    def never() -> float:
-        raise AssertionError
-
-    assert choose([(100, never), (90, never), (200, never)]) == 1
-    assert choose([(100, lambda: 50), (101, lambda: 40), (200, never)]) == 1
-
-
-def test_load_keeps_processes_busy_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "cores", lambda: 2)
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-    with load.busy(0.5) as count:
-        assert count == 1
-        assert children.read_text().split()
-    assert not children.read_text().split()
-
-
-def test_throttling_is_named() -> None:
-    assert decoded(0) == decoded(0x1 | 0x2 | 0x10 | 0x100) == ()
-    assert decoded(0x4 | 0x20) == ("power cap", "heat (software)")
-
-
 # Whole cases
 
 
@@ -387,10 +256,11 @@ SYSTEMS = (("xla", None), ("torch_compile", None), ("jaxmono", "layer"),
            ("jaxmono", "monolithic"))
 
 
-def rows(name: str, **settings: Any) -> list[Row]:
+def rows(name: str, *, phases: Phases | None = None, **settings: Any) -> list[Row]:
     workload = {"counting": COUNTING,
                 "broken": dataclasses.replace(COUNTING, build=_broken)}[name]
-    return list(measure(Case(workload, 2, "f32"), Settings(SYSTEMS, commit="abc", **settings)))
+    return list(measure(Case(workload, 2, "f32"), Settings(SYSTEMS, commit="abc", **settings),
+                        phases))
 
 
 def test_every_system_has_a_row_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,12 +281,19 @@ def test_every_system_has_a_row_whatever_happens(monkeypatch: pytest.MonkeyPatch
 
 
 def test_times_end_up_in_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    spans = iter((100.0, 50.0))
-    monkeypatch.setattr(trace, "device_times", lambda running, us, kernels: trace.DeviceTimes(
-        next(spans), 40.0, 7, 1, {"k": 40.0}))
+    def device_times(asked: Any, failures: Any) -> Any:
+        return {key: trace.DeviceTimes(us, 40.0, 7, 1, {"k": 40.0})
+                for key, us in zip(asked, (100.0, 50.0), strict=True)}
+
+    monkeypatch.setattr(trace, "device_times", device_times)
     monkeypatch.setattr(load, "cores", lambda: 2)
     speed = Speed(1e12, {"f32": 1e12})
-    found = rows("counting", speed=speed, rounds=3, seconds=0.02, profile=True, cpu_loads=(0.5,))
+    phases = Phases()
+    found = rows("counting", phases=phases, speed=speed, rounds=3, seconds=0.02, profile=True,
+                 cpu_loads=(0.5,))
+    assert list(phases.seconds) == ["data", "reference", "xla", "torch_compile", "jaxmono",
+                                    "pipelined", "latency", "queued", "trace", "load", "errors",
+                                    "close"]
     xla, mono = found[0], found[3]
     assert xla.ratio_to_xla == 1 and xla.device_ratio_to_xla == 1 and xla.device_us == 100
     assert mono.device_ratio_to_xla == 0.5 and mono.kernels == 7 and mono.copies == 1
@@ -428,7 +305,7 @@ def test_times_end_up_in_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert under[0].pipelined_us is None and under[2].status == "failed"
 
 
-# The program
+# What is asked for
 
 
 def test_flags_that_make_no_sense(few: None) -> None:
@@ -448,65 +325,23 @@ def test_flags_that_make_no_sense(few: None) -> None:
             wrong()
 
 
-def run(*flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "benchmarks.run", *flags], cwd=ROOT, check=False,
-                          capture_output=True, text=True,
-                          env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)})
-
-
-@pytest.mark.parametrize(("flags", "told"), [
-    (("--models=bert_bas",), "did you mean bert_base"), (("--nonsense=1",), "'nonsense'"),
-    (("--models=bert_base",), "--tiny --interpret"),
-])
-def test_the_program_says_what_to_do(flags: tuple[str, ...], told: str) -> None:
-    done = run(*flags)
-    assert done.returncode == 2, done.stderr
-    assert told in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_tiny_run_without_a_gpu(tmp_path: Path) -> None:
-    done = run("--tiny", "--interpret", "--models=bert_base", f"--out={tmp_path}", "--commit=abc",
-               "--modes=monolithic,layer")
-    assert done.returncode == 1, done.stderr  # mode='layer' is not built
-    assert "nothing is timed" in done.stdout.replace("\n", " ")
-    found = [Row.from_json(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [r.name for r in found] == ["xla", "jaxmono monolithic", "jaxmono layer"]
-    assert found[1].ok and found[1].status == "ok" and found[1].kernels == 1
-    for row in found:
-        assert all(v is None for k, v in vars(row).items() if k.endswith(("_us", "_s"))
-                   or "_us_" in k)
-    assert "note" in json.loads((tmp_path / "header.json").read_text())
-    assert (tmp_path / "results.md").exists()
-
-
-@pytest.fixture
-def dying(tmp_path: Path) -> Iterator[str]:
-    """A measuring program that is killed in its first case, and ends well the second time."""
-    (tmp_path / "dying_run.py").write_text(f"""
-import os, signal, sys, time
-from pathlib import Path
-from benchmarks import supervise
-from benchmarks.row import Row
-if "--resume" not in sys.argv:
-    supervise.working_on(Path({str(tmp_path)!r}), [Row("m", 1, "", "bf16", "xla")])
-    if "hang" in sys.argv:
-        time.sleep(60)
-    os.kill(os.getpid(), signal.SIGSEGV)
-""")
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
-    yield "dying_run"
-    os.environ.pop("PYTHONPATH")
-    if before is not None:
-        os.environ["PYTHONPATH"] = before
-
-
-@pytest.mark.parametrize(("how", "told"), [("die", "SIGSEGV"), ("hang", "--case_limit_s")])
-def test_a_case_that_kills_its_process_has_rows_too(dying: str, tmp_path: Path, how: str,
-                                                   told: str) -> None:
-    assert supervise.supervise(dying, [how], limit_s=1 if how == "hang" else 60) == 1
-    row = Row.from_json((tmp_path / "rows.jsonl").read_text())
-    assert row.status == "failed" and told in row.reason and row.model == "m"
+def test_the_longest_come_first_but_a_model_is_stayed_with(tmp_path: Path) -> None:
+    model = dataclasses.replace(COUNTING, name="model")
+    cases = [Case(w, batch, "f32") for w in (COUNTING, model) for batch in (1, 2, 3)]
+    assert [c.name for c in Turns(cases)] == [c.name for c in cases]  # alone: the table's order
+    seconds = {c.name: float(s) for c, s in zip(cases, (1, 2, 3, 4, 9, 5), strict=True)}
+    first = Turns(cases, tmp_path / "turns", seconds)
+    taken = [next(iter(first)).name]
+    taken += [c.name for c in Turns(cases, tmp_path / "turns", seconds)]
+    assert taken == ["model b2 f32", "model b3 f32", "model b1 f32", "counting b3 f32",
+                     "counting b2 f32", "counting b1 f32"]
+    assert not list(first)  # none is taken twice
+    assert turns.expected_s(Case(COUNTING, 8, "f32"), {}) > turns.expected_s(cases[0], {})
+    (tmp_path / "old").mkdir()
+    folder = Folder(tmp_path / "old")
+    folder.add_phases("counting b1 f32", {"xla": 1.0, "total": 2.5}, worker=1)
+    assert turns.seconds_of(tmp_path, besides=tmp_path / "new") == {"counting b1 f32": 2.5}
+    assert turns.seconds_of(tmp_path, besides=tmp_path / "old") == {}
 
 
 def test_chained_calls_depend_on_each_other_and_none_is_left_out() -> None:

@@ -259,3 +259,32 @@ def test_what_cannot_be_prepared_says_why() -> None:
         prepare(linear_peer(), "eager", seeds=[0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="seeds is empty"):
         prepare(linear_peer(), "torch_compile", seeds=[])
+
+
+@faithful
+def test_minilms_peer_computes_the_published_embeddings() -> None:
+    """With the published weights in it, on the workload's sentences."""
+    torch = needs_torch()
+    import jax
+    import numpy as np
+    from safetensors.torch import load_file
+
+    from benchmarks.workloads import find
+    from benchmarks.workloads.minilm import _folder
+    from examples.models import minilm
+
+    try:
+        folder = _folder() or minilm.package_directory()
+    except minilm.NotInstalled as error:
+        pytest.skip(str(error))
+    peer = torch_peer("minilm_f32")(4, torch.float32, "cpu")
+    missing, _ = peer.module.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    assert not missing
+    program = find("minilm_f32").program(batch=4)
+    ids, mask = program.inputs(jax.random.key(0))
+    with torch.no_grad():
+        got = peer(*(torch.from_numpy(np.asarray(a, np.int64)) for a in (ids, mask)))
+    want, _ = program.step(program.state(), (), ids, mask)
+    np.testing.assert_allclose(got.numpy(), want, atol=1e-5)
+    mine = peer.inputs(0)
+    assert tuple(mine[0].shape) == ids.shape and int(mine[1].sum()) == int(mask.sum())

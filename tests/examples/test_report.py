@@ -205,9 +205,26 @@ def test_exit_status_of_compare(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "+6.0 % | differs |" in text
     assert "Only in b: new 1 s128 bf16 jaxmono stitch." in text
     assert compare.main([str(a), str(b), "--tolerance=0.1"]) == 0
-    assert compare.main([str(a), str(b), "--by=pipelined", "--least=1e6"]) == 0
+    assert text.endswith("Verdict: different: 6 ratios judged, 2 of them differ; 1 rows are in one "
+                         "run only, and are not judged.\n")
+    assert compare.main([str(a), str(b), "--by=pipelined", "--least=1e6"]) == 2  # none is judged
+    assert "Verdict: nothing to compare" in capsys.readouterr().out
     other = write(tmp_path / "c", [row("other", "xla", 1.0)])
     assert compare.main([str(a), str(other)]) == 2
+
+
+def test_compare_knows_a_case_that_lost_its_process_and_rows_of_other_commits() -> None:
+    a = Results({}, tuple(replace(r, commit="abc") for r in rows()))
+    lost = tuple(replace(r, shape="", status="failed", reason="died", commit="abc",
+                         device_us=None, pipelined_us=None) for r in a.rows if r.model == "bert")
+    for one, other in ((a, Results({}, lost)), (Results({}, lost), a)):
+        found = compare.compare(one, other, ("device",))
+        assert {d.verdict for d in found if d.bad} >= {"ok / failed"} or \
+            {d.verdict for d in found if d.bad} >= {"failed / ok"}
+        assert "different" in compare.verdict(one, other, found)
+    assert "commit" not in compare.verdict(a, a, compare.compare(a, a))
+    resumed = Results({}, (*a.rows[:3], *(replace(r, commit="def") for r in a.rows[3:])))
+    assert "not all of one commit" in compare.verdict(a, resumed, compare.compare(a, resumed))
 
 
 def test_the_command_rewrites_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,5 +70,16 @@ def test_a_tiny_model_is_as_right_as_under_xla(workload: Workload) -> None:
         list(zip(_errors(ours, exact), bars, strict=True))
 
 
+def test_weights_do_not_depend_on_the_batch() -> None:
+    """The yardstick makes a model's once for all batches."""
+    for workload in WORKLOADS.values():
+        if workload.family != "micro" and len(workload.batches) > 1:
+            one, two = (jax.eval_shape(workload.program(tiny=True, batch=batch).state)
+                        for batch in (1, 2))
+            assert jax.tree.structure(one) == jax.tree.structure(two), workload.name
+            assert all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(
+                jax.tree.leaves(one), jax.tree.leaves(two), strict=True)), workload.name
+
+
 def test_names_are_flag_values() -> None:
     assert all(name == name.lower() and "," not in name and " " not in name for name in WORKLOADS)
