@@ -53,7 +53,7 @@ def part(root: Path) -> str:
     commit = f", commit `{full[:10]}{dash}{changes}`" if full else ""
     lines = [
         f"Microseconds on the GPU per call ({place or folder.name}{commit}); a ratio below 1 is "
-        f"faster than XLA. [All models, and pipelined times, latency, kernels, errors, "
+        f"faster than XLA. [All rows of that run, and pipelined times, latency, kernels, errors, "
         f"failures]({where}/results.md).", "",
         *device_table(results, _telling(results), ratios_of=("jaxmono",))]
     if (folder / PLOT).is_file():

@@ -23,6 +23,10 @@ TILE = 64
 MAX_INLINE_OPS = 192
 """A longer chain is not copied into several groups."""
 
+MAX_OUTPUTS = 4
+"""Of merged loops: a vector of each and of what it reads is in registers at a time. With 8 (scales of
+8 batch norms, f32) 288 bytes were spilled."""
+
 _CAP = 1 << 40
 
 
@@ -205,7 +209,7 @@ def merge(groups: list[Draft], level: dict[Draft, int],
 
 
 def _worth(host: Draft, other: Draft, reads: dict[Draft, tuple[Value, ...]]) -> bool:
-    if len(host.outputs) >= 8:
+    if len(host.outputs) >= MAX_OUTPUTS:
         return False
     small = math.prod(v.size for v in host.domain) <= 4096
     return small or bool(set(reads[host]) & set(reads[other]))
