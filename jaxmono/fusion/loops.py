@@ -24,8 +24,8 @@ MAX_INLINE_OPS = 192
 """A longer chain is not copied into several groups."""
 
 MAX_OUTPUTS = 4
-"""Of merged loops: a vector of each and of what it reads is in registers at a time. With 8 (scales of
-8 batch norms, f32) 288 bytes were spilled."""
+"""Of merged loops: a vector of each and of what it reads is in registers at a time. With 8 (the
+scales of 8 batch norms, f32) 288 bytes were spilled."""
 
 _CAP = 1 << 40
 
