@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from contraction_harness import build, check_near, plan_of, smooth
 from test_attention import attention_sig, qkv
+from thinned import thinned
 
 from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.attention_logits import softmax_of
@@ -60,7 +61,7 @@ FACTORS = {
 
 
 @pytest.mark.parametrize("name", list(FACTORS))
-@pytest.mark.parametrize("keys", [75, 96])
+@pytest.mark.parametrize("keys", thinned([75, 96]))
 def test_probabilities_with_factors(name: str, keys: int) -> None:
     plan = plan_of(lambda q, k, v, c: attend(q, k, v, lambda p: FACTORS[name](p, c)),
                    *qkv(40, keys, 16, BF16), Spec((40, keys), F32))
@@ -117,7 +118,7 @@ def test_scores_with_a_factor_stay_scores() -> None:
     assert scaled(made(scale=jnp.linspace(0.1, 1, 40))) is None
 
 
-@pytest.mark.parametrize("size", [10.0, 3e3])
+@pytest.mark.parametrize("size", thinned([3e3, 10.0]))
 def test_weights_of_large_scores(size: float) -> None:
     """Beyond the exponents that one multiply-add rounds well enough."""
     plan = plan_of(attend, *qkv(40, 75, 16, F16))

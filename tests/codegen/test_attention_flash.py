@@ -13,6 +13,7 @@ import pytest
 from contraction_harness import build, check_near, plan_of, smooth
 from harness import run_program
 from test_attention import attend, attention_form, attention_sig, qkv
+from thinned import thinned
 
 from jaxmono.codegen import attention_flash, attention_logits, cuda_target, generate
 from jaxmono.codegen.attention import AttentionSchedule
@@ -46,7 +47,7 @@ SCHEDULES = [
 
 
 @pytest.mark.parametrize("s", SCHEDULES)
-@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("dtype", thinned([BF16, F16]))
 def test_schedules(s: AttentionSchedule, dtype: Any) -> None:
     """Chunks that do not divide the keys, warps and blocks that share rows, tiles past the end."""
     run(plan_of(attend, *qkv(70, 100, 16, dtype, dv=32)), s, rtol=RTOL[dtype], blocks=(4, 5))
@@ -165,7 +166,7 @@ SHAPES = [(16, 12, 128, 128, 64), (1, 12, 128, 128, 64), (1, 12, 512, 512, 64),
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", thinned(["sm_80", "sm_90"]))
 def test_chosen_schedules_compile_without_spills(shape: tuple[int, ...], arch: str) -> None:
     batch, heads, m, n, d = shape
     plan = plan_of(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=m > 1),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from contraction_harness import build, check_near, plan_of, smooth
 from test_attention import attend, attention_sig, qkv
+from thinned import thinned
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.attention_flash import groups
@@ -68,7 +69,7 @@ FORMS = [repeated, broadcast, einsum, library]
 
 
 @pytest.mark.parametrize("fn", FORMS)
-@pytest.mark.parametrize("queries", [1, 20, 70])
+@pytest.mark.parametrize("queries", thinned([1, 20, 70]))
 def test_one_stage_and_one_reading_of_the_keys(fn: Any, queries: int) -> None:
     """The planner or the schedule makes rows of the 4 heads of a group."""
     made = plan(fn, queries, 70, 8, 2)

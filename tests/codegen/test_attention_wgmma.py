@@ -17,6 +17,7 @@ from harness import run_program
 from test_attention import attend, attention_sig, qkv
 from test_attention_flash import masked
 from test_contraction_sync import own_text, rewritten
+from thinned import thinned
 
 from jaxmono.codegen import attention_wgmma, cuda_target, generate, headers, nvrtc
 from jaxmono.codegen import compile as compiling
@@ -51,14 +52,14 @@ SCHEDULES = [wgmma(64, 64, 2), wgmma(64, 128, 5), wgmma(64, 256, 2), wgmma(128, 
 
 
 @pytest.mark.parametrize("s", SCHEDULES)
-@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("dtype", thinned([BF16, F16]))
 def test_schedules(s: AttentionSchedule, dtype: Any) -> None:
     """Rings of two tiles and of many, tiles past the end, warpgroups and blocks that share rows."""
     run(plan_of(attend, *qkv(150, 300, 24, dtype, dv=40)), s, rtol=RTOL[dtype], blocks=(4, 5))
 
 
 @pytest.mark.parametrize("layout", ["bhmd", "bmhd", "bhdm", "dbhm", "mbhd"])
-@pytest.mark.parametrize("s", [wgmma(64, 128, 3), wgmma(128, 64, 3)])
+@pytest.mark.parametrize("s", thinned([wgmma(64, 128, 3), wgmma(128, 64, 3)]))
 def test_layouts(layout: str, s: AttentionSchedule) -> None:
     """Queries, keys and values along d or along positions."""
     run(plan_of(lambda q, k, v: attend(q, k, v, layout=layout),
@@ -156,7 +157,7 @@ def statements() -> list[Any]:
     return [pytest.param(i, id=f"{i}-{m[0]}") for i, m in found]
 
 
-@pytest.mark.parametrize("number", statements())
+@pytest.mark.parametrize("number", thinned(statements(), 4))
 def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def change(text: str) -> str:
         found = list(STATEMENT.finditer(text))[number]

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from contraction_harness import build, plan_of, small_integers, smooth, with_dots
 from harness import run_program
+from thinned import thinned
 
 from jaxmono.codegen import compile as compiling
 from jaxmono.codegen import headers
@@ -178,7 +179,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "attention_flash.cuh": flash_heads, "attention_rows.cuh": flash_heads}
 
 
-@pytest.mark.parametrize(("name", "number"), [p for n in CASES for p in statements(n)])
+@pytest.mark.parametrize(("name", "number"), [p for n in CASES for p in thinned(statements(n))])
 def test_every_sync_of_the_headers_matters(name: str, number: int,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(CASES[name](), monkeypatch, removed(name, number)) != ""

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from contraction_harness import dot_sigs, plan_of
 from jax import lax
+from thinned import thinned
 
 import jaxmono
 from jaxmono.codegen import cuda_target, generate
@@ -109,7 +110,7 @@ def error(found: X, wanted: X) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", thinned(NETS))
 def test_a_network_is_one_kernel(name: str) -> None:
     net, shapes = NETS[name]
     wide, narrow = (arguments(shapes, t) for t in (jnp.float32, jnp.bfloat16))
