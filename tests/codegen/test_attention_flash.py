@@ -46,7 +46,7 @@ SCHEDULES = [
     flash(64, 16, 2, split=2), flash(64, 32, 2, 8, split=4)]
 
 
-@pytest.mark.parametrize("s", SCHEDULES)
+@pytest.mark.parametrize("s", thinned(SCHEDULES))
 @pytest.mark.parametrize("dtype", thinned([BF16, F16]))
 def test_schedules(s: AttentionSchedule, dtype: Any) -> None:
     """Chunks that do not divide the keys, warps and blocks that share rows, tiles past the end."""
@@ -165,7 +165,7 @@ SHAPES = [(16, 12, 128, 128, 64), (1, 12, 128, 128, 64), (1, 12, 512, 512, 64),
           (1, 8, 1024, 1024, 256), (1, 12, 1, 2048, 64), (2, 2, 7, 16, 8)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", thinned(SHAPES))
 @pytest.mark.parametrize("arch", thinned(["sm_80", "sm_90"]))
 def test_chosen_schedules_compile_without_spills(shape: tuple[int, ...], arch: str) -> None:
     batch, heads, m, n, d = shape

@@ -68,7 +68,7 @@ def plan(fn: Any, m: int, n: int, heads: int, kept: int, d: int = 16, **kw: Any)
 FORMS = [repeated, broadcast, einsum, library]
 
 
-@pytest.mark.parametrize("fn", FORMS)
+@pytest.mark.parametrize("fn", thinned(FORMS))
 @pytest.mark.parametrize("queries", thinned([1, 20, 70]))
 def test_one_stage_and_one_reading_of_the_keys(fn: Any, queries: int) -> None:
     """The planner or the schedule makes rows of the 4 heads of a group."""

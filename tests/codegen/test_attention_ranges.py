@@ -73,7 +73,7 @@ def run(plan: Plan, s: AttentionSchedule, given: list[Any], wanted: list[Any] | 
             np.testing.assert_allclose(a.astype(np.float64), b, rtol=2e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("s", thinned(SCHEDULES))
+@pytest.mark.parametrize("s", thinned(SCHEDULES, 3))
 @pytest.mark.parametrize("fn", [
     causal, window, functools.partial(causal, offset=-3), functools.partial(causal, offset=60),
     functools.partial(causal, offset=-130), functools.partial(causal, offset=-3, small=-math.inf)])
@@ -84,7 +84,7 @@ def test_masks_of_positions(fn: Any, s: AttentionSchedule) -> None:
     run(plan, s, smooth(plan.graph))
 
 
-@pytest.mark.parametrize("s", thinned(SCHEDULES))
+@pytest.mark.parametrize("s", thinned(SCHEDULES, 3))
 def test_positions_from_memory(s: AttentionSchedule) -> None:
     plan = plan_of(filled, *qkv(1, 300, 16, BF16), INT)
     assert range_of(plan) is not None
@@ -96,7 +96,7 @@ def test_positions_from_memory(s: AttentionSchedule) -> None:
     run(plan, s, [*smooth(plan.graph)[:3], np.asarray([0, 70, 200], np.int32)])
 
 
-@pytest.mark.parametrize("s", thinned(SCHEDULES))
+@pytest.mark.parametrize("s", thinned(SCHEDULES, 3))
 def test_skipped_keys_are_not_read(s: AttentionSchedule) -> None:
     """What lies behind the last chunk of the filled keys may be anything."""
     plan = plan_of(filled, *qkv(1, 300, 16, BF16), INT)

@@ -51,7 +51,7 @@ SCHEDULES = [wgmma(64, 64, 2), wgmma(64, 128, 5), wgmma(64, 256, 2), wgmma(128, 
              wgmma(128, 128, 4), wgmma(64, 64, 3, split=4), wgmma(128, 64, 2, split=2)]
 
 
-@pytest.mark.parametrize("s", SCHEDULES)
+@pytest.mark.parametrize("s", thinned(SCHEDULES))
 @pytest.mark.parametrize("dtype", thinned([BF16, F16]))
 def test_schedules(s: AttentionSchedule, dtype: Any) -> None:
     """Rings of two tiles and of many, tiles past the end, warpgroups and blocks that share rows."""
@@ -180,7 +180,7 @@ SHAPES = [(16, 12, 128, 128, 64), (1, 12, 2048, 2048, 64), (1, 32, 8192, 8192, 1
           (1, 8, 1024, 1024, 192), (16, 12, 512, 512, 80), (16, 8, 512, 512, 192)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", thinned(SHAPES))
 def test_candidates_compile_for_hopper(shape: tuple[int, ...]) -> None:
     """The choice and the one with most registers: no spills, no products one after the other."""
     batch, heads, m, n, d = shape
