@@ -1,8 +1,9 @@
 """Runs generated kernels and next to nothing else, for `compute-sanitizer` to watch.
 
-    PYTHONPATH=.:tests python tests/gpu/sanitized.py NUMBER...
+    PYTHONPATH=.:tests python tests/gpu/sanitized.py NUMBER... MODEL:BATCH...
 
-A tiny BERT, a tiny decoder, and the batches of random programs with these numbers.
+A tiny BERT and a tiny decoder, the batches of random programs with these numbers, and models of the
+yardstick at their published sizes.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from batches import batch
 from small_models import bert_data, opt_data
 
 import jaxmono
+from benchmarks import data
+from benchmarks.workloads import find
 from examples.models import bert, opt
 
 
@@ -27,19 +30,28 @@ def run(function: Any, args: Any) -> None:
     sys.stdout.write(f"{kernels} kernels, {len(jax.tree.leaves(out))} results\n")
 
 
-def main(numbers: list[int]) -> None:
+def model(spec: str) -> data.Data:
+    """``"resnet50:4"``: the workload with random data."""
+    name, batch_size = spec.split(":")
+    workload = find(name)
+    return data.make(data.Case(workload, int(batch_size), workload.dtype), sets=1)
+
+
+def main(what: list[str]) -> None:
     """Everything; what is not a generated kernel is prepared on the CPU."""
     with jax.default_device(jax.devices("cpu")[0]):
         cases = [bert_data(2, length=16, config=bert.tiny(), sets=1),
-                 opt_data(length=16, config=opt.tiny(), sets=1)]
+                 opt_data(length=16, config=opt.tiny(), sets=1),
+                 *(model(spec) for spec in what if ":" in spec)]
         arguments = [jax.tree.map(np.asarray, case.arguments()) for case in cases]
     for case, args in zip(cases, arguments, strict=True):
         run(case.program.step, args)
-    for number in numbers:
-        programs = batch(number)
-        with programs.context():
-            run(programs.fun, (programs.args,))
+    for number in what:
+        if ":" not in number:
+            programs = batch(int(number))
+            with programs.context():
+                run(programs.fun, (programs.args,))
 
 
 if __name__ == "__main__":
-    main([int(a) for a in sys.argv[1:]])
+    main(sys.argv[1:])

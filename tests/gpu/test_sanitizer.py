@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_clean(tool: str) -> None:
     script = Path(__file__).with_name("sanitized.py")
     numbers = [str(number) for number in range(9)]  # one batch of every kind
+    # Buffers of every size, with wgmma, attention and pairs of convolutions.
+    numbers += ["resnet50:4", "bert_base:1"] if tool == "memcheck" else ["b2b_conv_1:32"]
     done = subprocess.run(
         [str(SANITIZER), f"--tool={tool}", f"--error-exitcode={FOUND}", "--print-limit=5",
          sys.executable, str(script), *numbers],

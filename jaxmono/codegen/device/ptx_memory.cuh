@@ -5,40 +5,61 @@
 namespace jaxmono {
 
 // One load instruction for every size. u8 goes through a 32-bit register.
-#define JM_LOAD(NAME, VOLATILE, OP, CLOBBER)                                               \
+//
+// `volatile` although nothing writes what ld_stream reads: the compiler takes an asm that is not for
+// arithmetic, and moves it in front of the test that guards it.
+#define JM_LOAD(NAME, OP, CLOBBER)                                                         \
   template <class T>                                                                       \
   JM_DEVICE T NAME(const T* p) {                                                           \
     if constexpr (sizeof(T) == 16) {                                                       \
       Bits128 x;                                                                           \
-      asm VOLATILE("ld." OP ".v4.u32 {%0, %1, %2, %3}, [%4];"                              \
+      asm volatile("ld." OP ".v4.u32 {%0, %1, %2, %3}, [%4];"                              \
                    : "=r"(x.x[0]), "=r"(x.x[1]), "=r"(x.x[2]), "=r"(x.x[3])                \
                    : "l"(p)                                                                \
                    : CLOBBER);                                                             \
       return bitcast<T>(x);                                                                \
     } else if constexpr (sizeof(T) == 8) {                                                 \
       uint64_t x;                                                                          \
-      asm VOLATILE("ld." OP ".u64 %0, [%1];" : "=l"(x) : "l"(p) : CLOBBER);                \
+      asm volatile("ld." OP ".u64 %0, [%1];" : "=l"(x) : "l"(p) : CLOBBER);                \
       return bitcast<T>(x);                                                                \
     } else if constexpr (sizeof(T) == 4) {                                                 \
       uint32_t x;                                                                          \
-      asm VOLATILE("ld." OP ".u32 %0, [%1];" : "=r"(x) : "l"(p) : CLOBBER);                \
+      asm volatile("ld." OP ".u32 %0, [%1];" : "=r"(x) : "l"(p) : CLOBBER);                \
       return bitcast<T>(x);                                                                \
     } else if constexpr (sizeof(T) == 2) {                                                 \
       uint16_t x;                                                                          \
-      asm VOLATILE("ld." OP ".u16 %0, [%1];" : "=h"(x) : "l"(p) : CLOBBER);                \
+      asm volatile("ld." OP ".u16 %0, [%1];" : "=h"(x) : "l"(p) : CLOBBER);                \
       return bitcast<T>(x);                                                                \
     } else {                                                                               \
       static_assert(sizeof(T) == 1, "loads are of 1, 2, 4, 8 or 16 bytes");                \
       uint32_t x;                                                                          \
-      asm VOLATILE("ld." OP ".u8 %0, [%1];" : "=r"(x) : "l"(p) : CLOBBER);                 \
+      asm volatile("ld." OP ".u8 %0, [%1];" : "=r"(x) : "l"(p) : CLOBBER);                 \
       return bitcast<T>(static_cast<uint8_t>(x));                                          \
     }                                                                                      \
   }
-JM_LOAD(ld_global, volatile, "global", "memory")
-JM_LOAD(ld_nc, , "global.nc", )  // nothing writes it: free to move
+JM_LOAD(ld_global, "global", "memory")
 // An L2 policy would need a 32-byte load or a policy register.
-JM_LOAD(ld_stream, , "global.nc.L1::no_allocate", )
+JM_LOAD(ld_stream, "global.nc.L1::no_allocate", )
 #undef JM_LOAD
+
+// ld.global.nc. Nothing writes what it reads, so the compiler may move it, but not where it did not
+// run: that is the difference between __ldg and an asm.
+template <class T>
+JM_DEVICE T ld_nc(const T* p) {
+  if constexpr (sizeof(T) == 16) {
+    const uint4 x = __ldg(reinterpret_cast<const uint4*>(p));
+    return bitcast<T>(Bits128{{x.x, x.y, x.z, x.w}});
+  } else if constexpr (sizeof(T) == 8) {
+    return bitcast<T>(static_cast<uint64_t>(__ldg(reinterpret_cast<const unsigned long long*>(p))));
+  } else if constexpr (sizeof(T) == 4) {
+    return bitcast<T>(static_cast<uint32_t>(__ldg(reinterpret_cast<const unsigned int*>(p))));
+  } else if constexpr (sizeof(T) == 2) {
+    return bitcast<T>(static_cast<uint16_t>(__ldg(reinterpret_cast<const unsigned short*>(p))));
+  } else {
+    static_assert(sizeof(T) == 1, "loads are of 1, 2, 4, 8 or 16 bytes");
+    return bitcast<T>(static_cast<uint8_t>(__ldg(reinterpret_cast<const unsigned char*>(p))));
+  }
+}
 
 template <class T>
 JM_DEVICE T ld_coherent(const T* p) {
