@@ -21,7 +21,7 @@ from benchmarks.systems_jax import JaxRunning, compile_jaxmono, compile_xla
 from benchmarks.throttle import Nvml
 from benchmarks.timing import Failures, Times
 from benchmarks.torch_side import prepare as prepare_torch
-from benchmarks.xla_best import DEFAULT, XLA_DEFAULT, Choices
+from benchmarks.xla_best import DEFAULT, XLA_DEFAULT, XLA_DEFAULT_ERRORS, Choices
 from benchmarks.xla_best import prepare as prepare_xla
 
 Key: TypeAlias = tuple[str, str | None]
@@ -63,6 +63,19 @@ class Settings:
     nvml: Nvml = field(default_factory=Nvml)
 
 
+@dataclass(frozen=True)
+class Anchor:
+    """A system measured once more, beside those that XLA must not share a process with.
+
+    Attributes:
+      ratio_to_xla, device_ratio_to_xla: as measured beside XLA; None where they are not known.
+    """
+
+    key: Key
+    ratio_to_xla: float | None = None
+    device_ratio_to_xla: float | None = None
+
+
 @dataclass
 class _Found:
     """What was found out about the systems of one case, by key."""
@@ -85,11 +98,14 @@ class _Found:
             self.notes.setdefault(key, []).append(text)
 
 
-def measure(case: Case, settings: Settings, phases: Phases | None = None) -> Iterator[Row]:
+def measure(case: Case, settings: Settings, phases: Phases | None = None,
+            anchor: Anchor | None = None) -> Iterator[Row]:
     """One row for every system, whatever happens to it; then those under load on the CPUs.
 
     Args:
       phases: told where the time goes.
+      anchor: takes turns with the systems, and has no row. Their ratios to XLA are those to the
+        anchor times its own.
     """
     phases = phases or Phases()
     base = {key: Row(case.workload.name, case.batch, "", case.dtype, *key, commit=settings.commit)
@@ -99,20 +115,21 @@ def measure(case: Case, settings: Settings, phases: Phases | None = None) -> Ite
         with phases.phase("data"):
             shape = case.program().shape
         base = {key: replace(row, shape=shape) for key, row in base.items()}
-        _run(case, settings, found, phases)
+        _run(case, settings, found, phases, anchor)
     except Exception as error:  # out of memory, a missing package: no system can run it
         for key in base:
             found.failures.reasons.setdefault(key, timing.reason(error))
     with phases.phase("close"):
         gc.collect()
     for row in base.values():
-        yield _row(row, found, settings, case)
+        yield _row(row, found, settings, case, anchor)
     for share in settings.cpu_loads if settings.speed else ():
         for row in base.values():
             yield _loaded(row, share, found)
 
 
-def _run(case: Case, settings: Settings, found: _Found, phases: Phases) -> None:
+def _run(case: Case, settings: Settings, found: _Found, phases: Phases,
+         anchor: Anchor | None) -> None:
     """Everything that needs the case's data, which is freed with it."""
     with phases.phase("data"):
         data = datas.make(case)
@@ -120,9 +137,11 @@ def _run(case: Case, settings: Settings, found: _Found, phases: Phases) -> None:
     try:
         with phases.phase("reference"):
             wanted = _reference(data, found, settings)
-        for key in settings.systems:
+        first = () if anchor is None else (anchor.key,)
+        for key in (*first, *settings.systems):
             with phases.phase(key[0]):
-                made = found.failures.guard(key, lambda k=key: _prepare(k, data, settings, phases))
+                made = found.failures.guard(
+                    key, lambda k=key: _prepare(k, data, wanted, settings, phases))
             if made is not None:
                 running[key] = made
                 found.facts[key] = made.facts
@@ -159,12 +178,14 @@ def _reference(data: Data, found: _Found, settings: Settings) -> Sequence[tuple[
     return wanted or ()
 
 
-def _prepare(key: Key, data: Data, settings: Settings, phases: Phases) -> Running:
+def _prepare(key: Key, data: Data, wanted: Sequence[tuple[Any, Any]], settings: Settings,
+             phases: Phases) -> Running:
     """Compiles and warms up one system."""
     system, mode = key
     running: Running
     if system == "xla":
-        running = prepare_xla(data, settings.choices, search=settings.search, phases=phases)
+        running = prepare_xla(data, settings.choices, wanted, search=settings.search,
+                              phases=phases)
     elif system == "jaxmono":
         compiled, facts = compile_jaxmono(data.program.step, data, mode or "auto",
                                           interpret=settings.interpret)
@@ -236,14 +257,15 @@ def _compare(running: dict[Key, Running], data: Data, wanted: Sequence[tuple[Any
         return
     # The bar does not depend on which variant was the fastest this time.
     default = Failures()
-    found.reference = default.guard(XLA, lambda: errors.errors(
-        data.kept.get(XLA_DEFAULT) or compile_xla(data.program.step, data)[0], data, wanted))
+    found.reference = data.kept.get(XLA_DEFAULT_ERRORS) or default.guard(
+        XLA, lambda: errors.errors(data.kept.get(XLA_DEFAULT) or
+                                   compile_xla(data.program.step, data)[0], data, wanted))
     for key in mine:
         if default.reasons:
             found.note(key, f"XLA's own error is not known: {default.reasons[XLA]}")
 
 
-def _row(row: Row, found: _Found, settings: Settings, case: Case) -> Row:
+def _row(row: Row, found: _Found, settings: Settings, case: Case, anchor: Anchor | None) -> Row:
     """Everything known about one system."""
     key = (row.system, row.mode)
     facts = found.facts.get(key)
@@ -259,7 +281,7 @@ def _row(row: Row, found: _Found, settings: Settings, case: Case) -> Row:
     row = replace(row, notes="; ".join(dict.fromkeys(filter(None, notes))))
     if key in found.errors:
         row = _judged(row, found.errors[key], found.reference)
-    row = _timed(row, found, settings)
+    row = _timed(row, found, settings, anchor or Anchor(XLA, 1.0, 1.0))
     if key in found.failures.reasons:
         row = replace(row, status="failed", reason=found.failures.reasons[key])
     return row
@@ -272,22 +294,24 @@ def _judged(row: Row, mine: errors.Errors, xla: errors.Errors | None) -> Row:
     return replace(row, reference_error=xla.worst(xla), ok=errors.verdict(mine, xla, row.dtype))
 
 
-def _timed(row: Row, found: _Found, settings: Settings) -> Row:
+def _timed(row: Row, found: _Found, settings: Settings, base: Anchor) -> Row:
     key = (row.system, row.mode)
     if key in found.pipelined:
-        mine, xla = found.pipelined[key], found.pipelined.get(XLA)
+        mine, theirs = found.pipelined[key], found.pipelined.get(base.key)
         row = replace(row, pipelined_us=mine.median_us, pipelined_us_low=mine.at(0.1),
-                      pipelined_us_high=mine.at(0.9), ratio_to_xla=xla and mine.ratio_to(xla))
+                      pipelined_us_high=mine.at(0.9), ratio_to_xla=theirs and base.ratio_to_xla
+                      and mine.ratio_to(theirs) * base.ratio_to_xla)
         if found.throttling is not None:
             row = replace(row, throttled=bool(found.throttling),
                           throttle_reasons=", ".join(sorted(found.throttling)))
     row = _with_latency(row, found.latency.get(key))
-    seen, xla_seen = found.device.get(key), found.device.get(XLA)
+    seen, base_seen = found.device.get(key), found.device.get(base.key)
     if seen is not None:
         row = replace(
             row, device_us=seen.span_us, busy_us=seen.busy_us, kernels=seen.kernels,
             copies=seen.copies, roofline=row.floor_us and row.floor_us / seen.span_us,
-            device_ratio_to_xla=xla_seen and seen.span_us / xla_seen.span_us,
+            device_ratio_to_xla=base_seen and base.device_ratio_to_xla
+            and seen.span_us / base_seen.span_us * base.device_ratio_to_xla,
             profile=seen.by_name if settings.profile else None)
     return replace(row, queued_us=found.queued.get(key))
 

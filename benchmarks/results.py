@@ -76,10 +76,13 @@ class Folder:
 
     def done(self) -> set[tuple[str, int, str, str]]:
         """(model, batch, dtype, system with mode) of the rows that are there."""
+        return {(r.model, r.batch, r.dtype, r.name) for r in self.rows()}
+
+    def rows(self) -> list[Row]:
+        """Those that are there, also of other processes."""
         file = self.path / ROWS
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        rows = [Row.from_json(line) for line in lines]
-        return {(r.model, r.batch, r.dtype, r.name) for r in rows}
+        return [Row.from_json(line) for line in lines]
 
     def report(self) -> str:
         """Writes tables and plot, if there are rows; returns what a reader should know of it."""

@@ -64,13 +64,14 @@ def expected_s(case: Case, seconds: Mapping[str, float]) -> float:
     return seconds.get(case.name, guess * (1 + case.batch / 100))
 
 
-def seconds_of(runs: Path, *, besides: Path) -> dict[str, float]:
+def seconds_of(runs: Path, turns: str, *, besides: Path) -> dict[str, float]:
     """Seconds of each case's name in the newest run of a folder of runs that tells them.
 
     Args:
+      turns: name of the part of the run; a run without parts tells them all.
       besides: the folder of a run that is being made.
     """
     files = sorted(f for f in runs.glob("*/phases.jsonl") if f.parent.name != besides.name)
     lines = files[-1].read_text(encoding="utf-8").splitlines() if files else []
     told = [json.loads(line) for line in lines]
-    return {t["case"]: t["seconds"]["total"] for t in told}
+    return {t["case"]: t["seconds"]["total"] for t in told if t.get("turns", turns) == turns}

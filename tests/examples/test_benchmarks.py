@@ -340,8 +340,11 @@ def test_the_longest_come_first_but_a_model_is_stayed_with(tmp_path: Path) -> No
     (tmp_path / "old").mkdir()
     folder = Folder(tmp_path / "old")
     folder.add_phases("counting b1 f32", {"xla": 1.0, "total": 2.5}, worker=1)
-    assert turns.seconds_of(tmp_path, besides=tmp_path / "new") == {"counting b1 f32": 2.5}
-    assert turns.seconds_of(tmp_path, besides=tmp_path / "old") == {}
+    folder.add_phases("counting b1 f32", {"torch_compile": 1.0, "total": 1.5}, turns="torch")
+    folder.add_phases("counting b2 f32", {"xla": 1.0, "total": 3.5}, turns="own")
+    told = turns.seconds_of(tmp_path, "own", besides=tmp_path / "new")
+    assert told == {"counting b1 f32": 2.5, "counting b2 f32": 3.5}
+    assert turns.seconds_of(tmp_path, "own", besides=tmp_path / "old") == {}
 
 
 def test_chained_calls_depend_on_each_other_and_none_is_left_out() -> None:

@@ -1,0 +1,115 @@
+"""XLA at its best: undisturbed by torch, and right."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import data, run, trace, xla_best
+from benchmarks.data import Case, Data
+from benchmarks.machine import Speed
+from benchmarks.measure import Anchor, Key, Settings, measure
+from benchmarks.phases import Phases
+from benchmarks.results import Folder
+from benchmarks.row import Row
+from benchmarks.systems_jax import JaxRunning
+from benchmarks.workloads.workload import Program, Request, Workload
+from benchmarks.xla_best import Variant
+
+MONO: Key = ("jaxmono", "monolithic")
+TORCH: Key = ("torch_compile", None)
+
+
+def doubling(request: Request) -> Program:
+    """``out = 2 x``."""
+    return Program(lambda state, carry, x: (x * state, carry), "8",
+                   state=lambda: jnp.float32(2.0), carry=lambda key: jnp.int32(0),
+                   inputs=lambda key: (jax.random.normal(key, (request.batch, 8)),))
+
+
+DOUBLING = Workload("doubling", "doubling", "transformer", doubling)
+CASE = Case(DOUBLING, 2, "f32")
+
+
+def test_ratios_to_xla_come_by_way_of_the_anchor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def device_times(asked: Any, failures: Any) -> Any:
+        return {key: trace.DeviceTimes({MONO: 50.0, TORCH: 150.0}[key], 40.0, 7, 1, {})
+                for key in asked}
+
+    def as_jax(made: Data, system: str) -> JaxRunning:
+        return JaxRunning(system, jax.jit(made.program.step, donate_argnums=(1,)).lower(
+            *made.arguments()).compile(), made, dataclasses.replace(run_facts()))
+
+    monkeypatch.setattr(trace, "device_times", device_times)
+    monkeypatch.setattr("benchmarks.measure.prepare_torch", as_jax)
+    settings = Settings((TORCH,), Speed(1e12, {"f32": 1e12}), rounds=3, seconds=0.02)
+    (row,) = measure(CASE, settings, Phases(), Anchor(MONO, 0.5, 0.25))
+    assert (row.system, row.device_us) == ("torch_compile", 150.0)
+    assert row.device_ratio_to_xla == 0.75  # 3 times the anchor, which is a quarter of XLA
+    assert row.ratio_to_xla and row.floor_us and row.error is None
+    (alone,) = measure(CASE, settings, Phases())
+    assert alone.ratio_to_xla is None and alone.device_us == 150.0
+    (unknown,) = measure(CASE, settings, Phases(), Anchor(MONO))
+    assert unknown.ratio_to_xla is None and unknown.device_ratio_to_xla is None
+
+
+def run_facts() -> Any:
+    from benchmarks.running import Facts
+
+    return Facts(kernels=1)
+
+
+def test_torch_comes_after_all_that_it_could_disturb(monkeypatch: pytest.MonkeyPatch,
+                                                     tmp_path: Path) -> None:
+    order: list[tuple[str, tuple[Key, ...], Anchor | None]] = []
+
+    def measured(case: Case, settings: Settings, phases: Any = None,
+                 anchor: Anchor | None = None) -> list[Row]:
+        order.append((case.name, settings.systems, anchor))
+        return [Row(case.workload.name, case.batch, "8", case.dtype, *key, ratio_to_xla=0.5,
+                    device_ratio_to_xla=0.25) for key in settings.systems]
+
+    monkeypatch.setattr(run, "measure", measured)
+    for flag, value in (("_RESUME", False), ("_WORKERS", 1), ("_LIMIT", 1.0)):
+        monkeypatch.setattr(run, flag, type("Flag", (), {"value": value}))
+    cases = [CASE, dataclasses.replace(CASE, batch=3)]
+    settings = Settings((("xla", None), TORCH, MONO), Speed(1e12, {"f32": 1e12}))
+    assert run._time(cases, Folder(tmp_path / "run"), settings) == 0
+    own, anchor = (("xla", None), MONO), Anchor(MONO, 0.5, 0.25)
+    assert order == [(cases[0].name, own, None), (cases[1].name, own, None),
+                     (cases[0].name, (TORCH,), anchor), (cases[1].name, (TORCH,), anchor)]
+
+
+def test_a_wrong_variant_is_left_out_however_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = data.make(CASE, sets=2)
+    wanted = data.reference(made, sets=2)
+    speeds = {"default": 30.0, "all in command buffers": 10.0, "no triton gemm": 20.0}
+
+    def compile_xla(step: Any, of: Data, options: Any) -> Any:
+        name = next(k for k, v in xla_best.FLAGS.items() if v is options)
+        if name not in speeds:
+            raise ValueError(f"no such flag: {name}")
+        wrong = name == "all in command buffers"
+
+        def program(state: Any, carry: Any, x: jax.Array) -> Any:
+            out, carry = step(state, carry, x)
+            return (out * 0 if wrong else out), carry
+
+        return jax.jit(program, donate_argnums=(1,)).lower(*of.arguments()).compile(), run_facts()
+
+    def timed(running: Any) -> Any:
+        return [(r, speeds[r.chosen.flags]) for r in running]
+
+    monkeypatch.setattr(xla_best, "compile_xla", compile_xla)
+    monkeypatch.setattr(xla_best, "_timed", timed)
+    monkeypatch.setattr(xla_best, "_score", lambda pair: (pair[1], lambda: pair[1]))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    found = xla_best.prepare(made, xla_best.Choices(None), wanted, search=True, phases=Phases())
+    assert found.facts.variant == str(Variant("no triton gemm"))
+    assert "all in command buffers: wrong: error 1" in found.facts.notes
+    assert "cudnn gemm fusion: ValueError" in found.facts.notes
