@@ -136,6 +136,30 @@ def test_the_same_text_compiles_for_gpus_without_spills(arch: str) -> None:
     assert program.resources["static_shared"] == 0
 
 
+@pytest.mark.parametrize(("columns", "bounds"), [(128, (4,)), (1984, (1, 2, 4))])
+def test_kernels_that_only_move_data_share_an_sm(columns: int, bounds: tuple[int, ...]) -> None:
+    """One block has too few loads in flight; but a long row in registers must not spill."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+
+    def softmax(b: Builder, x: Value) -> Value:
+        top = b.reduce(x, b.constant(-np.inf, F32), "maximum", (1,))
+        y = b.elementwise("subtract", x, b.broadcast_in_dim(top, x.type.dims, (0,)))
+        y = b.elementwise("exponential", y)
+        total = b.reduce(y, b.constant(0, F32), "add", (1,))
+        return b.elementwise("divide", y, b.broadcast_in_dim(total, x.type.dims, (0,)))
+
+    plan = make_plan(graph([value((8192, columns))], softmax), Device())
+    assert len(plan.stages) == 1
+    program = generate(plan, cuda_target("sm_90a"), Device(), "softmax")
+    assert any(f"__launch_bounds__(256, {bound})" in program.source for bound in bounds)
+    assert program.blocks_per_sm in (1, 8) and not program.resources["spill_stores"]
+    assert program.blocks_per_sm == 8 or 1 in bounds
+    small = make_plan(graph([value((64, columns))], softmax), Device())  # fits one block per SM
+    assert generate(small, cuda_target("sm_90a"), Device(), "softmax").blocks_per_sm == 1
+    waiting = make_plan(layers(3, (8192, 768)), Device())  # all blocks must be resident
+    assert generate(waiting, cuda_target("sm_90a"), Device(), "mix").blocks_per_sm == 1
+
+
 def test_names_become_identifiers() -> None:
     assert identifier("jit(f)/layer 1") == "jit_f_layer_1"
     assert identifier("1st") == "k_1st"
