@@ -102,7 +102,7 @@ def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     for name, x, columns in (("load_a", code.q, 64), ("load_b", code.k, _round(form.n.size)),
                              ("load_w", code.v, 64)):
         emit_loader(w, name, code.sig.body, x, code.element, pointers, {form.batch: "0"}, read_only,
-                    {**tiles, form.n: columns})
+                    {**tiles, form.n: columns}, strided=True)
     ahead = 0
     if code.k.param in read_only and code.k.offset is not None and code.k.offset.is_static:
         ahead = max(1, _AHEAD_BYTES // (_round(form.n.size) * 128))

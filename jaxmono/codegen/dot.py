@@ -18,7 +18,7 @@ from jaxmono.codegen.early_loads import bind_early
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.index_code import guard_code
 from jaxmono.codegen.names import compute, vector
-from jaxmono.codegen.operand import Operand, Source, analyse
+from jaxmono.codegen.operand import Operand, Source, analyse, stride
 from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.demand import Demand, reduction_index
@@ -128,15 +128,21 @@ def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
 
 def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                 pointers: Mapping[Value, str], names: Mapping[Var, str],
-                read_only: Sequence[Value], tiles: Mapping[Var, int]) -> None:
+                read_only: Sequence[Value], tiles: Mapping[Var, int], *,
+                strided: bool = False) -> None:
     """``const auto NAME = [&](void* to, int <outer or k>, int <k or outer>)``: fills one piece.
 
     The two indices come in the order of the tile's rows and columns: columns are ``x.major``.
-    Elements outside the operand are written as zeros.
+    Elements outside the operand are written as zeros. An operand whose rows and columns have
+    constant strides is a ``Strided`` instead, which is called alike and fills whole tiles with
+    little address arithmetic.
 
     Args:
       tiles: extent of a tile along the operand's Vars; no test is made where it divides the size.
+      strided: the family knows ``Strided``.
     """
+    if strided and _emit_strided(w, name, body, x, element, pointers, names, tiles):
+        return
     row = x.outer if x.k_major else x.k
     r, c = ("o", "k") if x.k_major else ("k", "o")
     own = {**names, row: r, x.major: c}
@@ -169,6 +175,24 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                                  read_only=read_only)
                 w.line(f"piece.x[e] = convert<{t}>({em.emit(x.value, x.index)});")
         w.line(f"*static_cast<Piece<{t}>*>(to) = piece;")
+
+
+def _emit_strided(w: Writer, name: str, body: Graph, x: Operand, element: DType,
+                  pointers: Mapping[Value, str], names: Mapping[Var, str],
+                  tiles: Mapping[Var, int]) -> bool:
+    """Writes ``const Strided<...> NAME{...};`` if the operand is one buffer with such strides."""
+    if x.param is None or x.offset is None or not x.offset.is_static or x.guard.bounds or x.others:
+        return False
+    row = x.outer if x.k_major else x.k
+    pitch = stride(x.offset, row)
+    if pitch is None or stride(x.offset, x.major) != 1:
+        return False
+    origin = x.offset.substitute({row: Index.of(0), x.major: Index.of(0)})
+    em = BodyEmitter(w, body, pointers, var_names=names)
+    checks = ", ".join("true" if v.size % tiles[v] else "false" for v in (row, x.major))
+    w.line(f"const Strided<{c_type(element)}, {pitch}, {checks}> {name}{{{pointers[x.param]} + "
+           f"{em.code(origin)}, {row.size}, {x.major.size}}};")
+    return True
 
 
 def _emit_copy(w: Writer, body: Graph, x: Operand, piece: int, inside: str,

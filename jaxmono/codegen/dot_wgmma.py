@@ -78,11 +78,13 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     emit_begin(w, code)
     names: dict[Var, str] = {form.batch: "b"}
     tiles = {form.m: s.bm, form.n: s.bn, form.k: s.bk}
-    emit_loader(w, "load_b", body, code.rhs, code.element, pointers, names, read_only, tiles)
+    emit_loader(w, "load_b", body, code.rhs, code.element, pointers, names, read_only, tiles,
+                strided=True)
     if form.row_prologue:
         w.line("const auto load_a = [](void*, int, int) {};  // consumers compute the panel")
     else:
-        emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles)
+        emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles,
+                    strided=True)
     ahead = 0
     if code.rhs.param in read_only and code.rhs.offset is not None and code.rhs.offset.is_static:
         ahead = max(1, _AHEAD_BYTES // (s.bn * 128))

@@ -12,63 +12,12 @@
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/ptx_wgmma.cuh"
 #include "jaxmono/roles.cuh"
+#include "jaxmono/swizzled_tile.cuh"
 #include "jaxmono/types.cuh"
 #include "jaxmono/vec.cuh"
 #include "jaxmono/warp.cuh"
 
 namespace jaxmono {
-
-// ROWS x COLS elements of 16 bits as panels of 64 columns. A panel row has 128 bytes, whose 16-byte
-// pieces are permuted by the row: the 128-byte swizzle of wgmma. Tiles begin at multiples of 1024.
-template <class T, int ROWS_, int COLS_>
-struct SwizzledTile {
-  static constexpr int ROWS = ROWS_, COLS = COLS_;
-  static constexpr int PIECES = COLS / 8;
-  static constexpr int PANEL = ROWS * 128;
-  static constexpr int BYTES = (COLS + 63) / 64 * PANEL;
-  static_assert(sizeof(T) == 2 && ROWS % 8 == 0 && COLS % 8 == 0, "rows of eight, 16-byte pieces");
-
-  JM_DEVICE static T* at(unsigned char* base, int row, int col) {
-    return reinterpret_cast<T*>(base + col / 64 * PANEL + row * 128 +
-                                ((col / 8 ^ row) & 7) * 16) + col % 8;
-  }
-
-  // As Tile::fill, by THREADS threads of which this is number `thread`.
-  template <int THREADS, class Load>
-  JM_DEVICE static void fill(unsigned char* base, int thread, int row0, int col0,
-                             const Load& load) {
-    if constexpr (PIECES > 8 && THREADS % PIECES != 0) {  // panel by panel: 8 pieces divide THREADS
-      constexpr int PANELS = (COLS + 63) / 64;
-#pragma unroll 1  // unrolled, the addresses do not fit the producers' registers
-      for (int p = 0; p < PANELS; ++p)
-        columns<THREADS, (COLS - 64 < 0 ? COLS : 64)>(base, thread, row0, col0, p * 64, load);
-    } else {
-      columns<THREADS, COLS>(base, thread, row0, col0, 0, load);
-    }
-  }
-
- private:
-  template <int THREADS, int WIDTH, class Load>
-  JM_DEVICE static void columns(unsigned char* base, int thread, int row0, int col0, int first,
-                                const Load& load) {
-    constexpr int N = WIDTH / 8, TRIPS = (ROWS * N + THREADS - 1) / THREADS;
-    constexpr int ROW_STEP = THREADS / N, PIECE_STEP = THREADS % N;
-    int row = static_cast<int>(static_cast<unsigned>(thread) / N);
-    int piece = static_cast<int>(static_cast<unsigned>(thread) % N);
-#pragma unroll(TRIPS <= 8 ? TRIPS : 8)
-    for (int i = 0; i < TRIPS; ++i) {
-      const int col = first + piece * 8;
-      if ((ROWS * N % THREADS == 0 || row < ROWS) && (COLS % WIDTH == 0 || col < COLS))
-        load(static_cast<void*>(at(base, row, col)), row0 + row, col0 + col);
-      row += ROW_STEP;
-      piece += PIECE_STEP;
-      if (PIECE_STEP != 0 && piece >= N) {
-        piece -= N;
-        ++row;
-      }
-    }
-  }
-};
 
 // Descriptor of the operand slice that begins at (outer, k): 64 rows of A, all columns of B.
 template <class TileT, bool K_MAJOR>
