@@ -92,12 +92,20 @@ def roots(sig: Sig, stores: tuple[Store, ...], env: Mapping[Var, Index],
     return [(sig.body.outputs[s.result], substitute(s.index, env)) for s in stores]
 
 
+_MOVES = (ops.Pad, ops.Stored, ops.Slice, ops.Reshape, ops.Constant)
+
+
 def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1) -> LoopSchedule:
     """Vectors as wide as possible; unrolled as far as every SM still gets work."""
     form = sig.form
     assert isinstance(form, LoopForm)
     flat, env = flat_loop(form)
-    lanes = vector_width(sig.body, roots(sig, form.stores, env), sinks(sig, form.stores, env), flat)
+    values, offsets = roots(sig, form.stores, env), sinks(sig, form.stores, env)
+    lanes = vector_width(sig.body, values, offsets, flat)
+    if lanes == 1 and all(isinstance(o, _MOVES) for o in sig.body.ops):
+        # Where each element takes a dozen divisions to find (3 channels padded to 4), one search
+        # and one store do for several, whose loads stay narrow.
+        lanes = vector_width(sig.body, values, offsets, flat, unaligned=True)
     vectors = flat.size * siblings / lanes / threads / device.sm_count
     return LoopSchedule(lanes, max(1, min(4, 1 << int(math.log2(max(vectors, 1))))))
 

@@ -180,7 +180,8 @@ def depends_on(index: Iterable[Index], vars: Iterable[Var]) -> bool:
 
 
 def vector_width(body: Graph, roots: Iterable[Root], stores: Iterable[tuple[Index, int]],
-                 lane: Var, *, reduction: Reduction | None = None, limit: int = 8) -> int:
+                 lane: Var, *, reduction: Reduction | None = None, limit: int = 8,
+                 unaligned: bool = False) -> int:
     """The largest number of lanes for which every access along ``lane`` is one wide access.
 
     Lanes are at most ``limit`` and make at most 16 bytes of the narrowest element type accessed
@@ -189,18 +190,20 @@ def vector_width(body: Graph, roots: Iterable[Root], stores: Iterable[tuple[Inde
     Args:
       roots: the values that are computed, with their indices (over ``lane``).
       stores: element offset and item size of every store.
+      unaligned: loads may be of neighbouring elements one by one, and guards may part a vector.
     """
     roots, stores = list(roots), list(stores)
     width = limit
     while width > 1:
-        if lane.size % width == 0 and _fits(body, roots, stores, Lane(lane, width), reduction):
+        if lane.size % width == 0 and _fits(body, roots, stores, Lane(lane, width), reduction,
+                                            unaligned=unaligned):
             return width
         width //= 2
     return 1
 
 
 def _fits(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index, int]], lane: Lane,
-          reduction: Reduction | None) -> bool:
+          reduction: Reduction | None, *, unaligned: bool) -> bool:
     sizes: list[int] = []
     for offset, size in stores:
         if access(lane.split(offset), lane) is not Access.CONTIGUOUS:
@@ -213,14 +216,15 @@ def _fits(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index, int]
         return [Demand(d.value, tuple(lane.split(i) for i in d.index)) for d in needs]
 
     for node in walk(body, split, reduction=reduced):
-        if any(uniform_guard(g, lane) is None for g in node.guards):
+        if not unaligned and any(uniform_guard(g, lane) is None for g in node.guards):
             return False
         is_table = isinstance(node.op, ops.Constant) and node.value.type.rank > 0
         if node.op is None or is_table:
             pattern = access(linearize(node.index, node.value.type.dims), lane)
             if pattern is Access.CONTIGUOUS:
                 sizes.append(node.value.type.dtype.itemsize)
-            elif pattern is not Access.UNIFORM and not _is_splat(node.op):
+            elif pattern is not Access.UNIFORM and not _is_splat(node.op) and not (
+                    unaligned and pattern is Access.UNALIGNED):
                 return False
     return not sizes or (min(sizes) * lane.width <= 16 and max(sizes) * lane.width <= 32)
 

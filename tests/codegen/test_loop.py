@@ -293,3 +293,21 @@ def test_vector_width() -> None:
     # halves of 12 are aligned to 4 elements: the branch is the same for the whole vector
     assert _lanes(graph([value((8, 12)), value((8, 12))],
                         lambda b, x, y: b.concatenate([x, y], 1))) == 4
+
+
+@pytest.mark.parametrize(("channels", "low", "lanes"), [(3, 0, 4), (3, 1, 4), (5, 1, 8), (8, 0, 8)])
+def test_channels_padded_to_a_vector_are_found_once_per_vector(channels: int, low: int,
+                                                               lanes: int) -> None:
+    """An image of 3 channels padded to 4: one search for the pixel, narrow loads, one store."""
+    shape = (2, 7, 9, lanes)
+
+    def make(b: Builder, x: Value) -> Value:
+        return b.emit1(ops.Pad, TensorType(shape, DType.BF16), operand=x,
+                       padding_value=b.constant(0, DType.BF16), low=(0, 1, 1, low),
+                       high=(0, 1, 1, lanes - channels - low), interior=(0, 0, 0, 0))
+
+    g = graph([value((2, 5, 7, channels), DType.BF16)], make)
+    plan = make_plan(g, DEVICE)
+    (schedule,) = default_schedule(plan, interpret_target(), DEVICE).sigs.values()
+    assert schedule.lanes == lanes
+    check(g, [data(g.inputs[0])])
