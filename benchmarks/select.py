@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from benchmarks.data import Case
 from benchmarks.measure import Key
 from benchmarks.row import SYSTEMS
-from benchmarks.workloads import UnknownWorkload, Workload, all_workloads, find
+from benchmarks.workloads import (
+    UnknownWorkload,
+    Workload,
+    all_workloads,
+    find,
+    further_tables,
+)
 from benchmarks.workloads.workload import DTYPES
 
 MODES = ("auto", "monolithic", "layer", "stitch", "elementwise")
@@ -36,25 +42,29 @@ def systems(peers: Sequence[str], modes: Sequence[str]) -> tuple[Key, ...]:
 
 
 def workloads(names: Sequence[str]) -> list[Workload]:
-    """By name, by family, or all.
+    """By name, by family, by the name of a further table, or all.
 
     Raises:
       BadFlag: an unknown name.
     """
     known = all_workloads()
     families = dict.fromkeys(w.family for w in known.values())
+    tables = further_tables()
     found: dict[str, Workload] = {}
     for name in names:
         if name == "all":
             found |= known
         elif name in families:
             found |= {k: w for k, w in known.items() if w.family == name}
+        elif name in tables:
+            found |= {w.name: w for w in tables[name]}
         else:
             try:
                 found[name] = find(name)
             except UnknownWorkload as error:
-                raise BadFlag(f"--models: {error}; or all, or one of the families "
-                              f"{', '.join(families)}") from error
+                raise BadFlag(f"--models: {error}; or all, one of the families "
+                              f"{', '.join(families)}, or one of the tables "
+                              f"{', '.join(tables)}") from error
     if not found:
         raise BadFlag("--models is empty; it takes names, families or all")
     return list(found.values())

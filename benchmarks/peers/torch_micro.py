@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.peer import Builder, TorchPeer
-from benchmarks.workloads import micro
+from benchmarks.workloads import kernels, micro
 
 if TYPE_CHECKING:
     import torch
 
 
 def _peer(fn: Callable[..., Any], x: tuple[int, ...], weights: dict[str, tuple[int, ...]],
-          dtype: torch.dtype, device: str, *, images: bool = False) -> TorchPeer:
-    """``fn(x, **weights)``; shapes of weights are torch's ([out, in, ...])."""
+          dtype: torch.dtype, device: str, *, images: bool = False,
+          more: Sequence[tuple[int, ...]] = ()) -> TorchPeer:
+    """``fn(x, *more, **weights)``; shapes of weights are torch's ([out, in, ...])."""
     import torch
 
     def weight(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -30,13 +31,14 @@ def _peer(fn: Callable[..., Any], x: tuple[int, ...], weights: dict[str, tuple[i
             for name, shape in weights.items():
                 self.register_parameter(name, torch.nn.Parameter(weight(name, shape)))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return fn(x, **{name: getattr(self, name) for name in weights})
+        def forward(self, *x: torch.Tensor) -> torch.Tensor:
+            return fn(*x, **{name: getattr(self, name) for name in weights})
 
     def inputs(seed: int) -> tuple[torch.Tensor, ...]:
         generator = torch.Generator(device).manual_seed(seed)
-        data = torch.randn(x, generator=generator, device=device, dtype=dtype)
-        return (data.to(memory_format=torch.channels_last) if images else data,)
+        data = [torch.randn(size, generator=generator, device=device, dtype=dtype)
+                for size in (x, *more)]
+        return tuple(a.to(memory_format=torch.channels_last) if images else a for a in data)
 
     return TorchPeer(Micro().eval(), inputs)
 
@@ -121,6 +123,43 @@ def _padding(height: int, width: int, n_in: int, n_out: int, kernel: tuple[int, 
     return build
 
 
+def _epilogue(kind: str, m: int, n: int, k: int) -> Builder:
+    def build(batch: int, dtype: torch.dtype, device: str, tiny: bool = False) -> TorchPeer:
+        from torch.nn import functional as F
+
+        rows, columns, inner = (16, 24, 40) if tiny else (batch * m, n, k)
+        fns: dict[str, Callable[[Any, Any], Any]] = {
+            "bias": lambda y, other: y, "relu": lambda y, other: F.relu(y),
+            "gelu": lambda y, other: F.gelu(y), "hardswish": lambda y, other: F.hardswish(y),
+            "softplus": lambda y, other: F.softplus(y),
+            "silu_mul": lambda y, other: F.silu(y) * other,
+            "residual": lambda y, other: y + other,
+        }
+        more = ((rows, columns),) if kind in ("silu_mul", "residual") else ()
+        return _peer(lambda x, *other, w, bias: fns[kind](F.linear(x, w, bias),
+                                                          other[0] if other else None),
+                     (rows, inner), {"w": (columns, inner), "bias": (columns,)}, dtype, device,
+                     more=more)
+
+    return build
+
+
+def _attention(length: int, heads: int, features: int, causal: bool) -> Builder:
+    def build(batch: int, dtype: torch.dtype, device: str, tiny: bool = False) -> TorchPeer:
+        from torch.nn import functional as F
+
+        s, h, d = (24, 2, 16) if tiny else (length, heads, features)
+        shape = (batch, s, h, d)  # as JAX has it; torch wants the heads first, a view
+
+        def fn(q: Any, k: Any, v: Any) -> Any:
+            return F.scaled_dot_product_attention(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=causal)
+
+        return _peer(fn, shape, {}, dtype, device, more=(shape, shape))
+
+    return build
+
+
 PEERS: dict[str, Builder] = {
     "layer_norm": _part("layer_norm", 4096, 768, "scale", "bias"),
     "rms_norm": _part("rms_norm", 4096, 2048, "scale"),
@@ -132,4 +171,9 @@ PEERS: dict[str, Builder] = {
     **{f"b2b_gemm_{row}": _b2b_gemm(*sizes) for row, sizes in enumerate(micro.B2B_GEMMS, 1)},
     **{f"b2b_conv_{row}": _b2b_conv(*sizes) for row, sizes in enumerate(micro.B2B_CONVS, 1)},
     **{f"padding_{row}": _padding(*sizes) for row, (_, *sizes) in enumerate(micro.PADDINGS, 1)},
+    **{f"dot_{m}_{n}_{k}": _gemm(m, n, k) for m, n, k in kernels.GEMMS},
+    **{f"{kind}_{m}_{n}_{k}": _epilogue(kind, m, n, k) if kind != "bare" else _gemm(m, n, k)
+       for m, n, k in kernels.EPILOGUE_GEMMS for kind in kernels.EPILOGUES},
+    **{f"attention_s{s}_{h}x{d}{'_causal' if causal else ''}": _attention(s, h, d, causal)
+       for h, d in kernels.HEADS for s in kernels.LENGTHS for causal in (False, True)},
 }

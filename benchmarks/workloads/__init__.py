@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 
 from benchmarks.workloads.workload import Program, Request, Workload
 
-__all__ = ["FAMILIES", "Program", "Request", "UnknownWorkload", "Workload", "all_workloads", "find"]
+__all__ = ["FAMILIES", "Program", "Request", "UnknownWorkload", "Workload", "all_workloads", "find",
+           "further_tables"]
 
 FAMILIES = ("bert", "minilm", "t5", "decoders", "vision_transformers", "speech", "convnets",
             "recurrent", "micro")
@@ -17,11 +19,26 @@ class UnknownWorkload(ValueError):
     """No workload has that name; the message lists those that come near, and all."""
 
 
+FURTHER = ("kernels",)
+"""Files whose workloads are measured only where they are asked for."""
+
+
 def all_workloads() -> dict[str, Workload]:
-    """Every workload by name, in table order."""
+    """Every workload of the standard table by name, in its order."""
+    return _workloads(FAMILIES)
+
+
+def further_tables() -> dict[str, tuple[Workload, ...]]:
+    """The workloads of the other tables, by the table's name."""
+    found = _workloads(FURTHER).values()
+    return {table: tuple(w for w in found if w.table == table)
+            for table in dict.fromkeys(w.table for w in found)}
+
+
+def _workloads(files: Sequence[str]) -> dict[str, Workload]:
     out: dict[str, Workload] = {}
-    for family in FAMILIES:
-        for workload in importlib.import_module(f"{__name__}.{family}").WORKLOADS:
+    for file in files:
+        for workload in importlib.import_module(f"{__name__}.{file}").WORKLOADS:
             if workload.name in out:
                 raise ValueError(f"two workloads are named {workload.name!r}")
             out[workload.name] = workload
@@ -37,8 +54,9 @@ def find(name: str) -> Workload:
     import difflib
 
     known = all_workloads()
-    if name in known:
-        return known[name]
+    further = {w.name: w for table in further_tables().values() for w in table}
+    if name in known or name in further:
+        return known.get(name) or further[name]
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise UnknownWorkload(f"unknown model {name!r}{hint} Known: {', '.join(known)}")

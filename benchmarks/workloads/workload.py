@@ -24,6 +24,9 @@ Step: TypeAlias = Callable[..., tuple[Any, Any]]
 
 Family = Literal["transformer", "vision", "speech", "recurrent", "recommender", "micro"]
 
+STANDARD = "standard"
+"""The table of ``--models=all``."""
+
 DTYPES: dict[str, DTypeLike] = {"bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32}
 
 
@@ -89,6 +92,7 @@ class Workload:
       attention: accepts ``Request.attention``.
       slow: its tiny form takes longer than about ten seconds in the interpreter.
       notes: what a reader of the tables has to know, or "".
+      table: "standard", or the name that ``--models`` knows a further table by.
     """
 
     name: str
@@ -101,6 +105,7 @@ class Workload:
     attention: bool = False
     slow: bool = False
     notes: str = ""
+    table: str = STANDARD
 
     def program(self, **sizes: Any) -> Program:
         """The program at the sizes of a Request (defaults: batch 1, the table's dtype)."""
