@@ -196,6 +196,8 @@ class _Assembly:
         w = self.w
         w.comment(header)
         headers = {"kernel", "vec"}.union(*(_INCLUDES[u.sig.kind] for u in self.units.values()))
+        if any(getattr(u.schedule, "family", "") == "gemv" for u in self.units.values()):
+            headers.add("gemv")
         if self.roles:
             headers |= {"gemm_wgmma", "roles"}
             if any(u.load and u.sig.kind == "attention" for u in self.units.values()):

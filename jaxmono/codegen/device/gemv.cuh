@@ -1,0 +1,342 @@
+// A few rows (M <= 8) times weights that are read once: a stream from memory through ordinary
+// multiply-adds. Bound by the weights' bytes, so all that counts is that requests never stop.
+//
+//   weights --cp.async--> ring of SLOTS x U pieces of 16 bytes, each thread's own --FMA--> registers
+//   registers --shuffles, shared memory--> sums [PARTS][M][BN] --> epilogue (generated code)
+//
+// A thread multiplies just what it has requested itself, so the stream needs no barrier: no warp
+// waits for another one, and the first SLOTS steps can be requested before a grid barrier behind
+// which x is written. A task is one tile of BN columns with a share of k: one task a block.
+//
+//   weights [k][n]   a row of the tile is BN / E pieces; the threads share rows and pieces, a thread
+//                    keeps the sums of one piece's columns over its rows
+//   weights [n][k]   a warp reads 512 bytes of each of U rows, its lanes share the sum of a row; WK
+//                    warps share rows, the others have rows of their own
+#pragma once
+#include "jaxmono/sync.cuh"
+#include "jaxmono/tile.cuh"
+#include "jaxmono/vec.cuh"
+#include "jaxmono/warp.cuh"
+
+namespace jaxmono {
+
+// T: bf16, f16 or float. K, N: of the whole operand; KS: elements of k of a task (the last one of a
+// tile may have fewer). Loads at k = K or n = N are outside: the loader writes zeros.
+template <class T, int M, int N, int K, int BN_, int KS, int SLOTS, int U, int WK, int THREADS_,
+          bool K_MAJOR>
+struct Gemv {
+  static constexpr int BM = M, BN = BN_, THREADS = THREADS_, WARPS = THREADS / 32;
+  static constexpr int E = 16 / sizeof(T);  // elements of a piece
+
+  // [k][n]: C pieces a row of the tile. Where they pack well, a warp has whole rows, whose sums meet
+  // in shuffles; otherwise they are dealt to the block's threads.
+  static constexpr int C = K_MAJOR ? 1 : BN / E;
+  static constexpr int LANE_ROWS = C <= 32 ? 32 / C : 0;
+  static constexpr bool PACKED = LANE_ROWS * C >= 28;
+  static constexpr int ROWS = PACKED ? WARPS * LANE_ROWS : THREADS / C;
+  static_assert(K_MAJOR || (BN % E == 0 && C <= THREADS), "a row is a whole number of pieces");
+
+  // [n][k]: rows of all warps in one step.
+  static constexpr int WN = WARPS / WK, GROUP = WN * U;
+  static_assert(!K_MAJOR || (WN * WK == WARPS && M * U <= 32), "warps share rows or have their own");
+
+  static constexpr int SPAN = K_MAJOR ? WK * 32 * E : ROWS * U;  // elements of k in one step
+  static constexpr int SPANS = (KS + SPAN - 1) / SPAN;
+  static constexpr int GROUPS = K_MAJOR ? (BN + GROUP - 1) / GROUP : 1;
+  static constexpr int STEPS = GROUPS * SPANS;
+  static constexpr bool K_TAIL = SPANS * SPAN != KS || K % KS != 0;
+  static constexpr bool N_TAIL = K_MAJOR && GROUPS * GROUP != BN;
+  static constexpr int PARTS = K_MAJOR ? WK : PACKED ? WARPS : ROWS;
+
+  // Layout: scratch | x [M][PITCH] | ring and sums. The sums of [k][n] replace the ring at the end;
+  // those of [n][k] are finished while the ring is in use.
+  static constexpr int SCRATCH = 1024;
+  static constexpr int PITCH = (SPANS * SPAN + 7) / 8 * 8;
+  static constexpr int X_BYTES = (M * PITCH * int(sizeof(T)) + 127) / 128 * 128;
+  static constexpr int SUM_BYTES = (PARTS * M * BN * 4 + 127) / 128 * 128;
+  static constexpr int RING_BYTES = SLOTS * U * THREADS * 16;
+  static constexpr int SHARED_BYTES =
+      SCRATCH + X_BYTES +
+      (K_MAJOR ? SUM_BYTES + RING_BYTES : RING_BYTES > SUM_BYTES ? RING_BYTES : SUM_BYTES);
+
+  JM_DEVICE static T* x(unsigned char* smem, int m, int k) {
+    return reinterpret_cast<T*>(smem + SCRATCH) + m * PITCH + k;
+  }
+  JM_DEVICE static float* sums(unsigned char* smem) {
+    return reinterpret_cast<float*>(smem + SCRATCH + X_BYTES);
+  }
+  // Piece u of a slot, of this thread. Neighbouring threads' pieces are neighbours: no bank is asked
+  // twice.
+  JM_DEVICE static unsigned char* piece(unsigned char* smem, int slot, int u) {
+    return smem + SCRATCH + X_BYTES + (K_MAJOR ? SUM_BYTES : 0) +
+           ((slot * U + u) * THREADS + thread_id()) * 16;
+  }
+
+  // Where a step is in the task: its first element of k and, for [n][k], its first row.
+  struct Step {
+    int k = 0, n = 0;
+    JM_DEVICE void next() {
+      k += SPAN;
+      if (K_MAJOR && k == SPANS * SPAN) {
+        k = 0;
+        n += GROUP;
+      }
+    }
+  };
+
+  // This thread's first row (of k for [k][n], of n for [n][k]) in a step, and its element of the
+  // other index; the U rows follow each other.
+  JM_DEVICE static int own_row() {
+    if constexpr (K_MAJOR) return warp_id() % WN * U;
+    else return (PACKED ? warp_id() * LANE_ROWS + lane_id() / C : thread_id() / C) * U;
+  }
+  JM_DEVICE static int own_col() {
+    if constexpr (K_MAJOR) return (warp_id() / WN * 32 + lane_id()) * E;
+    else return (PACKED ? lane_id() % C : thread_id() % C) * E;
+  }
+  JM_DEVICE static bool active() {
+    if constexpr (K_MAJOR) return true;
+    else if constexpr (PACKED) return LANE_ROWS * C == 32 || lane_id() < LANE_ROWS * C;
+    else return ROWS * C == THREADS || thread_id() < ROWS * C;
+  }
+
+  // ---- requests ------------------------------------------------------------------------------
+
+  // load(to, row, col) copies one piece; n0, k0: of the task; ks: its elements of k.
+  template <class Load>
+  JM_DEVICE static void fetch(unsigned char* smem, int slot, const Step& at, int n0, int k0, int ks,
+                              const Load& load) {
+    if (!active()) return;
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if constexpr (K_MAJOR) {
+        const int n = at.n + own_row() + u, k = at.k + own_col();
+        load(static_cast<void*>(piece(smem, slot, u)), !N_TAIL || n < BN ? n0 + n : N,
+             !K_TAIL || k < ks ? k0 + k : K);
+      } else {
+        const int k = at.k + own_row() + u;
+        load(static_cast<void*>(piece(smem, slot, u)), !K_TAIL || k < ks ? k0 + k : K,
+             n0 + own_col());
+      }
+    }
+  }
+
+  // Requests the first SLOTS steps, a cp.async group each.
+  template <class Load>
+  JM_DEVICE static void prologue(unsigned char* smem, int n0, int k0, int ks, const Load& load) {
+    Step at;
+#pragma unroll 1
+    for (int s = 0; s < SLOTS; ++s) {
+      if (s < STEPS) fetch(smem, s, at, n0, k0, ks, load);
+      cp_async_commit();
+      at.next();
+    }
+  }
+
+  // Fills x from piece(m, k), zeros where there are no elements. What the registers hold is requested
+  // before `between` runs, which requests weights: x would have to queue behind them.
+  template <class X, class Between>
+  JM_DEVICE static void stage_x(unsigned char* smem, const X& piece, const Between& between) {
+    constexpr int PER_ROW = PITCH / E, TOTAL = M * PER_ROW;
+    constexpr int TRIPS = (TOTAL + THREADS - 1) / THREADS, HELD = TRIPS < 4 ? TRIPS : 4;
+    Piece<T> held[HELD];
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+      const int p = thread_id() + i * THREADS;
+      if (TOTAL % THREADS == 0 || p < TOTAL) held[i] = piece(p / PER_ROW, p % PER_ROW * E);
+    }
+    between();
+    Piece<T>* const to = reinterpret_cast<Piece<T>*>(x(smem, 0, 0));
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+      const int p = thread_id() + i * THREADS;
+      if (TOTAL % THREADS == 0 || p < TOTAL) to[p] = held[i];
+    }
+#pragma unroll 2
+    for (int p = thread_id() + HELD * THREADS; p < TOTAL; p += THREADS)
+      to[p] = piece(p / PER_ROW, p % PER_ROW * E);
+    syncthreads();
+  }
+
+  // ---- products ------------------------------------------------------------------------------
+
+  static constexpr int WIDTH = K_MAJOR ? U : E;  // sums of a thread for one row of x
+
+  // After prologue and x: runs the task's stream and leaves the sums in shared memory, all warps
+  // arrived.
+  template <class Load>
+  JM_DEVICE static void run(unsigned char* smem, int n0, int k0, int ks, const Load& load) {
+    float acc[M][WIDTH];
+    reset(acc);
+    Step now, ahead;
+    ahead.k = SLOTS % SPANS * SPAN;
+    ahead.n = K_MAJOR ? SLOTS / SPANS * GROUP : 0;
+    if constexpr (!K_MAJOR) ahead.k = SLOTS * SPAN;
+    int slot = 0;
+#pragma unroll 1
+    for (int s = 0; s < STEPS; ++s) {
+      cp_async_wait<SLOTS - 1>();
+      if (active()) multiply(acc, smem, slot, now);
+      if (s + SLOTS < STEPS) fetch(smem, slot, ahead, n0, k0, ks, load);
+      cp_async_commit();
+      ahead.next();
+      slot = slot + 1 == SLOTS ? 0 : slot + 1;
+      if constexpr (K_MAJOR) {
+        const int first = now.n + own_row();
+        now.next();
+        if (now.k == 0) {
+          finish_rows(smem, acc, first);
+          reset(acc);
+        }
+      } else {
+        now.next();
+      }
+    }
+    if constexpr (!K_MAJOR) finish_columns(smem, acc);
+    syncthreads();
+  }
+
+  // VEC consecutive elements of row r of the tile, summed over the parts in order.
+  template <int VEC>
+  JM_DEVICE static void read(float (&out)[VEC], unsigned char* smem, int r, int c) {
+    const float* p = sums(smem) + r * BN + c;
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) out[e] = 0.0f;
+#pragma unroll(PARTS <= 16 ? PARTS : 8)
+    for (int i = 0; i < PARTS; ++i) {
+      const Vec<float, VEC> part = jaxmono::load<float, VEC>(p + i * (M * BN));
+#pragma unroll
+      for (int e = 0; e < VEC; ++e) out[e] = i == 0 ? part.x[e] : out[e] + part.x[e];
+    }
+  }
+
+ private:
+  JM_DEVICE static void reset(float (&acc)[M][WIDTH]) {
+#pragma unroll
+    for (int m = 0; m < M; ++m)
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) acc[m][i] = 0.0f;
+  }
+
+  JM_DEVICE static void multiply(float (&acc)[M][WIDTH], unsigned char* smem, int slot,
+                                 const Step& at) {
+    Vec<float, E> w[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u)
+      w[u] = jaxmono::load<float, E>(reinterpret_cast<const T*>(piece(smem, slot, u)));
+    const int k = at.k + (K_MAJOR ? own_col() : own_row());
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      if constexpr (K_MAJOR) {
+        const Vec<float, E> f = jaxmono::load<float, E>(x(smem, m, k));
+#pragma unroll
+        for (int e = 0; e < E; ++e)
+#pragma unroll
+          for (int u = 0; u < U; ++u) acc[m][u] = fmaf(f.x[e], w[u].x[e], acc[m][u]);
+      } else {
+        const Vec<float, U> f = jaxmono::load<float, U>(x(smem, m, k));
+#pragma unroll
+        for (int u = 0; u < U; ++u)
+#pragma unroll
+          for (int e = 0; e < E; ++e) acc[m][e] = fmaf(f.x[u], w[u].x[e], acc[m][e]);
+      }
+    }
+  }
+
+  // [n][k]: the lanes' sums of M x U values. In every round a lane keeps half of its values and gives
+  // the other half away, until it has one.
+  JM_DEVICE static void finish_rows(unsigned char* smem, const float (&acc)[M][WIDTH], int first) {
+    constexpr int V = M * U <= 1    ? 1
+                      : M * U <= 2  ? 2
+                      : M * U <= 4  ? 4
+                      : M * U <= 8  ? 8
+                      : M * U <= 16 ? 16 : 32;
+    float v[V];
+#pragma unroll
+    for (int i = 0; i < V; ++i) v[i] = i < M * U ? acc[i / U % M][i % U] : 0.0f;
+    int step = 16;
+#pragma unroll
+    for (int half = V / 2; half >= 1; half /= 2) {
+      const bool high = (lane_id() & step) != 0;
+#pragma unroll
+      for (int i = 0; i < half; ++i) {
+        const float give = high ? v[i] : v[i + half], keep = high ? v[i + half] : v[i];
+        v[i] = keep + shfl_xor(give, step);
+      }
+      step /= 2;
+    }
+    constexpr int SHARE = 32 / V;  // lanes that still share one value
+#pragma unroll
+    for (int d = SHARE / 2; d >= 1; d /= 2) v[0] += shfl_xor(v[0], d);
+    const int i = lane_id() / SHARE, n = first + i % U;
+    if (lane_id() % SHARE == 0 && i < M * U && n < BN)
+      sums(smem)[(warp_id() / WN * M + i / U) * BN + n] = v[0];
+  }
+
+  // [k][n]: the sums of a piece's columns, of the rows of a warp or of every thread.
+  JM_DEVICE static void finish_columns(unsigned char* smem, float (&acc)[M][WIDTH]) {
+    if constexpr (PACKED) {
+      const int row = lane_id() / C;
+#pragma unroll
+      for (int left = LANE_ROWS; left > 1; left = (left + 1) / 2) {
+        const int half = (left + 1) / 2;
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+          for (int e = 0; e < E; ++e) {
+            const float other = shfl_idx(acc[m][e], (lane_id() + half * C) & 31);
+            if (row + half < left) acc[m][e] += other;
+          }
+      }
+    }
+    syncthreads();  // nobody reads the ring any more: the sums replace it
+    const int part = PACKED ? warp_id() : thread_id() / C;
+    if (PACKED ? lane_id() < C : active()) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        Vec<float, E> out;
+#pragma unroll
+        for (int e = 0; e < E; ++e) out.x[e] = acc[m][e];
+        store<float, E>(sums(smem) + (part * M + m) * BN + own_col(), out);
+      }
+    }
+  }
+};
+
+// Blocks that share k: each leaves its sums in global memory, and the last one to come adds them up,
+// in the order of the shares whichever block that is. Nobody waits.
+template <class G, int SPLIT>
+struct LastBlock {
+  static_assert((SPLIT & (SPLIT - 1)) == 0, "the count is never reset and wraps at a power of two");
+  static constexpr int TILE = G::BM * G::BN, FLOATS = SPLIT * TILE;
+
+  // True in all threads of the block that finds the others' sums in `parts`.
+  JM_DEVICE static bool arrive(unsigned char* smem, float* parts, int split, uint32_t* arrivals) {
+    for (int i = thread_id(); i < TILE; i += G::THREADS) {
+      float sum[1];
+      G::template read<1>(sum, smem, i / G::BN, i % G::BN);
+      store<float>(parts + split * TILE + i, sum[0]);
+    }
+    uint32_t* const last = reinterpret_cast<uint32_t*>(smem);  // scratch
+    syncthreads();  // all sums are written: they precede the release below
+    if (thread_id() == 0) *last = atom_add_acq_rel_gpu(arrivals, 1u) % SPLIT == SPLIT - 1;
+    syncthreads();
+    return *last != 0;
+  }
+
+  template <int VEC>
+  JM_DEVICE static void read(float (&out)[VEC], const float* parts, int r, int c) {
+    Vec<float, VEC> part[SPLIT];
+#pragma unroll
+    for (int s = 0; s < SPLIT; ++s)
+      part[s] = load<float, VEC>(parts + s * TILE + r * G::BN + c);
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) out[e] = part[0].x[e];
+#pragma unroll
+    for (int s = 1; s < SPLIT; ++s)
+#pragma unroll
+      for (int e = 0; e < VEC; ++e) out[e] += part[s].x[e];
+  }
+};
+
+}  // namespace jaxmono
