@@ -19,7 +19,8 @@ from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.plan import Sig
+from jaxmono.fusion.fold import STREAMED_ROWS
+from jaxmono.fusion.plan import DotForm, Sig
 
 
 def _room(request: Request) -> int:
@@ -29,12 +30,17 @@ def _room(request: Request) -> int:
 
 class _Dot:
     def choose(self, sig: Sig, request: Request) -> DotSchedule:
+        form = sig.form
+        assert isinstance(form, DotForm)
         skinny = gemv_candidates(sig, request)
+        if skinny and form.m.size <= STREAMED_ROWS:
+            # Nothing beats it: multiply-adds are far from their limit, and a tile of the tensor
+            # cores would be nearly empty.
+            return skinny[0][1]
         cost, s = dot.schedule(sig, request.device, warps=request.threads // 32,
                                shared_bytes=_room(request), siblings=request.siblings)
         if request.wgmma and s.family == "mma":
             code = DotCode.of(sig, s)
-            form = code.form
             if dot_wgmma.takes(form, code, code.element) is None:
                 other = choose_wgmma(
                     form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size,

@@ -8,7 +8,6 @@ enumerations and models already know.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -31,9 +30,6 @@ _SPREAD = 2.5
 """A model may be wrong by this factor; what it thinks is slower than that is not measured."""
 _ALIKE = 2
 """Most candidates of one family with the same tile: they differ in k tile, warps or split."""
-
-ALWAYS = 4
-"""Rows up to which weights are always streamed through ordinary arithmetic."""
 
 Costed = tuple[float, DotSchedule]
 
@@ -84,13 +80,10 @@ def gemv_bound(sig: Sig, request: Request, cost: float) -> float:
     """What the gemv family has to beat, in microseconds, where another family takes ``cost``.
 
     That is never less than the time in which the weights of the stage can be read: the other models
-    were fitted to tiles that share what they load. Up to `ALWAYS` rows nothing beats it: the
-    multiply-adds are far from their limit, and a tile of tensor cores is nearly empty.
+    were fitted to tiles that share what they load.
     """
     form = sig.form
     assert isinstance(form, DotForm)
-    if form.m.size <= ALWAYS:
-        return math.inf
     own = (form.batch.size, form.n.size, form.k.size)
     size = sum(b * n * k for b, n, k in request.stage or (own,))
     return max(cost, 1.1 * (LATENCY_US + size * form.dot.rhs.type.dtype.itemsize / (

@@ -73,6 +73,7 @@ class Shape:
             self.u = U
             self.span, self.groups, parts = rows * U, 1, warps if packed else rows
             self.busy = rows * c / threads
+            group = 0
         self.spans = math.ceil(self.share / self.span)
         self.busy *= self.share / (self.spans * self.span)
         self.steps = self.spans * self.groups
@@ -84,6 +85,9 @@ class Shape:
         self.shared_bytes = self.fixed + (sums + ring if k_major else max(sums, ring))
         if k_major:
             self.fixed += sums
+        self.k_tail = self.spans * self.span != self.share or k % self.share != 0
+        """Whether steps reach past a task's k. n_tail: past its rows of weights [n][k]."""
+        self.n_tail = k_major and self.groups * group != s.bn
 
 
 U = 4
@@ -119,7 +123,7 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     if rhs.param not in read_only or rhs.offset is None or not rhs.offset.is_static or rhs.others:
         return False
     _begin(w, code, threads)
-    _emit_load_b(w, code, pointers, read_only)
+    _emit_load_b(w, code, pointers, read_only, threads)
     w.line("G::prologue(smem, n0, k0, ks, load_b);")
     for v in body.inputs:  # bias, scale...: from HBM they take longer than the barrier
         if v in read_only and v is not rhs.param and 0 < v.type.nbytes <= _SMALL:
@@ -139,7 +143,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     form, s, body = code.form, code.s, code.sig.body
     names: dict[Var, str] = {form.batch: "b"}
     _begin(w, code, threads)
-    _emit_load_b(w, code, pointers, read_only)
+    _emit_load_b(w, code, pointers, read_only, threads)
     w.line("syncthreads();  // the previous task is done with shared memory")
     if form.row_prologue:
         w.line(f"if (!{fetched}) G::prologue(smem, n0, k0, ks, load_b);")
@@ -191,14 +195,13 @@ def _begin(w: Writer, code: DotCode, threads: int) -> None:
 
 
 def _emit_load_b(w: Writer, code: DotCode, pointers: Mapping[Value, str],
-                 read_only: Sequence[Value]) -> None:
+                 read_only: Sequence[Value], threads: int) -> None:
     """``load_b(to, row, col)``, with a test wherever ``Gemv`` may ask for k = K or n = N."""
-    form, s = code.form, code.s
+    form, s, of = code.form, code.s, shape(code, threads)
     assert code.element is not None
     # emit_loader tests an index whose tile does not divide the size: one more than the size does not.
-    tiles = {form.n: s.bn, form.k: form.k.size + 1}
-    if code.rhs.k_major:
-        tiles[form.n] = form.n.size + 1
+    tiles = {form.n: form.n.size + 1 if of.n_tail else s.bn,
+             form.k: form.k.size + 1 if of.k_tail else 1}
     emit_loader(w, "load_b", code.sig.body, code.rhs, code.element, pointers, {form.batch: "b"},
                 read_only, tiles)
 

@@ -109,7 +109,7 @@ def _columns(n: int, itemsize: int, batch: int, blocks: int, splits: Sequence[in
         fair = math.ceil(pieces / tiles)
         for waves in (1, 2, 3, 4):
             for c in {math.ceil(fair / waves), min(8, pieces), min(16, pieces)}:
-                if c <= min(threads, 64):
+                if c <= threads:
                     yield c * e, warps, split
 
 
