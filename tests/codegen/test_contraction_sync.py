@@ -193,7 +193,8 @@ def statements(name: str) -> list[Any]:
 
 CASES: dict[str, Callable[[], Case]] = {
     "gemm.cuh": gemm, "gemm_simt.cuh": simt, "gemv.cuh": stream, "split_k.cuh": split_k,
-    "attention.cuh": heads,    "attention_flash.cuh": flash_heads, "attention_rows.cuh": flash_heads}
+    "attention.cuh": heads, "attention_flash.cuh": flash_heads,
+    "attention_rows.cuh": flash_heads}
 
 
 @pytest.mark.parametrize(("name", "number"), [p for n in CASES for p in thinned(statements(n), 4)])
