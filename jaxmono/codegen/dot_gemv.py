@@ -32,6 +32,11 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
 
 MAX_ROWS = 8
+"""Of ordinary arithmetic: a thread keeps the sums of all of them."""
+MMA_ROWS = 16
+"""Of the tensor cores, which take 16-bit types."""
+FMA_ROWS = 2
+"""Up to this many rows multiply-adds are cheaper than fragments, which would be nearly empty."""
 SCRATCH = 1024
 """Bytes of shared memory below x: reduces of a normalisation, a flag."""
 GRANULE = 64
@@ -42,8 +47,9 @@ _SMALL = 16 * 1024
 
 def takes(form: DotForm) -> str | None:
     """Why a contraction cannot run in this family; None if it can."""
-    if form.m.size > MAX_ROWS:
-        return f"{form.m.size} rows; a thread keeps the sums of {MAX_ROWS} at most"
+    narrow = form.dot.rhs.type.dtype.itemsize == 2
+    if form.m.size > (most := MMA_ROWS if narrow else MAX_ROWS):
+        return f"{form.m.size} rows; a thread keeps the sums of {most} at most"
     if 0 in (form.batch.size, form.m.size, form.n.size, form.k.size):
         return "a dimension is empty"
     if fma_type(form) is None:
@@ -58,26 +64,32 @@ class Shape:
                  threads: int) -> None:
         self.e = 16 // itemsize
         warps = threads // 32
+        self.mma = is_mma(m, s.bn, itemsize, k_major, warps)
         wk = s.warps[2] if k_major else 1
         self.share = math.ceil(math.ceil(k / s.bk) / s.split_k) * s.bk if s.split_k > 1 else k
         if k_major:
-            self.u = rows_at_once(s.bn, warps // wk, m)
-            group = warps // wk * self.u
-            self.span, self.groups, parts = wk * 32 * self.e, math.ceil(s.bn / group), wk
+            self.u = U if self.mma else rows_at_once(s.bn, warps // wk, m)
+            group = warps // wk * (16 if self.mma else self.u)
+            self.span = wk * (64 if self.mma else 32 * self.e)
+            self.groups, parts = math.ceil(s.bn / group), wk
             self.busy = s.bn / (self.groups * group)
         else:
             c = s.bn // self.e
             lane_rows = 32 // c if c <= 32 else 0
             packed = lane_rows * c >= 28
             rows = warps * lane_rows if packed else threads // c
+            parts = warps if packed else rows
+            if self.mma:
+                rows, parts = threads // c, warps // (s.bn // 64)
             self.u = U
-            self.span, self.groups, parts = rows * U, 1, warps if packed else rows
+            self.span, self.groups = rows * U, 1
             self.busy = rows * c / threads
             group = 0
         self.spans = math.ceil(self.share / self.span)
         self.busy *= self.share / (self.spans * self.span)
         self.steps = self.spans * self.groups
-        pitch = math.ceil(self.spans * self.span / 8) * 8
+        self.pitch = pitch = math.ceil(self.spans * self.span / 8) * 8 if not self.mma else (
+            math.ceil(self.spans * self.span / 64) * 64 + (32 if k_major else 16))
         self.slot_bytes = self.u * threads * 16
         sums = math.ceil(parts * m * s.bn * 4 / 128) * 128
         self.fixed = SCRATCH + math.ceil(m * pitch * itemsize / 128) * 128
@@ -92,6 +104,12 @@ class Shape:
 
 U = 4
 """Pieces of a step for weights [k][n]: neighbouring rows of one column."""
+
+
+def is_mma(m: int, bn: int, itemsize: int, k_major: bool, warps: int) -> bool:
+    """Whether the tensor cores multiply: many rows, and a tile that fragments can be made of."""
+    return m > FMA_ROWS and itemsize == 2 and (
+        k_major or (bn % 64 == 0 and warps % (bn // 64) == 0))
 
 
 def rows_at_once(bn: int, warps: int, m: int) -> int:
@@ -190,7 +208,7 @@ def _begin(w: Writer, code: DotCode, threads: int) -> None:
     wk = s.warps[2] if code.rhs.k_major else 1
     w.line(f"using G = Gemv<{c_type(code.element)}, {form.m.size}, {form.n.size}, {form.k.size}, "
            f"{s.bn}, {of.share}, {s.stages}, {of.u}, {wk}, {threads}, "
-           f"{'true' if code.rhs.k_major else 'false'}>;")
+           f"{'true' if code.rhs.k_major else 'false'}, {'true' if of.mma else 'false'}>;")
     w.line(f"static_assert(G::SHARED_BYTES == {of.shared_bytes}, \"shared memory\");")
 
 
@@ -267,7 +285,7 @@ def _emit_rows(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs:
             emit_row_chain(em, k, rows, sink,
                            team=block_team(threads, "smem") if whole else warp_team())
     of = shape(code, threads)
-    if (padded := math.ceil(of.spans * of.span / 8) * 8) > k.size:
+    if (padded := of.pitch) > k.size:
         gap = padded - k.size
         w.line(f"for (int i = thread_id(); i < {m * gap}; i += {threads}) "
                f"*G::x(smem, i / {gap}, {k.size} + i % {gap}) = convert<{t}>(0.0f);")

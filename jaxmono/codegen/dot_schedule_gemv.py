@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from jaxmono.codegen.dot_gemv import GRANULE, Shape
+from jaxmono.codegen.dot_gemv import GRANULE, MAX_ROWS, Shape
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.fusion.plan import Device
 
@@ -29,8 +29,8 @@ LATENCY_US = 0.8
 _SPLIT_US = 1.5
 """Sums out, a counter, sums of the others in."""
 _EPILOGUE_US = 0.2
-_WARP_SLOTS = 4 * 1700.0
-"""Warp instructions that an SM issues in a microsecond, and how many pieces need them."""
+_WARP_SLOTS = 0.65 * 4 * 1700.0
+"""Warp instructions that an SM issues in a microsecond, with two warps a scheduler."""
 _RING_BYTES = 160 * 1024
 _SPLITS = (1, 2, 4, 8, 16)
 
@@ -94,6 +94,8 @@ def candidates_gemv(batch: int, m: int, n: int, k: int, itemsize: int, *, k_majo
         fitted = _fit(s, m, n, k, itemsize, k_major, threads, shared_bytes)
         if fitted is not None:
             of = Shape(fitted, m=m, n=n, k=k, itemsize=itemsize, k_major=k_major, threads=threads)
+            if m > MAX_ROWS and not of.mma:
+                continue
             out.append((_cost(fitted, of, batch, m, n, k, itemsize, k_major, device, blocks),
                         fitted))
     return sorted(out, key=lambda x: x[0])
@@ -108,7 +110,7 @@ def _columns(n: int, itemsize: int, batch: int, blocks: int, splits: Sequence[in
         tiles = max(blocks // (batch * split), 1)
         fair = math.ceil(pieces / tiles)
         for waves in (1, 2, 3, 4):
-            for c in {math.ceil(fair / waves), min(8, pieces), min(16, pieces)}:
+            for c in (math.ceil(fair / waves), 8, 16, 32):
                 if c <= threads:
                     yield c * e, warps, split
 
@@ -154,7 +156,8 @@ def _cost(s: DotSchedule, of: Shape, batch: int, m: int, n: int, k: int, itemsiz
     load = max(size / (_ALONE * fair), min(tasks, blocks) * size / rate * (
         device.sm_count / blocks if blocks < device.sm_count else 1.0))
     # A piece: loads of it and of x, unpacking, products, address and request of the next.
-    each = of.e * m + of.e + 12 + m * (1 + 8 / of.u)
+    each = 14 + 4 * math.ceil(m / 8) if of.mma else of.e * m + of.e + 12 + m * (1 + 8 / of.u)
     work = size / 16 / 32 * each / _WARP_SLOTS / of.busy
     split = _SPLIT_US if s.split_k > 1 else 0.0
-    return LATENCY_US + waves * (max(load, work) + _EPILOGUE_US) + split
+    # A block's next task starts with an empty ring.
+    return waves * (LATENCY_US + max(load, work) + _EPILOGUE_US) + split

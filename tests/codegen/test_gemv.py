@@ -45,7 +45,7 @@ def gemv(m: int, bn: int, slots: int, wk: int = 1, split: int = 1) -> DotSchedul
 
 def forced(plan: Plan, columns: DotSchedule, rows: DotSchedule) -> dict[str, Any]:
     """The first schedule for weights [k][n], the second for weights [n][k]."""
-    assert all(isinstance(s.form, DotForm) and s.form.m.size <= 8 for s in dot_sigs(plan))
+    assert all(isinstance(s.form, DotForm) and s.form.m.size <= 16 for s in dot_sigs(plan))
     out: dict[str, Any] = {}
     for s in dot_sigs(plan):
         assert isinstance(s.form, DotForm)
@@ -71,7 +71,7 @@ def pair(m: int, n: int, k: int, t: Any = BF16) -> Plan:
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8])
 def test_rows_of_x(m: int) -> None:
-    plan = pair(m, 96, 320)
+    plan = pair(m, 96, 320, F32)
     check_exact(plan, build(plan, forced(plan, gemv(m, 16, 2), gemv(m, 20, 2))), seeds=(0, 1, 2))
 
 
@@ -87,6 +87,20 @@ def test_rows_of_x(m: int) -> None:
 def test_tiles(columns: DotSchedule, rows: DotSchedule, t: Any) -> None:
     plan = pair(2, 136, 520, t)
     check_exact(plan, build(plan, forced(plan, columns, rows)), seeds=(0, 1), blocks=(1, 5))
+
+
+@pytest.mark.parametrize("t", [BF16, F16])
+@pytest.mark.parametrize("m", [3, 7, 8, 9, 16])
+@pytest.mark.parametrize(("columns", "rows"), [
+    (gemv(1, 64, 2), gemv(1, 16, 2)),
+    (gemv(1, 128, 3), gemv(1, 40, 3, wk=2)),
+    (gemv(1, 256, 2, split=4), gemv(1, 12, 2, wk=4, split=2)),
+])
+def test_products_on_tensor_cores(columns: DotSchedule, rows: DotSchedule, m: int, t: Any) -> None:
+    plan = pair(m, 136, 520, t)
+    sigs = forced(plan, columns, rows)
+    assert all(shape(DotCode.of(s, sigs[s.key]), 128).mma for s in dot_sigs(plan))
+    check_exact(plan, build(plan, sigs), seeds=(0, 1), blocks=(1, 5))
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 40), (37, 129), (40, 65), (130, 8), (3, 1000)])
@@ -116,7 +130,7 @@ def test_batches_strides_and_gathers() -> None:
     def fn(x: Any, w: Any, u: Any, t: Any, i: Any) -> Any:
         y = jnp.einsum("bmk,bkn->bmn", x, w[:, 8:72])
         z = jnp.einsum("bmk,bnk->bmn", x, u[::2, :, 64:128])
-        return y, z, x[0] @ t[i].T, jnp.einsum("bmk,kn->mbn", x, w[1, :64])  # weights left
+        return y, z, x[0] @ t[i].T, jnp.einsum("bmk,kn->bmn", x, w[1, :64])
 
     plan = plan_of(fn, Spec((3, 2, 64), BF16), Spec((3, 80, 40), BF16), Spec((6, 24, 128), BF16),
                    Spec((9, 64), BF16), Spec((16,), jnp.int32))
@@ -124,6 +138,14 @@ def test_batches_strides_and_gathers() -> None:
     given[4] = np.arange(16, dtype=np.int32) % 9
     check_exact(plan, build(plan, forced(plan, gemv(2, 16, 2), gemv(2, 8, 2))), inputs=given,
                 seeds=(0, 1, 2))
+
+
+def test_weights_on_the_left_are_weights() -> None:
+    plan = plan_of(lambda w, x: jnp.einsum("kn,mk->nm", w, x), Spec((64, 40), BF16),
+                   Spec((3, 64), BF16))
+    (sig,) = plan.sigs
+    assert isinstance(sig.form, DotForm) and sig.form.m.size == 3
+    check_exact(plan, build(plan))
 
 
 def test_not_a_number_and_infinity() -> None:
@@ -233,8 +255,9 @@ def chosen(plan: Plan, arch: str = "sm_90a") -> list[DotSchedule]:
     return [sigs[s.key] for s in dot_sigs(plan)]
 
 
-@pytest.mark.parametrize(("n", "k"), [(768, 768), (2048, 8192), (50272, 768), (16384, 4096)])
-@pytest.mark.parametrize("m", [1, 4])
+@pytest.mark.parametrize(("m", "n", "k"), [
+    (1, 768, 768), (4, 768, 768), (1, 2048, 8192), (4, 2048, 8192), (1, 50272, 768),
+    (4, 16384, 4096)])
 def test_few_rows_are_streamed_in_one_even_wave(m: int, n: int, k: int) -> None:
     plan = plan_of(both, Spec((m, k), BF16), Spec((k, n), BF16), Spec((n, k), BF16), device=H200)
     for sig in dot_sigs(plan):
@@ -245,7 +268,7 @@ def test_few_rows_are_streamed_in_one_even_wave(m: int, n: int, k: int) -> None:
 
 
 def test_many_rows_are_not() -> None:
-    plan = plan_of(both, Spec((16, 768), BF16), Spec((768, 768), BF16), Spec((768, 768), BF16),
+    plan = plan_of(both, Spec((24, 768), BF16), Spec((768, 768), BF16), Spec((768, 768), BF16),
                    device=H200)
     assert {s.family for s in chosen(plan)} == {"mma"}
 

@@ -1,7 +1,7 @@
-// A few rows (M <= 8) times weights that are read once: a stream from memory through ordinary
-// multiply-adds. Bound by the weights' bytes, so all that counts is that requests never stop.
+// A few rows (M <= 16) times weights that are read once. Bound by the weights' bytes, so all that
+// counts is that requests never stop.
 //
-//   weights --cp.async--> ring of SLOTS x U pieces of 16 bytes, each thread's own --FMA--> registers
+//   weights --cp.async--> ring of SLOTS x U pieces of 16 bytes, each thread's own --> products
 //   registers --shuffles, shared memory--> sums [PARTS][M][BN] --> epilogue (generated code)
 //
 // A thread multiplies just what it has requested itself, so the stream needs no barrier: no warp
@@ -12,7 +12,17 @@
 //                    keeps the sums of one piece's columns over its rows
 //   weights [n][k]   a warp reads 512 bytes of each of U rows, its lanes share the sum of a row; WK
 //                    warps share rows, the others have rows of their own
+//
+// Multiply-adds take about 8 M + 30 instructions for a piece of every lane, of which an SM has time for
+// 112 at full bandwidth. Where that is too many (MMA; 16-bit types), the tensor cores multiply the
+// same private pieces: weights are the 16 rows of the product, x its 8 columns. Which element of k is
+// which column of a fragment is free, if it is the same for weights and x, so a lane's piece is a
+// fragment as it lies ([n][k]), or after pairing neighbouring rows ([k][n]); nothing is exchanged.
+//
+//   [n][k]   lane (g, t) has rows g and g + 8, 8 elements of k from 8 t: two products of 16 k
+//   [k][n]   lane (g, t) has columns 8 g .. 8 g + 7 of 64, rows 4 t .. 4 t + 3: four products of 16 n
 #pragma once
+#include "jaxmono/mma.cuh"
 #include "jaxmono/sync.cuh"
 #include "jaxmono/tile.cuh"
 #include "jaxmono/vec.cuh"
@@ -23,7 +33,7 @@ namespace jaxmono {
 // T: bf16, f16 or float. K, N: of the whole operand; KS: elements of k of a task (the last one of a
 // tile may have fewer). Loads at k = K or n = N are outside: the loader writes zeros.
 template <class T, int M, int N, int K, int BN_, int KS, int SLOTS, int U, int WK, int THREADS_,
-          bool K_MAJOR>
+          bool K_MAJOR, bool MMA = false>
 struct Gemv {
   static constexpr int BM = M, BN = BN_, THREADS = THREADS_, WARPS = THREADS / 32;
   static constexpr int E = 16 / sizeof(T);  // elements of a piece
@@ -32,26 +42,33 @@ struct Gemv {
   // in shuffles; otherwise they are dealt to the block's threads.
   static constexpr int C = K_MAJOR ? 1 : BN / E;
   static constexpr int LANE_ROWS = C <= 32 ? 32 / C : 0;
-  static constexpr bool PACKED = LANE_ROWS * C >= 28;
-  static constexpr int ROWS = PACKED ? WARPS * LANE_ROWS : THREADS / C;
+  static constexpr bool PACKED = LANE_ROWS * C >= 28 && !MMA;
+  static constexpr int WC = MMA && !K_MAJOR ? BN / 64 : 1;  // warps side by side, of 64 columns each
+  static constexpr int ROWS = MMA ? WARPS / WC * 4 : PACKED ? WARPS * LANE_ROWS : THREADS / C;
   static_assert(K_MAJOR || (BN % E == 0 && C <= THREADS), "a row is a whole number of pieces");
+  static_assert(!MMA || (sizeof(T) == 2 && U == 4), "fragments of 16-bit elements");
+  static_assert(!MMA || K_MAJOR || (BN % 64 == 0 && WARPS % WC == 0), "warps have 64 columns");
 
   // [n][k]: rows of all warps in one step.
-  static constexpr int WN = WARPS / WK, GROUP = WN * U;
-  static_assert(!K_MAJOR || (WN * WK == WARPS && M * U <= 32), "warps share rows or have their own");
+  static constexpr int WN = WARPS / WK, GROUP = WN * (MMA ? 16 : U);
+  static_assert(!K_MAJOR || WN * WK == WARPS, "warps share rows or have their own");
+  static_assert(MMA || !K_MAJOR || M * U <= 32, "sums of a warp are dealt to its lanes");
 
-  static constexpr int SPAN = K_MAJOR ? WK * 32 * E : ROWS * U;  // elements of k in one step
+  // Elements of k in one step.
+  static constexpr int SPAN = K_MAJOR ? WK * (MMA ? 64 : 32 * E) : ROWS * U;
   static constexpr int SPANS = (KS + SPAN - 1) / SPAN;
   static constexpr int GROUPS = K_MAJOR ? (BN + GROUP - 1) / GROUP : 1;
   static constexpr int STEPS = GROUPS * SPANS;
   static constexpr bool K_TAIL = SPANS * SPAN != KS || K % KS != 0;
   static constexpr bool N_TAIL = K_MAJOR && GROUPS * GROUP != BN;
-  static constexpr int PARTS = K_MAJOR ? WK : PACKED ? WARPS : ROWS;
+  static constexpr int PARTS = K_MAJOR ? WK : MMA ? WARPS / WC : PACKED ? WARPS : ROWS;
 
   // Layout: scratch | x [M][PITCH] | ring and sums. The sums of [k][n] replace the ring at the end;
   // those of [n][k] are finished while the ring is in use.
   static constexpr int SCRATCH = 1024;
-  static constexpr int PITCH = (SPANS * SPAN + 7) / 8 * 8;
+  // Rows of x: with MMA the lanes of a warp read 8 of them at once, which must lie in other banks.
+  static constexpr int PITCH = MMA ? (SPANS * SPAN + 63) / 64 * 64 + (K_MAJOR ? 32 : 16)
+                                   : (SPANS * SPAN + 7) / 8 * 8;
   static constexpr int X_BYTES = (M * PITCH * int(sizeof(T)) + 127) / 128 * 128;
   static constexpr int SUM_BYTES = (PARTS * M * BN * 4 + 127) / 128 * 128;
   static constexpr int RING_BYTES = SLOTS * U * THREADS * 16;
@@ -85,17 +102,23 @@ struct Gemv {
   };
 
   // This thread's first row (of k for [k][n], of n for [n][k]) in a step, and its element of the
-  // other index; the U rows follow each other.
+  // other index. Piece u is at row_step(u), col_step(u) from there.
+  JM_DEVICE static constexpr int row_step(int u) { return MMA && K_MAJOR ? u % 2 * 8 : u; }
+  JM_DEVICE static constexpr int col_step(int u) { return MMA && K_MAJOR ? u / 2 * 32 : 0; }
   JM_DEVICE static int own_row() {
-    if constexpr (K_MAJOR) return warp_id() % WN * U;
+    if constexpr (MMA && K_MAJOR) return warp_id() % WN * 16 + lane_id() / 4;
+    else if constexpr (MMA) return (warp_id() / WC * 4 + lane_id() % 4) * U;
+    else if constexpr (K_MAJOR) return warp_id() % WN * U;
     else return (PACKED ? warp_id() * LANE_ROWS + lane_id() / C : thread_id() / C) * U;
   }
   JM_DEVICE static int own_col() {
-    if constexpr (K_MAJOR) return (warp_id() / WN * 32 + lane_id()) * E;
+    if constexpr (MMA && K_MAJOR) return warp_id() / WN * 64 + lane_id() % 4 * E;
+    else if constexpr (MMA) return warp_id() % WC * 64 + lane_id() / 4 * E;
+    else if constexpr (K_MAJOR) return (warp_id() / WN * 32 + lane_id()) * E;
     else return (PACKED ? lane_id() % C : thread_id() % C) * E;
   }
   JM_DEVICE static bool active() {
-    if constexpr (K_MAJOR) return true;
+    if constexpr (K_MAJOR || MMA) return true;
     else if constexpr (PACKED) return LANE_ROWS * C == 32 || lane_id() < LANE_ROWS * C;
     else return ROWS * C == THREADS || thread_id() < ROWS * C;
   }
@@ -110,7 +133,7 @@ struct Gemv {
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       if constexpr (K_MAJOR) {
-        const int n = at.n + own_row() + u, k = at.k + own_col();
+        const int n = at.n + own_row() + row_step(u), k = at.k + own_col() + col_step(u);
         load(static_cast<void*>(piece(smem, slot, u)), !N_TAIL || n < BN ? n0 + n : N,
              !K_TAIL || k < ks ? k0 + k : K);
       } else {
@@ -160,13 +183,16 @@ struct Gemv {
 
   // ---- products ------------------------------------------------------------------------------
 
-  static constexpr int WIDTH = K_MAJOR ? U : E;  // sums of a thread for one row of x
+  static constexpr int XN = (M + 7) / 8;  // columns of 8 rows of x, with MMA
+  static constexpr int OUTER = MMA ? XN : M;
+  static constexpr int WIDTH = MMA ? (K_MAJOR ? 4 : 16) : K_MAJOR ? U : E;
+  using Sums = float[OUTER][WIDTH];
 
   // After prologue and x: runs the task's stream and leaves the sums in shared memory, all warps
   // arrived.
   template <class Load>
   JM_DEVICE static void run(unsigned char* smem, int n0, int k0, int ks, const Load& load) {
-    float acc[M][WIDTH];
+    Sums acc;
     reset(acc);
     Step now, ahead;
     ahead.k = SLOTS % SPANS * SPAN;
@@ -176,7 +202,8 @@ struct Gemv {
 #pragma unroll 1
     for (int s = 0; s < STEPS; ++s) {
       cp_async_wait<SLOTS - 1>();
-      if (active()) multiply(acc, smem, slot, now);
+      if constexpr (MMA) multiply_mma(acc, smem, slot, now);
+      else if (active()) multiply(acc, smem, slot, now);
       if (s + SLOTS < STEPS) fetch(smem, slot, ahead, n0, k0, ks, load);
       cp_async_commit();
       ahead.next();
@@ -185,14 +212,16 @@ struct Gemv {
         const int first = now.n + own_row();
         now.next();
         if (now.k == 0) {
-          finish_rows(smem, acc, first);
+          if constexpr (MMA) finish_rows_mma(smem, acc, first);
+          else finish_rows(smem, acc, first);
           reset(acc);
         }
       } else {
         now.next();
       }
     }
-    if constexpr (!K_MAJOR) finish_columns(smem, acc);
+    if constexpr (!K_MAJOR && MMA) finish_columns_mma(smem, acc);
+    else if constexpr (!K_MAJOR) finish_columns(smem, acc);
     syncthreads();
   }
 
@@ -211,15 +240,14 @@ struct Gemv {
   }
 
  private:
-  JM_DEVICE static void reset(float (&acc)[M][WIDTH]) {
+  JM_DEVICE static void reset(Sums& acc) {
 #pragma unroll
-    for (int m = 0; m < M; ++m)
+    for (int m = 0; m < OUTER; ++m)
 #pragma unroll
       for (int i = 0; i < WIDTH; ++i) acc[m][i] = 0.0f;
   }
 
-  JM_DEVICE static void multiply(float (&acc)[M][WIDTH], unsigned char* smem, int slot,
-                                 const Step& at) {
+  JM_DEVICE static void multiply(Sums& acc, unsigned char* smem, int slot, const Step& at) {
     Vec<float, E> w[U];
 #pragma unroll
     for (int u = 0; u < U; ++u)
@@ -245,7 +273,7 @@ struct Gemv {
 
   // [n][k]: the lanes' sums of M x U values. In every round a lane keeps half of its values and gives
   // the other half away, until it has one.
-  JM_DEVICE static void finish_rows(unsigned char* smem, const float (&acc)[M][WIDTH], int first) {
+  JM_DEVICE static void finish_rows(unsigned char* smem, const Sums& acc, int first) {
     constexpr int V = M * U <= 1    ? 1
                       : M * U <= 2  ? 2
                       : M * U <= 4  ? 4
@@ -274,7 +302,7 @@ struct Gemv {
   }
 
   // [k][n]: the sums of a piece's columns, of the rows of a warp or of every thread.
-  JM_DEVICE static void finish_columns(unsigned char* smem, float (&acc)[M][WIDTH]) {
+  JM_DEVICE static void finish_columns(unsigned char* smem, Sums& acc) {
     if constexpr (PACKED) {
       const int row = lane_id() / C;
 #pragma unroll
@@ -300,6 +328,94 @@ struct Gemv {
         store<float, E>(sums(smem) + (part * M + m) * BN + own_col(), out);
       }
     }
+  }
+
+  // ---- the same on tensor cores --------------------------------------------------------------
+
+  struct alignas(16) Words4 {
+    uint32_t x[4];
+  };
+  struct alignas(8) Words2 {
+    uint32_t x[2];
+  };
+
+  JM_DEVICE static void product(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    if constexpr (is_same<T, bf16>) mma_m16n8k16_bf16(d, a, b);
+    else mma_m16n8k16_f16(d, a, b);
+  }
+  // The fragment's column of x that this lane reads; past the last row it repeats that.
+  JM_DEVICE static int x_row(int column) {
+    const int m = column * 8 + lane_id() / 4;
+    return M % 8 == 0 || m < M ? m : M - 1;
+  }
+
+  JM_DEVICE static void multiply_mma(Sums& acc, unsigned char* smem, int slot, const Step& at) {
+    Words4 w[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) w[u] = *reinterpret_cast<const Words4*>(piece(smem, slot, u));
+    if constexpr (K_MAJOR) {
+#pragma unroll
+      for (int c = 0; c < U / 2; ++c) {
+        const int k = at.k + own_col() + col_step(2 * c);
+#pragma unroll
+        for (int i = 0; i < XN; ++i) {
+          const Words4 f = *reinterpret_cast<const Words4*>(x(smem, x_row(i), k));
+#pragma unroll
+          for (int h = 0; h < 4; h += 2) {
+            const uint32_t a[4] = {w[2 * c].x[h], w[2 * c + 1].x[h], w[2 * c].x[h + 1],
+                                   w[2 * c + 1].x[h + 1]};
+            const uint32_t b[2] = {f.x[h], f.x[h + 1]};
+            product(acc[i], a, b);
+          }
+        }
+      }
+    } else {
+      const int k = at.k + own_row();
+      Words2 f[XN];
+#pragma unroll
+      for (int i = 0; i < XN; ++i) f[i] = *reinterpret_cast<const Words2*>(x(smem, x_row(i), k));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {  // columns 2 j and 2 j + 1 of the piece: rows g and g + 8
+        const uint32_t a[4] = {low_halves(w[0].x[j], w[1].x[j]), high_halves(w[0].x[j], w[1].x[j]),
+                               low_halves(w[2].x[j], w[3].x[j]), high_halves(w[2].x[j], w[3].x[j])};
+#pragma unroll
+        for (int i = 0; i < XN; ++i) {
+          float(&d)[4] = *reinterpret_cast<float(*)[4]>(&acc[i][j * 4]);
+          const uint32_t b[2] = {f[i].x[0], f[i].x[1]};
+          product(d, a, b);
+        }
+      }
+    }
+  }
+  JM_DEVICE static uint32_t low_halves(uint32_t a, uint32_t b) { return (a & 0xffffu) | b << 16; }
+  JM_DEVICE static uint32_t high_halves(uint32_t a, uint32_t b) {
+    return a >> 16 | (b & 0xffff0000u);
+  }
+
+  // A lane has of rows g and g + 8 the columns 2 t, 2 t + 1.
+  JM_DEVICE static void finish_rows_mma(unsigned char* smem, const Sums& acc, int first) {
+#pragma unroll
+    for (int i = 0; i < XN; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int n = first + e / 2 * 8, m = i * 8 + lane_id() % 4 * 2 + e % 2;
+        if (n < BN && m < M) sums(smem)[(warp_id() / WN * M + m) * BN + n] = acc[i][e];
+      }
+  }
+
+  JM_DEVICE static void finish_columns_mma(unsigned char* smem, const Sums& acc) {
+    syncthreads();  // nobody reads the ring any more: the sums replace it
+#pragma unroll
+    for (int i = 0; i < XN; ++i)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int m = i * 8 + lane_id() % 4 * 2 + e;
+        if (m >= M) continue;
+        Vec<float, E> out;
+#pragma unroll
+        for (int c = 0; c < E; ++c) out.x[c] = acc[i][c / 2 * 4 + c % 2 * 2 + e];
+        store<float, E>(sums(smem) + (warp_id() / WC * M + m) * BN + own_col(), out);
+      }
   }
 };
 
