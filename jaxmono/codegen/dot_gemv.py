@@ -168,7 +168,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
         _emit_rows(w, code, pointers, outputs, read_only, names, threads)
     else:
         _emit_x(w, code, pointers, read_only, names)
-        with w.block("G::stage_x(smem, x_piece, [&]", "});"):
+        with w.block("G::stage_x(smem, k0, ks, x_piece, [&]", "});"):
             w.line(f"if (!{fetched}) G::prologue(smem, n0, k0, ks, load_b);")
     w.line("G::run(smem, n0, k0, ks, load_b);")
     read = "G::read({acc}, smem, {r}, {c})"
@@ -226,15 +226,20 @@ def _emit_load_b(w: Writer, code: DotCode, pointers: Mapping[Value, str],
 
 def _emit_x(w: Writer, code: DotCode, pointers: Mapping[Value, str], read_only: Sequence[Value],
             names: Mapping[Var, str]) -> None:
-    """``x_piece(int m, int k)``: 16 bytes of x from element k of the task's share on."""
+    """``x_piece(int m, int k)``: 16 bytes of x; zeros behind the last element of k."""
     form, body, x = code.form, code.sig.body, code.lhs
     assert code.element is not None
     t, piece = c_type(code.element), 16 // code.element.itemsize
     own = {**names, form.m: "m", form.k: "k"}
     with w.block(f"const auto x_piece = [&](int m, int k) -> Piece<{t}>", "};"):
+        if x.param is not None and x.offset is not None and x.k_major and x.offset.is_static \
+                and not x.guard.bounds and not x.others:
+            em = BodyEmitter(w, body, pointers, lane=form.k, lanes=piece, var_names=own)
+            load = "ld_nc" if x.param in read_only else "*"
+            w.line(f"return {load}(reinterpret_cast<const Piece<{t}>*>({pointers[x.param]} + "
+                   f"{em.code(x.offset)}));")
+            return
         w.line(f"Piece<{t}> out{{}};")
-        w.line("if (k >= ks) return out;")
-        w.line("k += k0;")
         wide = vector_width(body, [(x.value, x.index)], [], form.k, limit=piece)
         if wide == piece and form.k.size % piece == 0:
             em = BodyEmitter(w, body, pointers, lane=form.k, lanes=piece, var_names=own,

@@ -156,28 +156,35 @@ struct Gemv {
     }
   }
 
-  // Fills x from piece(m, k), zeros where there are no elements. What the registers hold is requested
-  // before `between` runs, which requests weights: x would have to queue behind them.
+  // Fills x from piece(m, k), where k is one of the whole operand; zeros behind the task's share. What
+  // the registers hold is requested before `between` runs, which requests weights: x would have to
+  // queue behind them. So no branch may need the value before.
   template <class X, class Between>
-  JM_DEVICE static void stage_x(unsigned char* smem, const X& piece, const Between& between) {
+  JM_DEVICE static void stage_x(unsigned char* smem, int k0, int ks, const X& piece,
+                                const Between& between) {
     constexpr int PER_ROW = PITCH / E, TOTAL = M * PER_ROW;
     constexpr int TRIPS = (TOTAL + THREADS - 1) / THREADS, HELD = TRIPS < 4 ? TRIPS : 4;
+    constexpr bool WHOLE = PITCH == KS && K % KS == 0;
     Piece<T> held[HELD];
+    const auto request = [&](int p) {
+      const int i = TOTAL % THREADS == 0 || p < TOTAL ? p : TOTAL - 1;
+      const int m = i / PER_ROW, k = i % PER_ROW * E;
+      return piece(m, WHOLE || k < ks ? k0 + k : 0);
+    };
+    const auto put = [&](int p, const Piece<T>& value) {
+      if (TOTAL % THREADS != 0 && p >= TOTAL) return;
+      const bool there = WHOLE || p % PER_ROW * E < ks;
+      reinterpret_cast<Piece<T>*>(x(smem, 0, 0))[p] = there ? value : Piece<T>{};
+    };
 #pragma unroll
-    for (int i = 0; i < HELD; ++i) {
-      const int p = thread_id() + i * THREADS;
-      if (TOTAL % THREADS == 0 || p < TOTAL) held[i] = piece(p / PER_ROW, p % PER_ROW * E);
-    }
+    for (int i = 0; i < HELD; ++i) held[i] = request(thread_id() + i * THREADS);
     between();
-    Piece<T>* const to = reinterpret_cast<Piece<T>*>(x(smem, 0, 0));
 #pragma unroll
-    for (int i = 0; i < HELD; ++i) {
-      const int p = thread_id() + i * THREADS;
-      if (TOTAL % THREADS == 0 || p < TOTAL) to[p] = held[i];
-    }
+    for (int i = 0; i < HELD; ++i) put(thread_id() + i * THREADS, held[i]);
+    if constexpr (TRIPS > HELD) {
 #pragma unroll 2
-    for (int p = thread_id() + HELD * THREADS; p < TOTAL; p += THREADS)
-      to[p] = piece(p / PER_ROW, p % PER_ROW * E);
+      for (int p = thread_id() + HELD * THREADS; p < TOTAL; p += THREADS) put(p, request(p));
+    }
     syncthreads();
   }
 
