@@ -108,7 +108,7 @@ def operand_type(form: DotForm) -> DType | None:
 
 
 def fma_type(form: DotForm) -> DType | None:
-    """Element type of both operands where products are f32 multiply-adds; None where it cannot be."""
+    """Element type of both operands where products may be f32 multiply-adds; None elsewhere."""
     d = form.dot
     t = d.lhs.type.dtype
     if t != d.rhs.type.dtype or not plain_algorithm(d.algorithm, t):

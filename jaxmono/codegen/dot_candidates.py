@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from jaxmono.codegen import dot_gemv, dot_wgmma
+from jaxmono.codegen import dot_gemv_shape, dot_wgmma
 from jaxmono.codegen.dot import DotCode, fma_type, operand_type
 from jaxmono.codegen.dot_schedule import DotSchedule, candidates_mma
 from jaxmono.codegen.dot_schedule_gemv import (
@@ -63,11 +63,11 @@ def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
     form = sig.form
     assert isinstance(form, DotForm)
     t = fma_type(form)
-    if t is None or dot_gemv.takes(form) is not None:
+    if t is None or dot_gemv_shape.takes(form) is not None:
         return []
     batch, m, n, k = form.batch.size, form.m.size, form.n.size, form.k.size
     own = (batch, n, k)
-    code = DotCode.of(sig, DotSchedule("gemv", m, 8, dot_gemv.GRANULE, 1, (1, 1, 1)))
+    code = DotCode.of(sig, DotSchedule("gemv", m, 8, dot_gemv_shape.GRANULE, 1, (1, 1, 1)))
     return candidates_gemv(
         batch, m, n, k, t.itemsize, k_major=code.rhs.k_major, device=request.device,
         threads=request.threads,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from jaxmono.codegen.dot_gemv import GRANULE, MAX_ROWS, Shape
+from jaxmono.codegen.dot_gemv_shape import GRANULE, MAX_ROWS, Shape
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.fusion.plan import Device
 

@@ -197,7 +197,7 @@ class _Assembly:
         w.comment(header)
         headers = {"kernel", "vec"}.union(*(_INCLUDES[u.sig.kind] for u in self.units.values()))
         if any(getattr(u.schedule, "family", "") == "gemv" for u in self.units.values()):
-            headers.add("gemv")
+            headers |= {"gemv", "last_block"}
         if self.roles:
             headers |= {"gemm_wgmma", "roles"}
             if any(u.load and u.sig.kind == "attention" for u in self.units.values()):

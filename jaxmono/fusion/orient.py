@@ -18,7 +18,6 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.types import TensorType
 
-
 FEW_ROWS = 8
 """Rows of activations for which weights are streamed (codegen/dot_gemv.py)."""
 

@@ -192,8 +192,8 @@ def statements(name: str) -> list[Any]:
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    "gemm.cuh": gemm, "gemm_simt.cuh": simt, "gemv.cuh": stream, "split_k.cuh": split_k,
-    "attention.cuh": heads, "attention_flash.cuh": flash_heads,
+    "gemm.cuh": gemm, "gemm_simt.cuh": simt, "gemv.cuh": stream, "last_block.cuh": stream,
+    "split_k.cuh": split_k, "attention.cuh": heads, "attention_flash.cuh": flash_heads,
     "attention_rows.cuh": flash_heads}
 
 

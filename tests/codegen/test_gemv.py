@@ -27,7 +27,8 @@ from jax import lax
 
 from jaxmono.codegen import cuda_target, generate
 from jaxmono.codegen.dot import DotCode
-from jaxmono.codegen.dot_gemv import GRANULE, Shape, shape
+from jaxmono.codegen.dot_gemv import shape
+from jaxmono.codegen.dot_gemv_shape import GRANULE, Shape
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_gemv import blocks_of, candidates_gemv, choose_gemv
 from jaxmono.codegen.generate import default_schedule
