@@ -22,8 +22,9 @@ STREAM = 0.9
 """Of read bandwidth that rows of 64 bytes and more reach."""
 _ROW = {16: 0.5, 32: 0.86, 48: 0.93}
 """Of that, where a row of the tile has so many bytes."""
-_ALONE = 1.6
-"""Times its fair share of bandwidth that one SM gets while others idle."""
+_ALONE = 1.02
+"""Times its fair share of bandwidth that one SM gets while others idle. It may get more, but even
+tasks cost nothing."""
 LATENCY_US = 0.8
 """First bytes, x in shared memory."""
 _SPLIT_US = 1.5
@@ -110,7 +111,8 @@ def _columns(n: int, itemsize: int, batch: int, blocks: int, splits: Sequence[in
         tiles = max(blocks // (batch * split), 1)
         fair = math.ceil(pieces / tiles)
         for waves in (1, 2, 3, 4):
-            for c in (math.ceil(fair / waves), 8, 16, 32):
+            even = math.ceil(fair / waves)
+            for c in (even, even + even % 2, 8, 16, 32):
                 if c <= threads:
                     yield c * e, warps, split
 
@@ -152,6 +154,8 @@ def _cost(s: DotSchedule, of: Shape, batch: int, m: int, n: int, k: int, itemsiz
     row = of.share * itemsize if k_major else s.bn * itemsize
     rate = device.read_bytes_per_us * STREAM * next(
         (f for bytes_, f in _ROW.items() if row <= bytes_), 1.0)
+    if row % 32 and not k_major:
+        rate *= 0.97  # neighbouring tiles both read a sector
     fair = rate / device.sm_count
     load = max(size / (_ALONE * fair), min(tasks, blocks) * size / rate * (
         device.sm_count / blocks if blocks < device.sm_count else 1.0))

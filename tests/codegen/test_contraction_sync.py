@@ -56,16 +56,18 @@ def split_k() -> Case:
 @functools.cache
 def stream() -> Case:
     """Rings shorter than the stream, shares of k, several tiles a block, a stage behind a barrier;
-    weights [k][n], in whole rows of a warp and dealt to the block, and [n][k]."""
-    def fn(x: Any, w: Any, v: Any, u: Any) -> Any:
+    weights [k][n], in whole rows of a warp, dealt to the block, on tensor cores, and [n][k]."""
+    def fn(x: Any, w: Any, v: Any, u: Any, t: Any) -> Any:
         y = jnp.clip(jnp.dot(x, w, preferred_element_type=F32), -2, 2).astype(BF16)
-        return jnp.einsum("mk,nk->mn", y, v), jnp.dot(x, u, preferred_element_type=F32)
+        return (jnp.einsum("mk,nk->mn", y, v), jnp.dot(x, u, preferred_element_type=F32),
+                jnp.dot(x, t, preferred_element_type=F32))
 
     plan = plan_of(fn, Spec((3, 600), BF16), Spec((600, 48), BF16), Spec((40, 48), BF16),
-                   Spec((600, 1056), BF16))
-    a, b, c = sorted(dot_sigs(plan), key=lambda s: s.body.inputs[-1].type.size)
+                   Spec((600, 1056), BF16), Spec((600, 512), BF16))
+    a, b, d, c = sorted(dot_sigs(plan), key=lambda s: s.body.inputs[-1].type.size)
     sigs = {a.key: DotSchedule("gemv", 3, 12, 64, 2, (1, 4, 1)),
             b.key: DotSchedule("gemv", 3, 8, 64, 2, (1, 1, 4)),
+            d.key: DotSchedule("gemv", 3, 128, 64, 2, (1, 1, 4)),
             c.key: DotSchedule("gemv", 3, 88, 64, 2, (1, 1, 4), 4)}
     return plan, sigs, small_integers(plan.graph, high=1), 0
 
