@@ -23,9 +23,11 @@ from jaxmono.codegen.dot import (
 )
 from jaxmono.codegen.dot_gemv_shape import SCRATCH, Shape
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
+from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.row_chain import RowOutput, block_team, emit_row_chain, warp_team
+from jaxmono.codegen.traverse import dynamics, walk
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.indexing import Index, Var
+from jaxmono.fusion.indexing import Index, IndexMap, Var
 from jaxmono.fusion.plan import Store
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
@@ -87,6 +89,12 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
         _emit_x(w, code, pointers, read_only, names)
         with w.block("G::stage_x(smem, k0, ks, x_piece, [&]", "});"):
             w.line(f"if (!{fetched}) G::prologue(smem, n0, k0, ks, load_b);")
+    stores = [x for x in form.stores if form.k not in x.over]
+    lanes = epilogue_lanes(body, stores, form.n, rows=s.bm, cols=s.bn, threads=threads)
+    once = s.bm * s.bn // lanes <= threads
+    epilogue = _Epilogue(code, stores, lanes, pointers, outputs, read_only, names)
+    if once:
+        epilogue.begin(w)
     w.line("G::run(smem, n0, k0, ks, load_b);")
     read = "G::read({acc}, smem, {r}, {c})"
     if s.split_k > 1:
@@ -94,13 +102,72 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
         w.line(f"float* const parts = {workspace} + tile * S::FLOATS;")
         w.line(f"if (!S::arrive(smem, parts, split, {arrivals} + tile)) return;")
         read = "S::read({acc}, parts, {r}, {c})"
-    stores = [x for x in form.stores if form.k not in x.over]
-    lanes = epilogue_lanes(body, stores, form.n, rows=s.bm, cols=s.bn, threads=threads)
+    if once:
+        epilogue.finish(w, read)
+        return
     w.line("const int m0 = 0;")
     emit_epilogue(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
                   n=form.n, tile_m=s.bm, bm=str(s.bm), bn=s.bn, lanes=lanes, read=read,
                   accumulator="float", row0="", pointers=pointers, outputs=outputs, names=names,
                   read_only=read_only, threads=threads)
+
+
+class _Epilogue:
+    """The epilogue of a tile for which every thread has one piece at most. What it reads of memory
+    is requested before the stream, so that it does not wait for that behind it."""
+
+    def __init__(self, code: DotCode, stores: Sequence[Store], lanes: int,
+                 pointers: Mapping[Value, str], outputs: Sequence[str],
+                 read_only: Sequence[Value], names: Mapping[Var, str]) -> None:
+        self.code, self.stores, self.lanes, self.outputs = code, stores, lanes, outputs
+        self.pieces = code.s.bm * code.s.bn // lanes
+        self.make = lambda w: BodyEmitter(
+            w, code.sig.body, pointers, lane=code.form.n, lanes=lanes,
+            var_names={**names, code.form.m: "m", code.form.n: "n"}, read_only=read_only)
+
+    def begin(self, w: Writer) -> None:
+        """Names the piece of this thread (one that exists, whichever thread it is) and loads."""
+        form, bn, lanes = self.code.form, self.code.s.bn, self.lanes
+        self.em = self.make(w)
+        w.line(f"const int own = min(thread_id(), {self.pieces - 1});")
+        w.line(f"const int m = own / {bn // lanes}, c = own % {bn // lanes} * {lanes};")
+        inside = f"min(n0 + c, {form.n.size - lanes})" if form.n.size % bn else "n0 + c"
+        w.line(f"const int n = {inside};")
+        for value, index in self._loads():
+            self.em.emit(value, index)
+
+    def _loads(self) -> list[tuple[Value, IndexMap]]:
+        """Elements of buffers that are read whatever the guards on the way say."""
+        body, result = self.code.sig.body, self.code.form.dot.result
+        roots = [(body.outputs[s.result], s.index) for s in self.stores]
+        roots += [(d.value, d.index) for s in self.stores for d in dynamics(s.index)]
+        guarded: set[tuple[Value, IndexMap]] = set()
+        found: dict[tuple[Value, IndexMap], None] = {}
+        for n in walk(body, roots, stop=lambda v, _: v is result):
+            if n.guards:
+                guarded.update((x.value, x.index) for x in walk(
+                    body, [(n.value, n.index)], stop=lambda v, _: v is result))
+            if n.op is None:
+                found[n.value, n.index] = None
+        return [x for x in found if x not in guarded]
+
+    def finish(self, w: Writer, read: str) -> None:
+        """``read``: as of `emit_piece`."""
+        form, lanes, em = self.code.form, self.lanes, self.em
+        body, t = self.code.sig.body, compute(form.dot.result.type.dtype)
+        tests = [f"thread_id() < {self.pieces}"]
+        tests += [f"n0 + c < {form.n.size}"] if form.n.size % self.code.s.bn else []
+        with em.scope(f"if ({' && '.join(tests)})"):
+            w.line(f"float acc[{lanes}];")
+            w.line(read.format(acc="acc", r="m", c="c") + ";")
+            w.line(f"{vector(t, lanes)} dot;")
+            w.line(f"for (int e = 0; e < {lanes}; ++e) dot{'.x[e]' if lanes > 1 else ''} = "
+                   "acc[e];")
+            em.bind(form.dot.result, self.code.identity, "dot", vector=lanes > 1)
+            values = [em.emit(body.outputs[s.result], s.index) for s in self.stores]
+            for s, v in zip(self.stores, values, strict=True):
+                em.store(self.outputs[s.result], store_offset(body, s), v,
+                         body.outputs[s.result].type.dtype)
 
 
 def _begin(w: Writer, code: DotCode, threads: int) -> None:

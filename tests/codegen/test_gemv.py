@@ -237,6 +237,26 @@ def test_a_cache_that_the_launch_writes_is_not_requested_early() -> None:
     check_near(plan, program, given, 2e-2, seeds=(0, 1, 2, 3))
 
 
+def test_beside_producer_warps() -> None:
+    """A kernel whose other products have producers: stages of both families, and one with both."""
+    def fn(x: Any, u: Any, w: Any, v: Any) -> Any:
+        y = jnp.clip(x @ u, -1, 1)
+        z = jnp.clip(y[:1] @ w, -1, 1)
+        return y @ v, z, z @ v
+
+    plan = plan_of(fn, Spec((70, 64), BF16), Spec((64, 72), BF16), Spec((72, 72), BF16),
+                   Spec((72, 48), BF16))
+    sigs: dict[str, Any] = {}
+    for s in dot_sigs(plan):
+        assert isinstance(s.form, DotForm)
+        sigs[s.key] = DotSchedule("wgmma", 64, 48, 64, 2, (1, 1, 2)) if s.form.m.size > 1 else \
+            DotSchedule("gemv", 1, 16, GRANULE, 2, (1, 1, 8))
+    program = build(plan, sigs, threads=256)
+    assert program.threads == 384
+    check_exact(plan, program, inputs=small_integers(plan.graph, high=1), seeds=(0, 1, 2, 3),
+                blocks=(1, 3))
+
+
 def test_the_same_bits_in_any_order() -> None:
     """Whichever block comes last adds the shares up in their order."""
     plan = pair(2, 40, 1000)
