@@ -424,7 +424,11 @@ class _Assembly:
             if unit.tasks:
                 calls.append(_Call(unit, f"stage{number}_{n}", len(groups), len(rows), table,
                                    work[key]))
-        return calls
+        if has_load(calls):
+            return calls  # producers are ahead in every task
+        # Those with a prefetch come first: of a block's tasks only the first is fetched before the
+        # barrier, and a stage may have more tasks than there are blocks.
+        return sorted(calls, key=lambda c: c.unit.prefetch is None)
 
     def _call(self, w: Writer, c: _Call, task: str, trip: str, which: str) -> None:
         u = c.unit

@@ -205,7 +205,8 @@ def test_every_sync_of_the_headers_matters(name: str, number: int,
     assert failure(CASES[name](), monkeypatch, removed(name, number)) != ""
 
 
-@pytest.mark.parametrize("case", [gemm, split_k, stream, simt, panel, heads, mixed_heads, flash_heads])
+@pytest.mark.parametrize("case", [
+    gemm, split_k, stream, simt, panel, heads, mixed_heads, flash_heads])
 def test_nothing_fails_unchanged(case: Callable[[], Case], monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(case(), monkeypatch, lambda text: text) == ""
 

@@ -237,6 +237,23 @@ def test_a_cache_that_the_launch_writes_is_not_requested_early() -> None:
     check_near(plan, program, given, 2e-2, seeds=(0, 1, 2, 3))
 
 
+def test_tasks_that_are_prefetched_come_first() -> None:
+    def fn(cache: Any, x: Any, w: Any, v: Any, pos: Any) -> Any:
+        y = x @ w
+        turned = jnp.concatenate([y[:, 16:], y[:, :16]], axis=-1)
+        return lax.dynamic_update_slice(cache, turned, (pos, 0)), y @ v
+
+    plan = plan_of(fn, Spec((16, 32), BF16), Spec((1, 40), BF16), Spec((40, 32), BF16),
+                   Spec((32, 24), BF16), Spec((), jnp.int32))
+    assert [g.sig.kind for g in plan.stages[1].groups] == ["loop", "dot"]
+    given = small_integers(plan.graph)
+    given[4] = np.asarray(5, np.int32)
+    program = build(plan, forced(plan, gemv(1, 8, 2), gemv(1, 4, 2)))
+    (stage,) = [x for x in program.source.splitlines() if "// stage 1:" in x]
+    assert stage.index("_dot") < stage.index("_loop")
+    check_exact(plan, program, inputs=given, seeds=(0, 1, 2), blocks=(1, 2, 5))
+
+
 def test_beside_producer_warps() -> None:
     """A kernel whose other products have producers: stages of both families, and one with both."""
     def fn(x: Any, u: Any, w: Any, v: Any) -> Any:
