@@ -92,13 +92,24 @@ def roots(sig: Sig, stores: tuple[Store, ...], env: Mapping[Var, Index],
     return [(sig.body.outputs[s.result], substitute(s.index, env)) for s in stores]
 
 
-def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1) -> LoopSchedule:
-    """Vectors as wide as possible; unrolled as far as every SM still gets work."""
+_FEW_TASKS = 32
+"""A loop of no more tasks than this takes as few as it can beside contractions: GPT-J's 16, with 128
+of a contraction, are more than 132 SMs have room for at once; 4 are not."""
+
+
+def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
+                beside: bool = False) -> LoopSchedule:
+    """Vectors as wide as possible; unrolled as far as every SM still gets work.
+
+    ``beside``: contractions of the same stage fill the SMs; then few tasks disturb them least.
+    """
     form = sig.form
     assert isinstance(form, LoopForm)
     flat, env = flat_loop(form)
     lanes = vector_width(sig.body, roots(sig, form.stores, env), sinks(sig, form.stores, env), flat)
-    vectors = flat.size * siblings / lanes / threads / device.sm_count
+    vectors = flat.size * siblings / lanes / threads
+    if not beside or vectors > _FEW_TASKS:
+        vectors /= device.sm_count
     return LoopSchedule(lanes, max(1, min(4, 1 << int(math.log2(max(vectors, 1))))))
 
 
