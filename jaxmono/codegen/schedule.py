@@ -93,8 +93,8 @@ def roots(sig: Sig, stores: tuple[Store, ...], env: Mapping[Var, Index],
 
 
 _FEW_TASKS = 32
-"""A loop of no more tasks than this takes as few as it can beside contractions: GPT-J's 16, with 128
-of a contraction, are more than 132 SMs have room for at once; 4 are not."""
+"""A loop of no more tasks than this takes as few as it can beside contractions: GPT-J's 16 and 128
+of a contraction do not fit 132 SMs at once; 4 do."""
 
 
 def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
