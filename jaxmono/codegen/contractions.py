@@ -9,16 +9,18 @@ from jaxmono.codegen import (
     back_to_back,
     dot,
     dot_function,
+    dot_gemv,
     dot_wgmma,
 )
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.dot import DotCode
-from jaxmono.codegen.dot_candidates import dot_candidates
+from jaxmono.codegen.dot_candidates import dot_candidates, gemv_bound, gemv_candidates
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.plan import Sig
+from jaxmono.fusion.fold import STREAMED_ROWS
+from jaxmono.fusion.plan import DotForm, Sig
 
 
 def _room(request: Request) -> int:
@@ -28,18 +30,26 @@ def _room(request: Request) -> int:
 
 class _Dot:
     def choose(self, sig: Sig, request: Request) -> DotSchedule:
+        form = sig.form
+        assert isinstance(form, DotForm)
+        skinny = gemv_candidates(sig, request)
+        if skinny and form.m.size <= STREAMED_ROWS:
+            # Nothing beats it: multiply-adds are far from their limit, and a tile of the tensor
+            # cores would be nearly empty.
+            return skinny[0][1]
         cost, s = dot.schedule(sig, request.device, warps=request.threads // 32,
                                shared_bytes=_room(request), siblings=request.siblings)
         if request.wgmma and s.family == "mma":
             code = DotCode.of(sig, s)
-            form = code.form
             if dot_wgmma.takes(form, code, code.element) is None:
                 other = choose_wgmma(
                     form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size,
                     device=request.device, shared_bytes=request.shared_bytes,
                     row_prologue=form.row_prologue, k_major=(code.lhs.k_major, code.rhs.k_major))
                 if other is not None and other[0] < cost:
-                    return other[1]
+                    cost, s = other
+        if skinny and (s.family == "simt" or skinny[0][0] < gemv_bound(sig, request, cost)):
+            return skinny[0][1]
         return s
 
     def candidates(self, sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
@@ -50,12 +60,14 @@ class _Dot:
         return DotCode.of(sig, schedule).tasks
 
     def shared_bytes(self, sig: Sig, schedule: DotSchedule, threads: int) -> int:
-        del threads
+        if schedule.family == "gemv":
+            return dot_gemv.shape(DotCode.of(sig, schedule), threads).shared_bytes
         family = dot_wgmma if schedule.family == "wgmma" else dot_function
         return family.shared_bytes(DotCode.of(sig, schedule))
 
     def workspace_bytes(self, sig: Sig, schedule: DotSchedule) -> int:
-        return 4 * dot_function.workspace_floats(DotCode.of(sig, schedule))
+        family = dot_gemv if schedule.family == "gemv" else dot_function
+        return 4 * family.workspace_floats(DotCode.of(sig, schedule))
 
     def counters(self, sig: Sig, schedule: DotSchedule) -> int:
         return dot_function.counters(DotCode.of(sig, schedule))
@@ -64,6 +76,11 @@ class _Dot:
                       function: Function) -> bool:
         if schedule.family == "wgmma":
             return False  # producers are ahead of the barrier anyway
+        if schedule.family == "gemv":
+            return dot_gemv.emit_prefetch(w, DotCode.of(sig, schedule),
+                                          pointers=function.pointers,
+                                          read_only=tuple(function.read_only),
+                                          threads=function.threads)
         return dot_function.emit_prefetch(w, DotCode.of(sig, schedule),
                                           pointers=function.pointers,
                                           read_only=tuple(function.read_only))
@@ -81,10 +98,11 @@ class _Dot:
                                 outputs=function.outputs, read_only=tuple(function.read_only),
                                 workspace=function.workspace, arrivals=function.arrivals)
             return
-        dot_function.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
-                               outputs=function.outputs, read_only=tuple(function.read_only),
-                               threads=function.threads, workspace=function.workspace,
-                               arrivals=function.arrivals, fetched=function.fetched)
+        family = dot_gemv if schedule.family == "gemv" else dot_function
+        family.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
+                         outputs=function.outputs, read_only=tuple(function.read_only),
+                         threads=function.threads, workspace=function.workspace,
+                         arrivals=function.arrivals, fetched=function.fetched)
 
 
 class _Attention:

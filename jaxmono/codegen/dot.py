@@ -25,6 +25,7 @@ from jaxmono.fusion.demand import Demand, reduction_index
 from jaxmono.fusion.dots import result_index
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device, DotForm, Sig, Store
+from jaxmono.fusion.support import plain_algorithm
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import DType
@@ -38,7 +39,7 @@ class DotCode:
     form: DotForm
     s: DotSchedule
     element: DType | None
-    """Operand type on the tensor cores; None: ordinary arithmetic."""
+    """Operand type in tiles and streams; None: elements are converted as they are loaded."""
     lhs: Operand
     rhs: Operand
 
@@ -46,7 +47,8 @@ class DotCode:
     def of(sig: Sig, s: DotSchedule) -> DotCode:
         form = sig.form
         assert isinstance(form, DotForm)
-        t = operand_type(form) if s.family != "simt" else None
+        t = fma_type(form) if s.family == "gemv" else \
+            operand_type(form) if s.family != "simt" else None
         size = t.itemsize if t is not None else form.dot.lhs.type.dtype.itemsize
         # A panel of finished rows is [m][k], whatever its sources are.
         lhs = Operand(form.dot.lhs, form.lhs_index, form.m, form.k, form.k) if form.row_prologue \
@@ -103,6 +105,17 @@ def operand_type(form: DotForm) -> DType | None:
             products <= _SMALL_VECTOR):
         return None  # XLA too computes a product with a vector in f32 rather than in tf32
     return t
+
+
+def fma_type(form: DotForm) -> DType | None:
+    """Element type of both operands where products may be f32 multiply-adds; None elsewhere."""
+    d = form.dot
+    t = d.lhs.type.dtype
+    if t != d.rhs.type.dtype or not plain_algorithm(d.algorithm, t):
+        return None
+    if d.result.type.dtype not in (DType.BF16, DType.F16, DType.F32):
+        return None
+    return t if t in (DType.BF16, DType.F16, DType.F32) else None
 
 
 _SMALL_VECTOR = 1 << 18

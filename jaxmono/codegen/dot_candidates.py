@@ -11,9 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from jaxmono.codegen import dot_wgmma
-from jaxmono.codegen.dot import DotCode, operand_type
+from jaxmono.codegen import dot_gemv_shape, dot_wgmma
+from jaxmono.codegen.dot import DotCode, fma_type, operand_type
 from jaxmono.codegen.dot_schedule import DotSchedule, candidates_mma
+from jaxmono.codegen.dot_schedule_gemv import (
+    LATENCY_US,
+    STREAM,
+    blocks_of,
+    candidates_gemv,
+)
 from jaxmono.codegen.dot_schedule_wgmma import candidates_wgmma
 from jaxmono.codegen.sig_code import Request
 from jaxmono.fusion.plan import DotForm, Sig
@@ -32,9 +38,10 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
     """``choice``, which is the analytic one, and what else may be faster; all legal."""
     form = sig.form
     assert isinstance(form, DotForm)
+    skinny = gemv_candidates(sig, request)
     t = operand_type(form)
     if t is None:
-        return (choice,)
+        return varied(choice, [skinny])
     batch = form.batch.size * request.siblings
     m, n, k = form.m.size, form.n.size, form.k.size
     # A kernel with producer warps keeps their state behind the shared memory of all tasks.
@@ -48,7 +55,39 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
             families.append(candidates_wgmma(
                 batch, m, n, k, device=request.device, shared_bytes=request.shared_bytes,
                 row_prologue=form.row_prologue, k_major=(code.lhs.k_major, code.rhs.k_major)))
-    return varied(choice, families)
+    return varied(choice, [*families, skinny])
+
+
+def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
+    """What the gemv family can do for a Sig, cheapest first."""
+    form = sig.form
+    assert isinstance(form, DotForm)
+    t = fma_type(form)
+    if t is None or dot_gemv_shape.takes(form) is not None:
+        return []
+    batch, m, n, k = form.batch.size, form.m.size, form.n.size, form.k.size
+    own = (batch, n, k)
+    code = DotCode.of(sig, DotSchedule("gemv", m, 8, dot_gemv_shape.GRANULE, 1, (1, 1, 1)))
+    return candidates_gemv(
+        batch, m, n, k, t.itemsize, k_major=code.rhs.k_major, device=request.device,
+        threads=request.threads,
+        shared_bytes=request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0),
+        blocks=blocks_of(own, request.stage or (own,), request.device.sm_count),
+        row_prologue=form.row_prologue)
+
+
+def gemv_bound(sig: Sig, request: Request, cost: float) -> float:
+    """What the gemv family has to beat, in microseconds, where another family takes ``cost``.
+
+    That is never less than the time in which the weights of the stage can be read: the other models
+    were fitted to tiles that share what they load.
+    """
+    form = sig.form
+    assert isinstance(form, DotForm)
+    own = (form.batch.size, form.n.size, form.k.size)
+    size = sum(b * n * k for b, n, k in request.stage or (own,))
+    return max(cost, 1.1 * (LATENCY_US + size * form.dot.rhs.type.dtype.itemsize / (
+        STREAM * request.device.read_bytes_per_us)))
 
 
 def varied(choice: DotSchedule, families: Iterable[list[Costed]]) -> tuple[DotSchedule, ...]:

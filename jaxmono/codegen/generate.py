@@ -55,13 +55,21 @@ def _resident(plan: Plan, sigs: Mapping[str, Any], target: Target, device: Devic
 def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
     """What a schedule has to be chosen for, by the key of the Sig."""
     siblings: dict[str, int] = {}
+    beside: dict[str, tuple[tuple[int, int, int], ...]] = {}
     for stage in plan.stages:
+        dots = tuple((f.batch.size, f.n.size, f.k.size)
+                     for f in (g.sig.form for g in stage.groups) if isinstance(f, DotForm))
         shapes = Counter(_shape(g.sig) for g in stage.groups)
         for g in stage.groups:
             siblings[g.sig.key] = max(siblings.get(g.sig.key, 0), shapes[_shape(g.sig)])
+            beside[g.sig.key] = max(beside.get(g.sig.key, ()), dots, key=_work)
     shared = min(target.shared_bytes, device.shared_bytes)
-    return {s.key: Request(device, target.threads, shared, siblings[s.key], target.wgmma)
-            for s in plan.sigs}
+    return {s.key: Request(device, target.threads, shared, siblings[s.key], target.wgmma,
+                           beside[s.key]) for s in plan.sigs}
+
+
+def _work(dots: tuple[tuple[int, int, int], ...]) -> int:
+    return sum(batch * n * k for batch, n, k in dots)
 
 
 def _shape(sig: Sig) -> Hashable:
@@ -123,7 +131,9 @@ def _partners(schedule: Any) -> int:
     """Blocks that wait for each other in a task of this schedule."""
     if isinstance(schedule, AttentionSchedule):
         return schedule.split
-    return schedule.split_k if isinstance(schedule, DotSchedule) else 1
+    # Of a gemv the last block combines what the others have left: none waits.
+    return schedule.split_k if isinstance(schedule, DotSchedule) \
+        and schedule.family != "gemv" else 1
 
 
 def identifier(name: str) -> str:

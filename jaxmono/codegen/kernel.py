@@ -18,14 +18,15 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from jaxmono.codegen.calls import UNIT, Call, Span, Unit
 from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.producers import emit_producers, has_load, is_mixed, trips
 from jaxmono.codegen.schedule import KernelSchedule
-from jaxmono.codegen.sig_code import Function, SigCode, code_for
+from jaxmono.codegen.sig_code import Function, code_for
+from jaxmono.codegen.touch import CHUNK, Touch, touches
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
 
@@ -34,8 +35,6 @@ _INCLUDES = {
     "attention": ("attention", "attention_flash", "reduce"),
 }
 """Device headers that a kind of Sig needs besides kernel and vec."""
-_UNIT = 256
-"""Scratch offsets are counted in these bytes in reference tables."""
 _CONSTANT_BYTES = 32 * 1024
 """Larger tables of references leave constant memory."""
 
@@ -59,31 +58,6 @@ class Kernel:
     threads: int
 
 
-@dataclass(frozen=True)
-class _Unit:
-    """A distinct Sig with its code and schedule."""
-
-    sig: Sig
-    name: str
-    code: SigCode
-    schedule: Any
-    tasks: int
-    workspace: int
-    """Bytes of global scratch per group, a multiple of `_UNIT`."""
-    counters: int
-    slots: int
-    """Most groups of this Sig in one stage: each has counters of its own."""
-    alone: bool
-    """No group of it reads and writes the same memory."""
-    read_only: tuple[bool, ...]
-    prefetch: Writer | None
-    """Body of its prefetch function, where it has one."""
-    load: Writer | None
-    """Body of its load function for the producer warps, where it has one."""
-    shared: int
-    """Bytes of shared memory of a task."""
-
-
 def emit_kernel(plan: Plan, schedule: KernelSchedule, name: str, header: str = "") -> Kernel:
     """Writes the kernel of a plan.
 
@@ -104,7 +78,7 @@ class _Assembly:
         self.w = Writer()
         self.units = {s.key: self._unit(i, s) for i, s in enumerate(plan.sigs)}
         self.roles = any(u.load is not None for u in self.units.values())
-        self.workspace_at = math.ceil(plan.scratch_bytes / _UNIT) * _UNIT
+        self.workspace_at = math.ceil(plan.scratch_bytes / UNIT) * UNIT
         self.scratch_bytes = plan.scratch_bytes
         most = max((sum(self._of(g).workspace for g in s.groups) for s in plan.stages), default=0)
         if most:
@@ -114,14 +88,14 @@ class _Assembly:
 
     # ---- analysis ------------------------------------------------------------------------------
 
-    def _unit(self, number: int, sig: Sig) -> _Unit:
+    def _unit(self, number: int, sig: Sig) -> Unit:
         code = code_for(sig)
         if sig.key not in self.schedule.sigs:
             raise CodegenError(f"the schedule has no entry for {sig.name}")
         s = self.schedule.sigs[sig.key]
         groups = [g for g in self.plan.groups if g.sig.key == sig.key]
         readable = re.sub(r"\W+", "_", sig.name)[:40]
-        work = math.ceil(code.workspace_bytes(sig, s) / _UNIT) * _UNIT
+        work = math.ceil(code.workspace_bytes(sig, s) / UNIT) * UNIT
         slots = max(sum(g.sig.key == sig.key for g in st.groups) for st in self.plan.stages)
         alone = all(not self._memory(g.params) & self._memory(g.results)
                     and len(self._memory(g.results)) == len(g.results) for g in groups)
@@ -134,7 +108,7 @@ class _Assembly:
         prefetch = w if code.emit_prefetch(w, sig, s, names) else None
         w = Writer(indent=1, parent=self.w)
         load = w if code.emit_load(w, sig, s, names) else None
-        return _Unit(sig, f"f{number}_{readable}", code, s, tasks, work,
+        return Unit(sig, f"f{number}_{readable}", code, s, tasks, work,
                      code.counters(sig, s), slots, alone, read_only, prefetch, load,
                      code.shared_bytes(sig, s, self.schedule.threads))
 
@@ -148,7 +122,7 @@ class _Assembly:
             threads=self.schedule.threads, workspace="workspace" if workspace else "",
             arrivals="arrivals" if counters else "", fetched="fetched" if fetched else "false")
 
-    def _of(self, group: Group) -> _Unit:
+    def _of(self, group: Group) -> Unit:
         return self.units[group.sig.key]
 
     def _memory(self, ids: Sequence[int]) -> set[object]:
@@ -183,6 +157,8 @@ class _Assembly:
 
     def emit(self, header: str) -> Kernel:
         self.spans = tuple(self._spans())
+        self.touches = {x.start: touches(x.calls, self.schedule.threads)
+                        for x in self.spans if x.trips > 1}
         sites = [c.unit.name for x in self.spans for calls in x.calls for c in calls]
         self.called_often = {name for name in sites if sites.count(name) > 1}
         shared = max((u.shared for u in self.units.values()), default=0)
@@ -196,6 +172,10 @@ class _Assembly:
         w = self.w
         w.comment(header)
         headers = {"kernel", "vec"}.union(*(_INCLUDES[u.sig.kind] for u in self.units.values()))
+        if any(getattr(u.schedule, "family", "") == "gemv" for u in self.units.values()):
+            headers |= {"gemv", "last_block"}
+        if any(self.touches.values()):
+            headers |= {"touch"}
         if self.roles:
             headers |= {"gemm_wgmma", "roles"}
             if any(u.load and u.sig.kind == "attention" for u in self.units.values()):
@@ -229,7 +209,7 @@ class _Assembly:
     def max_blocks(self) -> int:
         return max([sum(self._of(g).tasks for g in s.groups) for s in self.plan.stages] + [1])
 
-    def _function(self, w: Writer, u: _Unit) -> None:
+    def _function(self, w: Writer, u: Unit) -> None:
         body = u.sig.body
         restrict = " __restrict__" if u.alone else ""
         ins = [f"const {storage(v.type.dtype)}*{restrict} p{i}" for i, v in enumerate(body.inputs)]
@@ -314,7 +294,7 @@ class _Assembly:
                     self._stage(w, span, i)
                     self._boundary(w, span, i, after)
 
-    def _spans(self) -> Iterator[_Span]:
+    def _spans(self) -> Iterator[Span]:
         """The stages as single ones and periodic runs, in order."""
         loops = {x.start: x for x in self.plan.loops if x.trips > 1}
         at = 0
@@ -324,41 +304,65 @@ class _Assembly:
             calls = tuple(
                 tuple(self._calls(at + i, [self.plan.stages[at + t * period + i].groups
                                            for t in range(trips)])) for i in range(period))
-            yield _Span(at, period, trips, calls)
+            yield Span(at, period, trips, calls)
             at += period * trips
 
-    def _boundary(self, w: Writer, span: _Span, i: int, after: _Span | None) -> None:
+    def _boundary(self, w: Writer, span: Span, i: int, after: Span | None) -> None:
         """The barrier behind stage ``i`` of a span, with the prefetch of the stage that follows."""
         if i + 1 < span.period:
-            self._barrier(w, span.calls[i + 1], "trip")
+            self._barrier(w, span.calls[i + 1], "trip", span, i + 1)
             return
         if span.trips > 1:
             with w.block(f"if (trip < {span.trips - 1})"):
-                self._barrier(w, span.calls[0], "trip + 1")
+                self._barrier(w, span.calls[0], "trip + 1", span, 0)
             if after is not None:
                 with w.block("else"):
                     self._barrier(w, after.calls[0], "0")
         elif after is not None:
             self._barrier(w, after.calls[0], "0")
 
-    def _barrier(self, w: Writer, calls: tuple[_Call, ...], trip: str) -> None:
-        """A grid barrier; ``calls``: of the stage behind it, in trip ``trip`` of its span."""
+    def _barrier(self, w: Writer, calls: tuple[Call, ...], trip: str,
+                 span: Span | None = None, stage: int = 0) -> None:
+        """A grid barrier; ``calls``: of the stage behind it, in trip ``trip`` of its span.
+
+        ``span``, ``stage``: that stage, where it is one of a loop's.
+        """
         if self.roles:
             w.line("roles->release();")
-        if not any(c.unit.prefetch is not None for c in calls):
+        wanted = self.touches.get(span.start, {}).get(stage, []) if span is not None else []
+        if not wanted and not any(c.unit.prefetch is not None for c in calls):
             w.line("grid_barrier(&barrier_state);")
             if self.roles:
                 w.line("roles->open();")
             return
         ticket = w.fresh("ticket")
         w.line(f"const uint32_t {ticket} = grid_arrive(&barrier_state);")
-        with w.block(f"if (const int t = block_id(); t < {sum(c.tasks for c in calls)})"):
-            self._dispatch(w, calls, trip, "_prefetch")
+        if any(c.unit.prefetch is not None for c in calls):
+            with w.block(f"if (const int t = block_id(); t < {sum(c.tasks for c in calls)})"):
+                self._dispatch(w, calls, trip, "_prefetch")
+        for x in wanted:
+            assert span is not None
+            self._touch(w, span, x, trip)
         w.line(f"grid_wait(&barrier_state, {ticket});")
         if self.roles:
             w.line("roles->open();")
 
-    def _stage(self, w: Writer, span: _Span, i: int) -> None:
+    def _touch(self, w: Writer, span: Span, x: Touch, trip: str) -> None:
+        """Requests weights of a later stage of a loop, seen from trip ``trip``."""
+        c = span.calls[x.stage][x.call]
+        column = [row[x.input] for row in c.table]
+        at = f"{trip} + 1" if x.later else trip
+        with w.block(f"if ({at} < {span.trips})" if x.later else ""):
+            if len(set(column)) == 1:
+                buf, offset = column[0]
+                pointer = f"pointer<const void>(p.buf[{buf}], {offset})"
+            else:
+                varying = [i for i in range(len(c.table[0])) if len({r[i] for r in c.table}) > 1]
+                pointer = f"pointer<const void>(p.buf, {c.name}[{at}][{varying.index(x.input)}])"
+            w.line(f"touch_l2<{CHUNK}, {self.schedule.threads}>({pointer}, {x.size}, "
+                   f"{x.first}, {x.last}, {x.total});")
+
+    def _stage(self, w: Writer, span: Span, i: int) -> None:
         calls = span.calls[i]
         total = sum(c.tasks for c in calls)
         which = f"stage {span.start + i}" + (f" + {span.period} * trip" if span.trips > 1 else "")
@@ -382,7 +386,7 @@ class _Assembly:
             if is_mixed(calls):
                 w.line("roles->release();")
 
-    def _dispatch(self, w: Writer, calls: tuple[_Call, ...], trip: str, which: str) -> None:
+    def _dispatch(self, w: Writer, calls: tuple[Call, ...], trip: str, which: str) -> None:
         """Task ``t`` of a stage to a function of its group: "", "_prefetch" or "_load"."""
         begin = 0
         for n, c in enumerate(calls):
@@ -399,7 +403,7 @@ class _Assembly:
             begin += c.tasks
         w.line("}")
 
-    def _calls(self, number: int, rows: list[tuple[Group, ...]]) -> list[_Call]:
+    def _calls(self, number: int, rows: list[tuple[Group, ...]]) -> list[Call]:
         """The groups of a stage by Sig, with the references of every call and trip."""
         by_sig: list[dict[str, list[Group]]] = []
         for groups in rows:
@@ -412,7 +416,7 @@ class _Assembly:
         for key, groups in by_sig[0].items():
             work[key] = end
             end += self.units[key].workspace * len(groups)
-        calls: list[_Call] = []
+        calls: list[Call] = []
         for n, (key, groups) in enumerate(by_sig[0].items()):
             unit = self.units[key]
             if any(len(x.get(key, ())) != len(groups) for x in by_sig):
@@ -420,11 +424,15 @@ class _Assembly:
             table = [[self._reference(b) for b in (*g.params, *g.results)]
                      for x in by_sig for g in x[key]]
             if unit.tasks:
-                calls.append(_Call(unit, f"stage{number}_{n}", len(groups), len(rows), table,
+                calls.append(Call(unit, f"stage{number}_{n}", len(groups), len(rows), table,
                                    work[key]))
-        return calls
+        if has_load(calls):
+            return calls  # producers are ahead in every task
+        # Those with a prefetch come first: of a block's tasks only the first is fetched before the
+        # barrier, and a stage may have more tasks than there are blocks.
+        return sorted(calls, key=lambda c: c.unit.prefetch is None)
 
-    def _call(self, w: Writer, c: _Call, task: str, trip: str, which: str) -> None:
+    def _call(self, w: Writer, c: Call, task: str, trip: str, which: str) -> None:
         u = c.unit
         if (which == "_prefetch" and u.prefetch is None) or (which == "_load" and u.load is None):
             return
@@ -435,7 +443,7 @@ class _Assembly:
             task = f"({task}) % {u.tasks}"
         if varying:
             cells = ", ".join(
-                "{" + ", ".join(f"{{{row[i][0]}, {row[i][1] // _UNIT}u}}" for i in varying) + "}"
+                "{" + ", ".join(f"{{{row[i][0]}, {row[i][1] // UNIT}u}}" for i in varying) + "}"
                 for row in c.table)
             if c.name not in self.tables:
                 self.table_bytes += len(c.table) * len(varying) * 8
@@ -477,40 +485,6 @@ class _Assembly:
             args.append("at")
         result = "at = " if u.load is not None else ""
         w.line(f"{result}{u.name}({', '.join([*args, *tail])});")
-
-
-@dataclass(frozen=True)
-class _Call:
-    """The call of one Sig in one stage, for all its groups and trips.
-
-    ``table``: the references of params and results, a row per trip and group.
-    """
-
-    unit: _Unit
-    name: str
-    groups: int
-    trips: int
-    table: list[list[tuple[int, int]]]
-    workspace_at: int
-
-    @property
-    def tasks(self) -> int:
-        return self.groups * self.unit.tasks
-
-    @property
-    def label(self) -> str:
-        many = f"{self.groups} x " if self.groups > 1 else ""
-        return f"{many}{self.unit.name} ({self.unit.tasks} tasks)"
-
-
-@dataclass(frozen=True)
-class _Span:
-    """A periodic run of stages (or one stage): the calls of each stage of a period."""
-
-    start: int
-    period: int
-    trips: int
-    calls: tuple[tuple[_Call, ...], ...]
 
 
 def _ops(sig: Sig) -> str:

@@ -24,7 +24,8 @@ class LoopCode:
     """`SigCode` of loops."""
 
     def choose(self, sig: Sig, request: Request) -> LoopSchedule:
-        return choose_loop(sig, request.device, request.threads, request.siblings)
+        return choose_loop(sig, request.device, request.threads, request.siblings,
+                           beside=bool(request.stage))
 
     def tasks(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
         form = sig.form

@@ -93,10 +93,17 @@ def roots(sig: Sig, stores: tuple[Store, ...], env: Mapping[Var, Index],
 
 
 _MOVES = (ops.Pad, ops.Stored, ops.Slice, ops.Reshape, ops.Constant)
+_FEW_TASKS = 32
+"""A loop of no more tasks than this takes as few as it can beside contractions: GPT-J's 16 and 128
+of a contraction do not fit 132 SMs at once; 4 do."""
 
 
-def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1) -> LoopSchedule:
-    """Vectors as wide as possible; unrolled as far as every SM still gets work."""
+def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
+                beside: bool = False) -> LoopSchedule:
+    """Vectors as wide as possible; unrolled as far as every SM still gets work.
+
+    ``beside``: contractions of the same stage fill the SMs; then few tasks disturb them least.
+    """
     form = sig.form
     assert isinstance(form, LoopForm)
     flat, env = flat_loop(form)
@@ -106,7 +113,9 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1) -> Lo
         # Where each element takes a dozen divisions to find (3 channels padded to 4), one search
         # and one store do for several, whose loads stay narrow.
         lanes = vector_width(sig.body, values, offsets, flat, unaligned=True)
-    vectors = flat.size * siblings / lanes / threads / device.sm_count
+    vectors = flat.size * siblings / lanes / threads
+    if not beside or vectors > _FEW_TASKS:
+        vectors /= device.sm_count
     return LoopSchedule(lanes, max(1, min(4, 1 << int(math.log2(max(vectors, 1))))))
 
 

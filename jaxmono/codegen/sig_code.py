@@ -47,6 +47,7 @@ class Request:
     Attributes:
       shared_bytes: dynamic shared memory that one block may use.
       siblings: groups of the same Sig in its stage.
+      stage: batch, columns and k of all contractions that run beside it, itself included.
       wgmma: the kernel may have producer warps and Hopper's products.
     """
 
@@ -55,6 +56,7 @@ class Request:
     shared_bytes: int
     siblings: int
     wgmma: bool = False
+    stage: tuple[tuple[int, int, int], ...] = ()
 
 
 class SigCode(Protocol):

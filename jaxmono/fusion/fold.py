@@ -30,6 +30,10 @@ repeat them for every 48 to 192 columns. BERT-base b1 (128 rows) on an H200: 464
 TILE_ROWS = 16
 """Rows of the smallest tile: this many normalised rows must fit in shared memory."""
 
+STREAMED_ROWS = 4
+"""Up to this many rows a contraction holds no more rows of its left operand than there are: the
+generator streams the weights past them instead of filling tiles (codegen/dot_gemv.py)."""
+
 RING_BYTES = 16 * 1024
 """Shared memory that stays for the other operand at least."""
 
@@ -89,8 +93,9 @@ def _fits(dot: ops.DotGeneral, device: Device) -> bool:
     dims = dot_dims(dot)
     rows = dims.batch * dims.m
     panel = dims.k * dot.lhs.type.dtype.itemsize
+    held = rows if rows <= STREAMED_ROWS else TILE_ROWS
     return (matrix_dtype(dot) is not None and 0 < rows <= MAX_ROWS and dims.k > 1
-            and panel * TILE_ROWS <= device.shared_bytes // 2 - RING_BYTES
+            and panel * held <= device.shared_bytes // 2 - RING_BYTES
             and panel * min(rows, TILE_ROWS) * PANEL_US_PER_BYTE <= 0.6 * device.phase_us)
 
 

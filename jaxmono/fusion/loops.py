@@ -27,6 +27,11 @@ MAX_OUTPUTS = 4
 """Of merged loops: a vector of each and of what it reads is in registers at a time. With 8 (the
 scales of 8 batch norms, f32) 288 bytes were spilled."""
 
+EARLY_WEIGHT = 24
+"""Lane operations of a chain that is worth a buffer where `EARLY_READERS` groups would repeat it: a
+sine (a call with a branch) is about 0.1 us of a thread, and a vector of 8 is 8 of them in turn."""
+EARLY_READERS = 8
+
 _CAP = 1 << 40
 
 
@@ -46,7 +51,8 @@ def materialise(state: State) -> None:
         stored = any(r in outputs for r in op.results) or op in state.in_place \
             or isinstance(op, ops.Stored) or (
             not _is_free(op, weights, reading)
-            and _repeats(op, evals, sinks, weights, counts, state.device))
+            and (_repeats(op, evals, sinks, weights, counts, state.device)
+                 or _is_early(state, op, sinks, weights)))
         if stored:
             made.append(_loop(state, op))
             for v in op.uses:
@@ -138,6 +144,21 @@ def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]]
         if len(sinks.get(r, ())) > 1 and counts[r] > MAX_INLINE_OPS:
             return True
     return False
+
+
+def _is_early(state: State, op: Op, sinks: dict[Value, frozenset[int]],
+              weights: dict[Value, int]) -> bool:
+    """Whether many groups need an expensive value that program inputs alone determine.
+
+        angles = position * frequencies        every layer rotates its keys and queries by them
+        sine(angles), cosine(angles)
+
+    Stored by the first stage they cost nothing. In a stage of a layer everybody waits for them:
+    Llama-1B b1, 8 elements a thread in both halves of a head, 32 calls in turn, about 3 us.
+    """
+    return cost.weight(op) >= EARLY_WEIGHT and all(
+        r.type.rank and weights[r] < _CAP and len(sinks.get(r, ())) >= EARLY_READERS
+        for r in op.results) and all(state.pot_of(v) == 0 for v in op.uses)
 
 
 def _is_join(op: Op) -> bool:

@@ -18,22 +18,38 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.types import TensorType
 
+FEW_ROWS = 8
+"""Rows of activations for which weights are streamed (codegen/dot_gemv.py)."""
+
 
 def orient(graph: Graph) -> Graph:
     """``graph`` with contractions swapped; itself if none needs it."""
     depth: dict[Value, int] = {}
+    weights = set(graph.inputs)
     out: list[Op] = []
     changed = False
     for o in graph.ops:
+        if isinstance(o, ops.Transpose) and o.operand in weights:
+            weights.add(o.result)
         below = max((depth.get(v, 0) for v in o.uses), default=0)
         depth.update(dict.fromkeys(o.results, below + isinstance(o, ANCHORS)))
-        if isinstance(o, ops.DotGeneral) and depth.get(o.lhs, 0) < depth.get(o.rhs, 0) \
+        if isinstance(o, ops.DotGeneral) and _backwards(o, depth, weights) \
                 and plain_algorithm(o.algorithm, o.lhs.type.dtype):
             out.extend(_swapped(o))
             changed = True
         else:
             out.append(o)
     return Graph(graph.inputs, tuple(out), graph.outputs, graph.name) if changed else graph
+
+
+def _backwards(o: ops.DotGeneral, depth: dict[Value, int], weights: set[Value]) -> bool:
+    """Whether the right operand is the later one; of equals the one with few rows, if the other one
+    is a matrix that is an input (``w @ x``)."""
+    left, right = depth.get(o.lhs, 0), depth.get(o.rhs, 0)
+    if left != right:
+        return left < right
+    dims = dot_dims(o)
+    return o.lhs in weights and len(dims.lhs_free) == 1 and dims.n <= FEW_ROWS < dims.m
 
 
 def _swapped(o: ops.DotGeneral) -> tuple[Op, ...]:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contraction_harness import build, plan_of, small_integers, smooth, with_dots
+from contraction_harness import build, dot_sigs, plan_of, small_integers, smooth, with_dots
 from harness import run_program
 from thinned import thinned
 
@@ -51,6 +51,25 @@ def split_k() -> Case:
     plan = plan_of(lambda x, w: x @ w, Spec((50, 512), BF16), Spec((512, 40), BF16))
     return plan, with_dots(plan, DotSchedule("mma", 32, 24, 64, 2, (1, 1, 4), 4)), small_integers(
         plan.graph, high=1), 0
+
+
+@functools.cache
+def stream() -> Case:
+    """Rings shorter than the stream, shares of k, several tiles a block, a stage behind a barrier;
+    weights [k][n], in whole rows of a warp, dealt to the block, on tensor cores, and [n][k]."""
+    def fn(x: Any, w: Any, v: Any, u: Any, t: Any) -> Any:
+        y = jnp.clip(jnp.dot(x, w, preferred_element_type=F32), -2, 2).astype(BF16)
+        return (jnp.einsum("mk,nk->mn", y, v), jnp.dot(x, u, preferred_element_type=F32),
+                jnp.dot(x, t, preferred_element_type=F32))
+
+    plan = plan_of(fn, Spec((3, 600), BF16), Spec((600, 48), BF16), Spec((40, 48), BF16),
+                   Spec((600, 1056), BF16), Spec((600, 512), BF16))
+    a, b, d, c = sorted(dot_sigs(plan), key=lambda s: s.body.inputs[-1].type.size)
+    sigs = {a.key: DotSchedule("gemv", 3, 12, 64, 2, (1, 4, 1)),
+            b.key: DotSchedule("gemv", 3, 8, 64, 2, (1, 1, 4)),
+            d.key: DotSchedule("gemv", 3, 128, 64, 2, (1, 1, 4)),
+            c.key: DotSchedule("gemv", 3, 88, 64, 2, (1, 1, 4), 4)}
+    return plan, sigs, small_integers(plan.graph, high=1), 0
 
 
 @functools.cache
@@ -175,8 +194,9 @@ def statements(name: str) -> list[Any]:
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    "gemm.cuh": gemm, "gemm_simt.cuh": simt, "split_k.cuh": split_k, "attention.cuh": heads,
-    "attention_flash.cuh": flash_heads, "attention_rows.cuh": flash_heads}
+    "gemm.cuh": gemm, "gemm_simt.cuh": simt, "gemv.cuh": stream, "last_block.cuh": stream,
+    "split_k.cuh": split_k, "attention.cuh": heads, "attention_flash.cuh": flash_heads,
+    "attention_rows.cuh": flash_heads}
 
 
 @pytest.mark.parametrize(("name", "number"), [p for n in CASES for p in thinned(statements(n), 4)])
@@ -185,7 +205,8 @@ def test_every_sync_of_the_headers_matters(name: str, number: int,
     assert failure(CASES[name](), monkeypatch, removed(name, number)) != ""
 
 
-@pytest.mark.parametrize("case", [gemm, split_k, simt, panel, heads, mixed_heads, flash_heads])
+@pytest.mark.parametrize("case", [
+    gemm, split_k, stream, simt, panel, heads, mixed_heads, flash_heads])
 def test_nothing_fails_unchanged(case: Callable[[], Case], monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(case(), monkeypatch, lambda text: text) == ""
 
@@ -201,7 +222,7 @@ def generated(pattern: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
     return failure(case, monkeypatch, change)
 
 
-@pytest.mark.parametrize("case", [gemm, panel, mixed_heads, flash_heads])
+@pytest.mark.parametrize("case", [gemm, stream, panel, mixed_heads, flash_heads])
 def test_the_previous_task_must_be_done(case: Callable[[], Case],
                                         monkeypatch: pytest.MonkeyPatch) -> None:
     barrier = r"syncthreads\(\);  // the previous task is done[^\n]*"
@@ -220,6 +241,12 @@ def test_weak_waits_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     change = rewritten(name, lambda text: text.replace("cp_async_wait<STAGES - 2>",
                                                        "cp_async_wait<STAGES - 1>"))
     assert failure(CASES[name](), monkeypatch, change) != ""
+
+
+def test_a_stream_does_not_read_what_has_not_landed(monkeypatch: pytest.MonkeyPatch) -> None:
+    change = rewritten("gemv.cuh", lambda text: text.replace("cp_async_wait<SLOTS - 1>",
+                                                             "cp_async_wait<SLOTS>"))
+    assert failure(stream(), monkeypatch, change) != ""
 
 
 def test_a_partner_must_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,6 +191,28 @@ def test_gated_unit_is_inlined_while_small() -> None:
     assert kinds(p) == [["dot", "dot"], ["dot"]]
 
 
+def _rotations(layers: int, heavy: Callable[[Any], Any]) -> Plan:
+    """Layers that turn the halves of a row by angles that an input gives."""
+    def fn(x: Any, t: Any, *ws: Any) -> Any:
+        angles = t * np.arange(1, 9, dtype=np.float32) / 8
+        for w in ws:
+            a, b = jnp.split(x @ w, 2, axis=-1)
+            x = jnp.concatenate([a * heavy(angles), b - heavy(angles)], axis=-1)
+        return x
+
+    return plan(fn, f32(2, 16), f32(), *[f32(16, 16)] * layers)
+
+
+def test_sines_that_all_layers_need_are_stored_by_the_first_stage() -> None:
+    few, many, light = _rotations(5, jnp.sin), _rotations(9, jnp.sin), _rotations(9, jnp.abs)
+    sines = [[any(getattr(o, "kind", "") == "sine" for o in g.sig.body.ops) for g in s.groups]
+             for s in many.stages]
+    assert sines[0].count(True) == 1 and not any(any(s) for s in sines[1:])
+    assert len(many.stages) == len(light.stages)  # it costs no stage
+    assert sum(g.sig.kind == "loop" for g in few.stages[0].groups) < \
+        sum(g.sig.kind == "loop" for g in many.stages[0].groups)
+
+
 def test_epilogue_writes_the_narrow_type_only() -> None:
     """bf16 sums that an f32 norm reads are stored as bf16; the norm converts."""
     def fn(x: Any, w: Any, r: Any, s: Any, b: Any) -> Any:

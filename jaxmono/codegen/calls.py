@@ -1,0 +1,72 @@
+"""What a kernel is assembled of: distinct Sigs, their calls in a stage, runs of stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxmono.codegen.sig_code import SigCode
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.plan import Sig
+
+UNIT = 256
+"""Scratch offsets are counted in these bytes in reference tables."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A distinct Sig with its code and schedule."""
+
+    sig: Sig
+    name: str
+    code: SigCode
+    schedule: Any
+    tasks: int
+    workspace: int
+    """Bytes of global scratch per group, a multiple of `UNIT`."""
+    counters: int
+    slots: int
+    """Most groups of this Sig in one stage: each has counters of its own."""
+    alone: bool
+    """No group of it reads and writes the same memory."""
+    read_only: tuple[bool, ...]
+    prefetch: Writer | None
+    """Body of its prefetch function, where it has one."""
+    load: Writer | None
+    """Body of its load function for the producer warps, where it has one."""
+    shared: int
+    """Bytes of shared memory of a task."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The call of one Sig in one stage, for all its groups and trips.
+
+    ``table``: the references of params and results, a row per trip and group.
+    """
+
+    unit: Unit
+    name: str
+    groups: int
+    trips: int
+    table: list[list[tuple[int, int]]]
+    workspace_at: int
+
+    @property
+    def tasks(self) -> int:
+        return self.groups * self.unit.tasks
+
+    @property
+    def label(self) -> str:
+        many = f"{self.groups} x " if self.groups > 1 else ""
+        return f"{many}{self.unit.name} ({self.unit.tasks} tasks)"
+
+
+@dataclass(frozen=True)
+class Span:
+    """A periodic run of stages (or one stage): the calls of each stage of a period."""
+
+    start: int
+    period: int
+    trips: int
+    calls: tuple[tuple[Call, ...], ...]

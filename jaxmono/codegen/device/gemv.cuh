@@ -1,0 +1,449 @@
+// A few rows (M <= 16) times weights that are read once. Bound by the weights' bytes, so all that
+// counts is that requests never stop.
+//
+//   weights --cp.async--> ring of SLOTS x U pieces of 16 bytes, each thread's own --> products
+//   registers --shuffles, shared memory--> sums [PARTS][M][BN] --> epilogue (generated code)
+//
+// A thread multiplies just what it has requested itself, so the stream needs no barrier: no warp
+// waits for another one, and the first SLOTS steps can be requested before a grid barrier behind
+// which x is written. A task is one tile of BN columns with a share of k: one task a block.
+//
+//   weights [k][n]   a row of the tile is BN / E pieces; the threads share rows and pieces, a thread
+//                    keeps the sums of one piece's columns over its rows
+//   weights [n][k]   a warp reads 512 bytes of each of U rows, its lanes share the sum of a row; WK
+//                    warps share rows, the others have rows of their own
+//
+// Multiply-adds take about 8 M + 30 instructions for a piece of every lane, of which an SM has time for
+// 112 at full bandwidth. Where that is too many (MMA; 16-bit types), the tensor cores multiply the
+// same private pieces: weights are the 16 rows of the product, x its 8 columns. Which element of k is
+// which column of a fragment is free, if it is the same for weights and x, so a lane's piece is a
+// fragment as it lies ([n][k]), or after pairing neighbouring rows ([k][n]); nothing is exchanged.
+//
+//   [n][k]   lane (g, t) has rows g and g + 8, 8 elements of k from 8 t: two products of 16 k
+//   [k][n]   lane (g, t) has columns 8 g .. 8 g + 7 of 64, rows 4 t .. 4 t + 3: four products of 16 n
+#pragma once
+#include "jaxmono/mma.cuh"
+#include "jaxmono/tile.cuh"
+#include "jaxmono/vec.cuh"
+#include "jaxmono/warp.cuh"
+
+namespace jaxmono {
+
+// T: bf16, f16 or float. K, N: of the whole operand; KS: elements of k of a task (the last one of a
+// tile may have fewer). Loads at k = K or n = N are outside: the loader writes zeros.
+template <class T, int M, int N, int K, int BN_, int KS, int SLOTS, int U, int WK, int THREADS_,
+          bool K_MAJOR, bool MMA = false>
+struct Gemv {
+  static constexpr int BM = M, BN = BN_, THREADS = THREADS_, WARPS = THREADS / 32;
+  static constexpr int E = 16 / sizeof(T);  // elements of a piece
+
+  // [k][n]: C pieces a row of the tile. Where they pack well, a warp has whole rows, whose sums meet
+  // in shuffles; otherwise they are dealt to the block's threads.
+  static constexpr int C = K_MAJOR ? 1 : BN / E;
+  static constexpr int LANE_ROWS = C <= 32 ? 32 / C : 0;
+  static constexpr bool PACKED = LANE_ROWS * C >= 28 && !MMA;
+  static constexpr int WC = MMA && !K_MAJOR ? BN / 64 : 1;  // warps side by side, of 64 columns each
+  static constexpr int ROWS = MMA ? WARPS / WC * 4 : PACKED ? WARPS * LANE_ROWS : THREADS / C;
+  static_assert(K_MAJOR || (BN % E == 0 && C <= THREADS), "a row is a whole number of pieces");
+  static_assert(!MMA || (sizeof(T) == 2 && U == 4), "fragments of 16-bit elements");
+  static_assert(!MMA || K_MAJOR || (BN % 64 == 0 && WARPS % WC == 0), "warps have 64 columns");
+
+  // [n][k]: rows of all warps in one step.
+  static constexpr int WN = WARPS / WK, GROUP = WN * (MMA ? 16 : U);
+  static_assert(!K_MAJOR || WN * WK == WARPS, "warps share rows or have their own");
+  static_assert(MMA || !K_MAJOR || M * U <= 32, "sums of a warp are dealt to its lanes");
+
+  // Elements of k in one step.
+  static constexpr int SPAN = K_MAJOR ? WK * (MMA ? 64 : 32 * E) : ROWS * U;
+  static constexpr int SPANS = (KS + SPAN - 1) / SPAN;
+  static constexpr int GROUPS = K_MAJOR ? (BN + GROUP - 1) / GROUP : 1;
+  static constexpr int STEPS = GROUPS * SPANS;
+  static constexpr bool K_TAIL = SPANS * SPAN != KS || K % KS != 0;
+  static constexpr bool N_TAIL = K_MAJOR && GROUPS * GROUP != BN;
+  static constexpr int PARTS = K_MAJOR ? WK : MMA ? WARPS / WC : PACKED ? WARPS : ROWS;
+
+  // Layout: scratch | x [M][PITCH] | ring and sums. The sums of [k][n] replace the ring at the end;
+  // those of [n][k] are finished while the ring is in use.
+  static constexpr int SCRATCH = 1024;
+  // Rows of x: with MMA the lanes of a warp read 8 of them at once, which must lie in other banks.
+  static constexpr int PITCH = MMA ? (SPANS * SPAN + 63) / 64 * 64 + (K_MAJOR ? 32 : 16)
+                                   : (SPANS * SPAN + 7) / 8 * 8;
+  static constexpr int X_BYTES = (M * PITCH * int(sizeof(T)) + 127) / 128 * 128;
+  static constexpr int SUM_BYTES = (PARTS * M * BN * 4 + 127) / 128 * 128;
+  static constexpr int RING_BYTES = SLOTS * U * THREADS * 16;
+  static constexpr int SHARED_BYTES =
+      SCRATCH + X_BYTES +
+      (K_MAJOR ? SUM_BYTES + RING_BYTES : RING_BYTES > SUM_BYTES ? RING_BYTES : SUM_BYTES);
+
+  JM_DEVICE static T* x(unsigned char* smem, int m, int k) {
+    return reinterpret_cast<T*>(smem + SCRATCH) + m * PITCH + k;
+  }
+  JM_DEVICE static float* sums(unsigned char* smem) {
+    return reinterpret_cast<float*>(smem + SCRATCH + X_BYTES);
+  }
+  // Piece u of a slot, of this thread. Neighbouring threads' pieces are neighbours: no bank is asked
+  // twice.
+  JM_DEVICE static unsigned char* piece(unsigned char* smem, int slot, int u) {
+    return smem + SCRATCH + X_BYTES + (K_MAJOR ? SUM_BYTES : 0) +
+           ((slot * U + u) * THREADS + thread_id()) * 16;
+  }
+
+  // Where a step is in the task: its first element of k and, for [n][k], its first row.
+  struct Step {
+    int k = 0, n = 0;
+    JM_DEVICE void next() {
+      k += SPAN;
+      if (K_MAJOR && k == SPANS * SPAN) {
+        k = 0;
+        n += GROUP;
+      }
+    }
+  };
+
+  // This thread's first row (of k for [k][n], of n for [n][k]) in a step, and its element of the
+  // other index. Piece u is at row_step(u), col_step(u) from there.
+  JM_DEVICE static constexpr int row_step(int u) { return MMA && K_MAJOR ? u % 2 * 8 : u; }
+  JM_DEVICE static constexpr int col_step(int u) { return MMA && K_MAJOR ? u / 2 * 32 : 0; }
+  JM_DEVICE static int own_row() {
+    if constexpr (MMA && K_MAJOR) return warp_id() % WN * 16 + lane_id() / 4;
+    else if constexpr (MMA) return (warp_id() / WC * 4 + lane_id() % 4) * U;
+    else if constexpr (K_MAJOR) return warp_id() % WN * U;
+    else return (PACKED ? warp_id() * LANE_ROWS + lane_id() / C : thread_id() / C) * U;
+  }
+  JM_DEVICE static int own_col() {
+    if constexpr (MMA && K_MAJOR) return warp_id() / WN * 64 + lane_id() % 4 * E;
+    else if constexpr (MMA) return warp_id() % WC * 64 + lane_id() / 4 * E;
+    else if constexpr (K_MAJOR) return (warp_id() / WN * 32 + lane_id()) * E;
+    else return (PACKED ? lane_id() % C : thread_id() % C) * E;
+  }
+  JM_DEVICE static bool active() {
+    if constexpr (K_MAJOR || MMA) return true;
+    else if constexpr (PACKED) return LANE_ROWS * C == 32 || lane_id() < LANE_ROWS * C;
+    else return ROWS * C == THREADS || thread_id() < ROWS * C;
+  }
+
+  // ---- requests ------------------------------------------------------------------------------
+
+  // load(to, row, col) copies one piece; n0, k0: of the task; ks: its elements of k.
+  template <class Load>
+  JM_DEVICE static void fetch(unsigned char* smem, int slot, const Step& at, int n0, int k0, int ks,
+                              const Load& load) {
+    if (!active()) return;
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      if constexpr (K_MAJOR) {
+        const int n = at.n + own_row() + row_step(u), k = at.k + own_col() + col_step(u);
+        load(static_cast<void*>(piece(smem, slot, u)), !N_TAIL || n < BN ? n0 + n : N,
+             !K_TAIL || k < ks ? k0 + k : K);
+      } else {
+        const int k = at.k + own_row() + u;
+        load(static_cast<void*>(piece(smem, slot, u)), !K_TAIL || k < ks ? k0 + k : K,
+             n0 + own_col());
+      }
+    }
+  }
+
+  // Requests the first SLOTS steps, a cp.async group each.
+  template <class Load>
+  JM_DEVICE static void prologue(unsigned char* smem, int n0, int k0, int ks, const Load& load) {
+    Step at;
+#pragma unroll 1
+    for (int s = 0; s < SLOTS; ++s) {
+      if (s < STEPS) fetch(smem, s, at, n0, k0, ks, load);
+      cp_async_commit();
+      at.next();
+    }
+  }
+
+  // Fills x from piece(m, k), where k is one of the whole operand; zeros behind the task's share. What
+  // the registers hold is requested before `between` runs, which requests weights: x would have to
+  // queue behind them. So no branch may need the value before.
+  template <class X, class Between>
+  JM_DEVICE static void stage_x(unsigned char* smem, int k0, int ks, const X& piece,
+                                const Between& between) {
+    constexpr int PER_ROW = PITCH / E, TOTAL = M * PER_ROW;
+    constexpr int TRIPS = (TOTAL + THREADS - 1) / THREADS, HELD = TRIPS < 4 ? TRIPS : 4;
+    constexpr bool WHOLE = PITCH == KS && K % KS == 0;
+    Piece<T> held[HELD];
+    const auto request = [&](int p) {
+      const int i = TOTAL % THREADS == 0 || p < TOTAL ? p : TOTAL - 1;
+      const int m = i / PER_ROW, k = i % PER_ROW * E;
+      return piece(m, WHOLE || k < ks ? k0 + k : 0);
+    };
+    const auto put = [&](int p, const Piece<T>& value) {
+      if (TOTAL % THREADS != 0 && p >= TOTAL) return;
+      const bool there = WHOLE || p % PER_ROW * E < ks;
+      reinterpret_cast<Piece<T>*>(x(smem, 0, 0))[p] = there ? value : Piece<T>{};
+    };
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) held[i] = request(thread_id() + i * THREADS);
+    between();
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) put(thread_id() + i * THREADS, held[i]);
+    if constexpr (TRIPS > HELD) {
+#pragma unroll 2
+      for (int p = thread_id() + HELD * THREADS; p < TOTAL; p += THREADS) put(p, request(p));
+    }
+    syncthreads();
+  }
+
+  // ---- products ------------------------------------------------------------------------------
+
+  static constexpr int XN = (M + 7) / 8;  // columns of 8 rows of x, with MMA
+  static constexpr int OUTER = MMA ? XN : M;
+  static constexpr int WIDTH = MMA ? (K_MAJOR ? 4 : 16) : K_MAJOR ? U : E;
+  using Sums = float[OUTER][WIDTH];
+
+  // After prologue and x: runs the task's stream and leaves the sums in shared memory, all warps
+  // arrived.
+  template <class Load>
+  JM_DEVICE static void run(unsigned char* smem, int n0, int k0, int ks, const Load& load) {
+    Sums acc;
+    reset(acc);
+    Step now, ahead;
+    ahead.k = SLOTS % SPANS * SPAN;
+    ahead.n = K_MAJOR ? SLOTS / SPANS * GROUP : 0;
+    if constexpr (!K_MAJOR) ahead.k = SLOTS * SPAN;
+    int slot = 0;
+#pragma unroll 1
+    for (int s = 0; s < STEPS; ++s) {
+      cp_async_wait<SLOTS - 1>();
+      if constexpr (MMA) multiply_mma(acc, smem, slot, now);
+      else if (active()) multiply(acc, smem, slot, now);
+      if (s + SLOTS < STEPS) fetch(smem, slot, ahead, n0, k0, ks, load);
+      cp_async_commit();
+      ahead.next();
+      slot = slot + 1 == SLOTS ? 0 : slot + 1;
+      if constexpr (K_MAJOR) {
+        const int first = now.n + own_row();
+        now.next();
+        if (now.k == 0) {
+          if constexpr (MMA) finish_rows_mma(smem, acc, first);
+          else finish_rows(smem, acc, first);
+          reset(acc);
+        }
+      } else {
+        now.next();
+      }
+    }
+    if constexpr (!K_MAJOR && MMA) finish_columns_mma(smem, acc);
+    else if constexpr (!K_MAJOR) finish_columns(smem, acc);
+    syncthreads();
+  }
+
+  // VEC consecutive elements of row r of the tile, summed over the parts in order.
+  template <int VEC>
+  JM_DEVICE static void read(float (&out)[VEC], unsigned char* smem, int r, int c) {
+    const float* p = sums(smem) + r * BN + c;
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) out[e] = 0.0f;
+#pragma unroll(PARTS <= 16 ? PARTS : 8)
+    for (int i = 0; i < PARTS; ++i) {
+      const Vec<float, VEC> part = jaxmono::load<float, VEC>(p + i * (M * BN));
+#pragma unroll
+      for (int e = 0; e < VEC; ++e) out[e] = i == 0 ? part.x[e] : out[e] + part.x[e];
+    }
+  }
+
+ private:
+  JM_DEVICE static void reset(Sums& acc) {
+#pragma unroll
+    for (int m = 0; m < OUTER; ++m)
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) acc[m][i] = 0.0f;
+  }
+
+  // COUNT elements in f32. bf16 by words: from halves the compiler makes three instructions of every
+  // second element, which was a quarter of the stream's loop.
+  template <int COUNT>
+  JM_DEVICE static Vec<float, COUNT> wide(const T* p) {
+    if constexpr (is_same<T, bf16>) {
+      struct alignas(2 * COUNT) Words {
+        uint32_t x[COUNT / 2];
+      };
+      const Words v = *reinterpret_cast<const Words*>(p);
+      Vec<float, COUNT> out;
+#pragma unroll
+      for (int i = 0; i < COUNT / 2; ++i) {
+        out.x[2 * i] = bitcast<float>(v.x[i] << 16);
+        out.x[2 * i + 1] = bitcast<float>(v.x[i] & 0xffff0000u);
+      }
+      return out;
+    } else {
+      return jaxmono::load<float, COUNT>(p);
+    }
+  }
+
+  JM_DEVICE static void multiply(Sums& acc, unsigned char* smem, int slot, const Step& at) {
+    Vec<float, E> w[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u)
+      w[u] = wide<E>(reinterpret_cast<const T*>(piece(smem, slot, u)));
+    const int k = at.k + (K_MAJOR ? own_col() : own_row());
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      if constexpr (K_MAJOR) {
+        const Vec<float, E> f = wide<E>(x(smem, m, k));
+#pragma unroll
+        for (int e = 0; e < E; ++e)
+#pragma unroll
+          for (int u = 0; u < U; ++u) acc[m][u] = fmaf(f.x[e], w[u].x[e], acc[m][u]);
+      } else {
+        const Vec<float, U> f = wide<U>(x(smem, m, k));
+#pragma unroll
+        for (int u = 0; u < U; ++u)
+#pragma unroll
+          for (int e = 0; e < E; ++e) acc[m][e] = fmaf(f.x[u], w[u].x[e], acc[m][e]);
+      }
+    }
+  }
+
+  // [n][k]: the lanes' sums of M x U values. In every round a lane keeps half of its values and gives
+  // the other half away, until it has one.
+  JM_DEVICE static void finish_rows(unsigned char* smem, const Sums& acc, int first) {
+    constexpr int V = M * U <= 1    ? 1
+                      : M * U <= 2  ? 2
+                      : M * U <= 4  ? 4
+                      : M * U <= 8  ? 8
+                      : M * U <= 16 ? 16 : 32;
+    float v[V];
+#pragma unroll
+    for (int i = 0; i < V; ++i) v[i] = i < M * U ? acc[i / U % M][i % U] : 0.0f;
+    int step = 16;
+#pragma unroll
+    for (int half = V / 2; half >= 1; half /= 2) {
+      const bool high = (lane_id() & step) != 0;
+#pragma unroll
+      for (int i = 0; i < half; ++i) {
+        const float give = high ? v[i] : v[i + half], keep = high ? v[i + half] : v[i];
+        v[i] = keep + shfl_xor(give, step);
+      }
+      step /= 2;
+    }
+    constexpr int SHARE = 32 / V;  // lanes that still share one value
+#pragma unroll
+    for (int d = SHARE / 2; d >= 1; d /= 2) v[0] += shfl_xor(v[0], d);
+    const int i = lane_id() / SHARE, n = first + i % U;
+    if (lane_id() % SHARE == 0 && i < M * U && n < BN)
+      sums(smem)[(warp_id() / WN * M + i / U) * BN + n] = v[0];
+  }
+
+  // [k][n]: the sums of a piece's columns, of the rows of a warp or of every thread.
+  JM_DEVICE static void finish_columns(unsigned char* smem, Sums& acc) {
+    if constexpr (PACKED) {
+      const int row = lane_id() / C;
+#pragma unroll
+      for (int left = LANE_ROWS; left > 1; left = (left + 1) / 2) {
+        const int half = (left + 1) / 2;
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+          for (int e = 0; e < E; ++e) {
+            const float other = shfl_idx(acc[m][e], (lane_id() + half * C) & 31);
+            if (row + half < left) acc[m][e] += other;
+          }
+      }
+    }
+    syncthreads();  // nobody reads the ring any more: the sums replace it
+    const int part = PACKED ? warp_id() : thread_id() / C;
+    if (PACKED ? lane_id() < C : active()) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        Vec<float, E> out;
+#pragma unroll
+        for (int e = 0; e < E; ++e) out.x[e] = acc[m][e];
+        store<float, E>(sums(smem) + (part * M + m) * BN + own_col(), out);
+      }
+    }
+  }
+
+  // ---- the same on tensor cores --------------------------------------------------------------
+
+  struct alignas(16) Words4 {
+    uint32_t x[4];
+  };
+  struct alignas(8) Words2 {
+    uint32_t x[2];
+  };
+
+  JM_DEVICE static void product(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    if constexpr (is_same<T, bf16>) mma_m16n8k16_bf16(d, a, b);
+    else mma_m16n8k16_f16(d, a, b);
+  }
+  // The fragment's column of x that this lane reads; past the last row it repeats that.
+  JM_DEVICE static int x_row(int column) {
+    const int m = column * 8 + lane_id() / 4;
+    return M % 8 == 0 || m < M ? m : M - 1;
+  }
+
+  JM_DEVICE static void multiply_mma(Sums& acc, unsigned char* smem, int slot, const Step& at) {
+    Words4 w[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) w[u] = *reinterpret_cast<const Words4*>(piece(smem, slot, u));
+    if constexpr (K_MAJOR) {
+#pragma unroll
+      for (int c = 0; c < U / 2; ++c) {
+        const int k = at.k + own_col() + col_step(2 * c);
+#pragma unroll
+        for (int i = 0; i < XN; ++i) {
+          const Words4 f = *reinterpret_cast<const Words4*>(x(smem, x_row(i), k));
+#pragma unroll
+          for (int h = 0; h < 4; h += 2) {
+            const uint32_t a[4] = {w[2 * c].x[h], w[2 * c + 1].x[h], w[2 * c].x[h + 1],
+                                   w[2 * c + 1].x[h + 1]};
+            const uint32_t b[2] = {f.x[h], f.x[h + 1]};
+            product(acc[i], a, b);
+          }
+        }
+      }
+    } else {
+      const int k = at.k + own_row();
+      Words2 f[XN];
+#pragma unroll
+      for (int i = 0; i < XN; ++i) f[i] = *reinterpret_cast<const Words2*>(x(smem, x_row(i), k));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {  // columns 2 j and 2 j + 1 of the piece: rows g and g + 8
+        const uint32_t a[4] = {low_halves(w[0].x[j], w[1].x[j]), high_halves(w[0].x[j], w[1].x[j]),
+                               low_halves(w[2].x[j], w[3].x[j]), high_halves(w[2].x[j], w[3].x[j])};
+#pragma unroll
+        for (int i = 0; i < XN; ++i) {
+          float(&d)[4] = *reinterpret_cast<float(*)[4]>(&acc[i][j * 4]);
+          const uint32_t b[2] = {f[i].x[0], f[i].x[1]};
+          product(d, a, b);
+        }
+      }
+    }
+  }
+  JM_DEVICE static uint32_t low_halves(uint32_t a, uint32_t b) { return (a & 0xffffu) | b << 16; }
+  JM_DEVICE static uint32_t high_halves(uint32_t a, uint32_t b) {
+    return a >> 16 | (b & 0xffff0000u);
+  }
+
+  // A lane has of rows g and g + 8 the columns 2 t, 2 t + 1.
+  JM_DEVICE static void finish_rows_mma(unsigned char* smem, const Sums& acc, int first) {
+#pragma unroll
+    for (int i = 0; i < XN; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int n = first + e / 2 * 8, m = i * 8 + lane_id() % 4 * 2 + e % 2;
+        if (n < BN && m < M) sums(smem)[(warp_id() / WN * M + m) * BN + n] = acc[i][e];
+      }
+  }
+
+  JM_DEVICE static void finish_columns_mma(unsigned char* smem, const Sums& acc) {
+    syncthreads();  // nobody reads the ring any more: the sums replace it
+#pragma unroll
+    for (int i = 0; i < XN; ++i)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int m = i * 8 + lane_id() % 4 * 2 + e;
+        if (m >= M) continue;
+        Vec<float, E> out;
+#pragma unroll
+        for (int c = 0; c < E; ++c) out.x[c] = acc[i][c / 2 * 4 + c % 2 * 2 + e];
+        store<float, E>(sums(smem) + (warp_id() / WC * M + m) * BN + own_col(), out);
+      }
+  }
+};
+
+}  // namespace jaxmono

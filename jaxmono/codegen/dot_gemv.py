@@ -1,0 +1,304 @@
+"""The text of a dot Sig's device functions in the gemv family (device/gemv.cuh): a few rows.
+
+    NAME_prefetch   before the grid barrier: the first steps of the task's weights
+    NAME            x into shared memory, the stream of weights, epilogue
+
+A task is a tile of columns with a share of k; its x is an expression of the Sig's body, computed
+once a task, and a normalisation of whole rows where there is a row prologue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from jaxmono.codegen.dot import (
+    DotCode,
+    emit_epilogue,
+    emit_loader,
+    epilogue_lanes,
+    lane_of,
+    row_demands,
+    store_offset,
+)
+from jaxmono.codegen.dot_gemv_shape import SCRATCH, Shape
+from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
+from jaxmono.codegen.names import compute, vector
+from jaxmono.codegen.row_chain import RowOutput, block_team, emit_row_chain, warp_team
+from jaxmono.codegen.traverse import dynamics, walk
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.indexing import Index, IndexMap, Var
+from jaxmono.fusion.plan import Store
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Value
+
+_SMALL = 16 * 1024
+"""Bytes of an input that every block may touch in whole: one 128-byte line a thread."""
+
+
+def shape(code: DotCode, threads: int) -> Shape:
+    assert code.element is not None
+    f = code.form
+    return Shape(code.s, m=f.m.size, n=f.n.size, k=f.k.size, itemsize=code.element.itemsize,
+                 k_major=code.rhs.k_major, threads=threads)
+
+
+def workspace_floats(code: DotCode) -> int:
+    """f32 elements of global scratch for the shares of k, 0 where one block has all of it."""
+    s = code.s
+    return 0 if s.split_k == 1 else code.tasks * s.bm * s.bn
+
+
+# ---- text --------------------------------------------------------------------------------------
+
+
+def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
+                  read_only: Sequence[Value], threads: int) -> bool:
+    """Requests the first steps of a task's weights and touches its small inputs; False if it may
+    not. Runs between the halves of the grid barrier before the dot's stage."""
+    body, rhs = code.sig.body, code.rhs
+    if rhs.param not in read_only or rhs.offset is None or not rhs.offset.is_static or rhs.others:
+        return False
+    _begin(w, code, threads)
+    _emit_load_b(w, code, pointers, read_only, threads)
+    w.line("G::prologue(smem, n0, k0, ks, load_b);")
+    for v in body.inputs:  # bias, scale...: from HBM they take longer than the barrier
+        if v in read_only and v is not rhs.param and 0 < v.type.nbytes <= _SMALL:
+            lines = math.ceil(v.type.nbytes / 128)
+            base = f"reinterpret_cast<const char*>({pointers[v]})"
+            w.line(f"if (thread_id() < {lines}) prefetch_l2({base} + thread_id() * 128);")
+    return True
+
+
+def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], outputs: Sequence[str],
+              read_only: Sequence[Value], threads: int, workspace: str = "",
+              arrivals: str = "", fetched: str = "false") -> None:
+    """The statements of one task; C variables in scope: ``int task``, ``unsigned char* smem``.
+
+    The arguments are those of `dot_function.emit_body`.
+    """
+    form, s, body = code.form, code.s, code.sig.body
+    names: dict[Var, str] = {form.batch: "b"}
+    _begin(w, code, threads)
+    _emit_load_b(w, code, pointers, read_only, threads)
+    w.line("syncthreads();  // the previous task is done with shared memory")
+    if form.row_prologue:
+        w.line(f"if (!{fetched}) G::prologue(smem, n0, k0, ks, load_b);")
+        _emit_rows(w, code, pointers, outputs, read_only, names, threads)
+    else:
+        _emit_x(w, code, pointers, read_only, names)
+        with w.block("G::stage_x(smem, k0, ks, x_piece, [&]", "});"):
+            w.line(f"if (!{fetched}) G::prologue(smem, n0, k0, ks, load_b);")
+    stores = [x for x in form.stores if form.k not in x.over]
+    lanes = epilogue_lanes(body, stores, form.n, rows=s.bm, cols=s.bn, threads=threads)
+    once = s.bm * s.bn // lanes <= threads
+    epilogue = _Epilogue(code, stores, lanes, pointers, outputs, read_only, names)
+    if once:
+        epilogue.begin(w)
+    w.line("G::run(smem, n0, k0, ks, load_b);")
+    read = "G::read({acc}, smem, {r}, {c})"
+    if s.split_k > 1:
+        w.line(f"using S = LastBlock<G, {s.split_k}>;")
+        w.line(f"float* const parts = {workspace} + tile * S::FLOATS;")
+        w.line(f"if (!S::arrive(smem, parts, split, {arrivals} + tile)) return;")
+        read = "S::read({acc}, parts, {r}, {c})"
+    if once:
+        epilogue.finish(w, read)
+        return
+    w.line("const int m0 = 0;")
+    emit_epilogue(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
+                  n=form.n, tile_m=s.bm, bm=str(s.bm), bn=s.bn, lanes=lanes, read=read,
+                  accumulator="float", row0="", pointers=pointers, outputs=outputs, names=names,
+                  read_only=read_only, threads=threads)
+
+
+class _Epilogue:
+    """The epilogue of a tile for which every thread has one piece at most. What it reads of memory
+    is requested before the stream, so that it does not wait for that behind it."""
+
+    def __init__(self, code: DotCode, stores: Sequence[Store], lanes: int,
+                 pointers: Mapping[Value, str], outputs: Sequence[str],
+                 read_only: Sequence[Value], names: Mapping[Var, str]) -> None:
+        self.code, self.stores, self.lanes, self.outputs = code, stores, lanes, outputs
+        self.pieces = code.s.bm * code.s.bn // lanes
+        self.make = lambda w: BodyEmitter(
+            w, code.sig.body, pointers, lane=code.form.n, lanes=lanes,
+            var_names={**names, code.form.m: "m", code.form.n: "n"}, read_only=read_only)
+
+    def begin(self, w: Writer) -> None:
+        """Names the piece of this thread (one that exists, whichever thread it is) and loads."""
+        form, bn, lanes = self.code.form, self.code.s.bn, self.lanes
+        self.em = self.make(w)
+        w.line(f"const int own = min(thread_id(), {self.pieces - 1});")
+        w.line(f"const int m = own / {bn // lanes}, c = own % {bn // lanes} * {lanes};")
+        inside = f"min(n0 + c, {form.n.size - lanes})" if form.n.size % bn else "n0 + c"
+        w.line(f"const int n = {inside};")
+        for value, index in self._loads():
+            self.em.emit(value, index)
+
+    def _loads(self) -> list[tuple[Value, IndexMap]]:
+        """Elements of buffers that are read whatever the guards on the way say."""
+        body, result = self.code.sig.body, self.code.form.dot.result
+        roots = [(body.outputs[s.result], s.index) for s in self.stores]
+        roots += [(d.value, d.index) for s in self.stores for d in dynamics(s.index)]
+        guarded: set[tuple[Value, IndexMap]] = set()
+        found: dict[tuple[Value, IndexMap], None] = {}
+        for n in walk(body, roots, stop=lambda v, _: v is result):
+            if n.guards:
+                guarded.update((x.value, x.index) for x in walk(
+                    body, [(n.value, n.index)], stop=lambda v, _: v is result))
+            if n.op is None:
+                found[n.value, n.index] = None
+        return [x for x in found if x not in guarded]
+
+    def finish(self, w: Writer, read: str) -> None:
+        """``read``: as of `emit_piece`."""
+        form, lanes, em = self.code.form, self.lanes, self.em
+        body, t = self.code.sig.body, compute(form.dot.result.type.dtype)
+        tests = [f"thread_id() < {self.pieces}"]
+        tests += [f"n0 + c < {form.n.size}"] if form.n.size % self.code.s.bn else []
+        with em.scope(f"if ({' && '.join(tests)})"):
+            w.line(f"float acc[{lanes}];")
+            w.line(read.format(acc="acc", r="m", c="c") + ";")
+            w.line(f"{vector(t, lanes)} dot;")
+            w.line(f"for (int e = 0; e < {lanes}; ++e) dot{'.x[e]' if lanes > 1 else ''} = "
+                   "acc[e];")
+            em.bind(form.dot.result, self.code.identity, "dot", vector=lanes > 1)
+            values = [em.emit(body.outputs[s.result], s.index) for s in self.stores]
+            for s, v in zip(self.stores, values, strict=True):
+                em.store(self.outputs[s.result], store_offset(body, s), v,
+                         body.outputs[s.result].type.dtype)
+
+
+def _begin(w: Writer, code: DotCode, threads: int) -> None:
+    """Decodes ``task`` into (batch, tile of n, share of k), the share fastest, and names the type.
+
+    ``ks``: elements of k of the task.
+    """
+    s, form = code.s, code.form
+    assert code.element is not None
+    of = shape(code, threads)
+    tile = "task"
+    if s.split_k > 1:
+        w.line(f"const int split = task % {s.split_k}, tile = task / {s.split_k};")
+        tile = "tile"
+        w.line(f"const int k0 = split * {of.share};")
+        w.line(f"const int ks = min({of.share}, max({form.k.size} - k0, 0));")
+    else:
+        w.line(f"const int k0 = 0, ks = {form.k.size};")
+    w.line(f"const int n0 = {tile} % {code.tiles_n} * {s.bn};")
+    w.line(f"const int b = {tile} / {code.tiles_n};")
+    w.line("(void)b;")
+    wk = s.warps[2] if code.rhs.k_major else 1
+    w.line(f"using G = Gemv<{c_type(code.element)}, {form.m.size}, {form.n.size}, {form.k.size}, "
+           f"{s.bn}, {of.share}, {s.stages}, {of.u}, {wk}, {threads}, "
+           f"{'true' if code.rhs.k_major else 'false'}, {'true' if of.mma else 'false'}>;")
+    w.line(f"static_assert(G::SHARED_BYTES == {of.shared_bytes}, \"shared memory\");")
+
+
+def _emit_load_b(w: Writer, code: DotCode, pointers: Mapping[Value, str],
+                 read_only: Sequence[Value], threads: int) -> None:
+    """``load_b(to, row, col)``, with a test wherever ``Gemv`` may ask for k = K or n = N."""
+    form, s, of = code.form, code.s, shape(code, threads)
+    assert code.element is not None
+    # emit_loader tests an index whose tile does not divide the size; one more than it does not.
+    tiles = {form.n: form.n.size + 1 if of.n_tail else s.bn,
+             form.k: form.k.size + 1 if of.k_tail else 1}
+    emit_loader(w, "load_b", code.sig.body, code.rhs, code.element, pointers, {form.batch: "b"},
+                read_only, tiles)
+
+
+def _emit_x(w: Writer, code: DotCode, pointers: Mapping[Value, str], read_only: Sequence[Value],
+            names: Mapping[Var, str]) -> None:
+    """``x_piece(int m, int k)``: 16 bytes of x; zeros behind the last element of k."""
+    form, body, x = code.form, code.sig.body, code.lhs
+    assert code.element is not None
+    t, piece = c_type(code.element), 16 // code.element.itemsize
+    own = {**names, form.m: "m", form.k: "k"}
+    with w.block(f"const auto x_piece = [&](int m, int k) -> Piece<{t}>", "};"):
+        if x.param is not None and x.offset is not None and x.k_major and x.offset.is_static \
+                and not x.guard.bounds and not x.others:
+            em = BodyEmitter(w, body, pointers, lane=form.k, lanes=piece, var_names=own)
+            load = "ld_nc" if x.param in read_only else "*"
+            w.line(f"return {load}(reinterpret_cast<const Piece<{t}>*>({pointers[x.param]} + "
+                   f"{em.code(x.offset)}));")
+            return
+        w.line(f"Piece<{t}> out{{}};")
+        wide = vector_width(body, [(x.value, x.index)], [], form.k, limit=piece)
+        if wide == piece and form.k.size % piece == 0:
+            em = BodyEmitter(w, body, pointers, lane=form.k, lanes=piece, var_names=own,
+                             read_only=read_only)
+            v = em.emit(x.value, x.index)
+            with w.block(f"for (int e = 0; e < {piece}; ++e)"):
+                w.line(f"out.x[e] = convert<{t}>({lane_of(v, 'e')});")
+        else:
+            with w.block(f"for (int e = 0; e < {piece} && k + e < {form.k.size}; ++e)"):
+                w.line("const int ke = k + e;")
+                em = BodyEmitter(w, body, pointers, var_names={**own, form.k: "ke"},
+                                 read_only=read_only)
+                w.line(f"out.x[e] = convert<{t}>({em.emit(x.value, x.index)});")
+        w.line("return out;")
+
+
+def _emit_rows(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
+               read_only: Sequence[Value], names: Mapping[Var, str], threads: int) -> None:
+    """Whole normalised rows of x: one row by the block, several by a warp each."""
+    form, body, k, m = code.form, code.sig.body, code.form.k, code.form.m.size
+    assert code.element is not None
+    t = c_type(code.element)
+    stores = tuple(x for x in form.stores if k in x.over)
+    rows = [RowOutput(form.dot.lhs, form.lhs_index),
+            *(RowOutput(body.outputs[x.result], x.index) for x in stores)]
+    warps = threads // 32
+    whole = m == 1 and _states_fit(code, warps)
+    lanes = _row_lanes(code, rows, stores, threads if whole else 32)
+    turns = 1 if whole else math.ceil(m / warps)
+    with w.block(f"for (int turn = 0; turn < {turns}; ++turn)" if turns > 1 else ""):
+        mine = "0" if whole else f"turn * {warps} + warp_id()" if turns > 1 else "warp_id()"
+        w.line(f"const int m = {mine};")
+        # The same for all lanes of a warp: all that are there take part in its shuffles.
+        with w.block(f"if (m < {m})" if not whole and m % warps else ""):
+            em = BodyEmitter(w, body, pointers, lane=k, lanes=lanes,
+                             var_names={**names, form.m: "m"}, read_only=read_only)
+
+            def sink(i: int, x: Emitted) -> None:
+                if i == 0:
+                    vec = f", {lanes}" if lanes > 1 else ""
+                    em.w.line(f"store<{t}{vec}>(G::x(smem, m, {em.code(Index.of(k))}), {x});")
+                    return
+                store = stores[i - 1]
+                with em.w.block("if (n0 == 0)"):
+                    em.store(outputs[store.result], store_offset(body, store), x,
+                             body.outputs[store.result].type.dtype)
+
+            emit_row_chain(em, k, rows, sink,
+                           team=block_team(threads, "smem") if whole else warp_team())
+    of = shape(code, threads)
+    if (padded := of.pitch) > k.size:
+        gap = padded - k.size
+        w.line(f"for (int i = thread_id(); i < {m * gap}; i += {threads}) "
+               f"*G::x(smem, i / {gap}, {k.size} + i % {gap}) = convert<{t}>(0.0f);")
+    w.line("syncthreads();")
+
+
+def _states_fit(code: DotCode, warps: int) -> bool:
+    """Whether the states of a block's reduces fit the scratch."""
+    state = max((8 + 8 * len(o.results) for o in code.sig.body.ops if isinstance(o, ops.Reduce)),
+                default=0)
+    return state * warps <= SCRATCH
+
+
+def _row_lanes(code: DotCode, rows: Sequence[RowOutput], stores: Sequence[Store],
+               team: int) -> int:
+    """Columns of a row that a thread handles at a time: 16 bytes, but work for all threads."""
+    body, k = code.sig.body, code.form.k
+    assert code.element is not None
+    sinks = [(Index.of(k), code.element.itemsize)]
+    sinks += [(store_offset(body, x), body.outputs[x.result].type.dtype.itemsize) for x in stores]
+    lanes = vector_width(body, [(r.value, r.index) for r in rows], sinks, k,
+                         reduction=lambda op, at: row_demands(op, at, k),
+                         limit=16 // code.element.itemsize)
+    while lanes > 1 and k.size < team * lanes:
+        lanes //= 2
+    return lanes
+
