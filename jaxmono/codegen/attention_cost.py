@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.attention_logits import softmax_of
-from jaxmono.fusion.indexing import Div, Index, Mod, Var
-from jaxmono.fusion.key_range import find_key_range
+from jaxmono.fusion.key_range import Numbers, at_rows, find_key_range
 from jaxmono.fusion.plan import AttentionForm, Device
 from jaxmono.fusion.softmax import scaled_scores
 from jaxmono.hlo.ir import Graph
-
-Numbers = np.ndarray[Any, np.dtype[Any]]
 
 CLOCKS_PER_US = 1700
 LOAD = 32
@@ -53,10 +50,9 @@ def keys_of(body: Graph, form: AttentionForm) -> Keys:
     found = find_key_range(body, softmax, form.n)
     rows, last = form.m.size, form.n.size - 1
     begin, end = np.zeros(rows, np.int64), np.full(rows, last, np.int64)
-    env = {form.m: np.arange(rows)}
     for x in found.bounds if found is not None else ():
         if x.value is None and x.index.is_static:
-            limit = _evaluate(x.index, env)
+            limit = at_rows(x.index, form.m)
             begin, end = (begin, np.minimum(end, limit)) if x.upper \
                 else (np.maximum(begin, limit), end)
     empty = begin > end
@@ -91,15 +87,3 @@ def snake(task: Numbers, tasks: int, blocks: int) -> Numbers:
     forth = np.where(rounds * blocks + blocks > tasks, at, (at + blocks - extra) % blocks)
     count = np.minimum(blocks, tasks - rounds * blocks)
     return rounds * blocks + np.where(rounds % 2, count - 1 - forth, forth)
-
-
-def _evaluate(index: Index, env: dict[Var, Numbers]) -> Numbers:
-    total: Any = index.const
-    for atom, factor in index.terms:
-        if isinstance(atom, (Div, Mod)):
-            x = _evaluate(atom.x, env)
-            value: Any = x // atom.d if isinstance(atom, Div) else x % atom.d
-        else:
-            value = env.get(atom, 0) if isinstance(atom, Var) else 0
-        total = total + value * factor
-    return np.asarray(total)
