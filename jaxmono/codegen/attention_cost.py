@@ -33,6 +33,9 @@ class Keys(NamedTuple):
     """Whether rows differ; then tasks go longest first, and back and forth over the blocks."""
     simple: bool
     """Whether the logits are multiples of the scores, and the probabilities nothing but theirs."""
+    mask: str
+    """What masks them: "" nothing or one bound by position, "range" other bounds of a row's keys,
+    "any" anything else."""
 
     def chunks(self, s: AttentionSchedule) -> Numbers:
         """How many chunks every tile of rows goes through."""
@@ -57,9 +60,13 @@ def keys_of(body: Graph, form: AttentionForm) -> Keys:
                 else (np.maximum(begin, limit), end)
     empty = begin > end
     begin, end = np.where(empty, 0, begin), np.where(empty, last, end)
-    simple = not softmax.factors and scaled_scores(
-        body, form.first, softmax, form.n) is not None
-    return Keys(begin, end, found is not None, simple)
+    scaled = None if softmax.factors else scaled_scores(body, form.first, softmax, form.n)
+    mask = "any"
+    if scaled is not None and scaled.keep is None:
+        mask = ""
+    elif found is not None and found.whole:
+        mask = "range" if len(found.bounds) > 1 or found.bounds[0].value is not None else ""
+    return Keys(begin, end, found is not None, scaled is not None, mask)
 
 
 def total_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings: int, keys: Keys,

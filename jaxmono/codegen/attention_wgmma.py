@@ -66,7 +66,7 @@ def candidates(sig: Sig, form: AttentionForm, *, shared_bytes: int) -> Iterator[
     if any(x.param is None for x in (code.q, code.k, code.v)):
         return
     slices = code.k.k_major and not code.v.k_major  # along the keys, at any multiple of 16
-    simple = keys_of(sig.body, form).simple
+    keys = keys_of(sig.body, form)
     for bq in (64, 128):
         share = 128 // bq
         for cols in (32, 64, 128, 176):
@@ -81,16 +81,19 @@ def candidates(sig: Sig, form: AttentionForm, *, shared_bytes: int) -> Iterator[
                     continue
                 for slots in (8, 6, 4, 3, 2):
                     s = AttentionSchedule(bq, chunk, slots, _WARPS, "wgmma", split)
-                    if registers(form, s, simple) <= _REGISTERS \
+                    if registers(form, s, keys) <= _REGISTERS \
                             and shared_bytes_of(form, s) <= shared_bytes - ROLES_BYTES:
                         yield s
                         break
 
 
-def registers(form: AttentionForm, s: AttentionSchedule, simple: bool = True) -> int:
-    """Of a consumer thread: scores, probabilities, sums, the rest. ``simple``: as in `Keys`."""
+def registers(form: AttentionForm, s: AttentionSchedule, keys: Keys) -> int:
+    """Of a consumer thread: scores, probabilities, sums, the rest (from what does not spill)."""
     cols = s.chunk * s.bq // 128
-    return cols * 3 // 4 + _round(form.v.size) // 2 + (36 if simple else 58)
+    rest = {"": 36, "range": 44, "any": 58}[keys.mask] if keys.simple else 58
+    if keys.simple and keys.mask == "any" and form.n.size % s.chunk:
+        rest += 16  # places in the mask are then limited one by one
+    return cols * 3 // 4 + _round(form.v.size) // 2 + rest
 
 
 def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings: int,

@@ -22,6 +22,7 @@ from thinned import thinned
 from jaxmono.codegen import attention_wgmma, cuda_target, generate, headers, nvrtc
 from jaxmono.codegen import compile as compiling
 from jaxmono.codegen.attention import AttentionSchedule
+from jaxmono.codegen.attention_cost import keys_of
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.generate import default_schedule, emit
 from jaxmono.fusion.plan import Device, Plan
@@ -195,7 +196,8 @@ def test_candidates_compile_for_hopper(shape: tuple[int, ...]) -> None:
     form: Any = sig.form
     every = list(attention_wgmma.candidates(sig, form, shared_bytes=H200.shared_bytes))
     assert chosen in every
-    most = max(every, key=lambda s: attention_wgmma.registers(form, s))
+    keys = keys_of(sig.body, form)
+    most = max(every, key=lambda s: attention_wgmma.registers(form, s, keys))
     for s in {chosen, most}:
         schedule = default_schedule(plan, target, H200)
         kernel = emit(plan, target, H200, "test",
