@@ -22,6 +22,8 @@ from jaxmono.hlo.ir import Graph
 CLOCKS_PER_US = 1700
 LOAD = 32
 """Bytes a clock that a multiprocessor gets out of L2 while all do (measured: 36 in products)."""
+GLOBAL = 18
+"""The same of global memory, reads and writes."""
 
 
 class Keys(NamedTuple):
@@ -65,7 +67,8 @@ def keys_of(body: Graph, form: AttentionForm) -> Keys:
     if scaled is not None and scaled.keep is None:
         mask = ""
     elif found is not None and found.whole:
-        mask = "range" if len(found.bounds) > 1 or found.bounds[0].value is not None else ""
+        memory = any(x.value is not None for x in found.bounds)
+        mask = "range" if len(found.bounds) > 1 or memory else ""
     return Keys(begin, end, found is not None, scaled is not None, mask)
 
 

@@ -51,7 +51,7 @@ def emit_range(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
     ``visible``: also ``inner_low``, ``inner_high``, the keys that all rows see, if the mask says.
     """
     form, s = code.form, code.s
-    found, keys = key_range(code), form.n.size
+    found = key_range(code)
     if found is None:
         first = "split * A::SHARE" if s.split > 1 else "0"
         last = "min(first + A::SHARE, A::CHUNKS)" if s.split > 1 else "A::CHUNKS"
@@ -84,7 +84,8 @@ def _emit_ends(w: Writer, code: AttentionCode, found: KeyRange, inner: bool) -> 
         return out
 
     end = f"m0 + {s.bq - 1}"
-    w.line(f"const int m1 = {end if form.m.size % s.bq == 0 else f'min({end}, {form.m.size - 1})'};")
+    end = end if form.m.size % s.bq == 0 else f"min({end}, {form.m.size - 1})"
+    w.line(f"const int m1 = {end};")
     w.line("(void)m1;")
     w.line(f"const int low = {limit('m0', False)}, high = {limit('m1', True)};")
     if inner:

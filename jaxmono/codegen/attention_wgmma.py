@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
-from jaxmono.codegen.attention_cost import LOAD, Keys, keys_of, total_us
+from jaxmono.codegen.attention_cost import CLOCKS_PER_US, GLOBAL, LOAD, Keys, keys_of, total_us
 from jaxmono.codegen.attention_flash import (
     emit_finish,
     emit_loaders,
@@ -98,7 +98,7 @@ def registers(form: AttentionForm, s: AttentionSchedule, keys: Keys) -> int:
 
 def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings: int,
              keys: Keys) -> float:
-    """Microseconds of all tasks. Clocks of a chunk, of which a warpgroup has 64 rows and ``cols`` keys:
+    """Microseconds of all tasks. Clocks of a chunk; a warpgroup has 64 rows of it and ``cols`` keys:
 
     tensor   products of both warpgroups
     lanes    exponentials of both: 16 a clock; or their instructions, 4 a clock
@@ -106,7 +106,8 @@ def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings
     load     K and V out of L2
 
     In the middle the longest of these, since the warpgroups take turns. The first scores and the
-    last values run under nothing.
+    last values run under nothing. Not faster than global memory gives all operands once; with a
+    single chunk, K and V of the next task are on their way before its queries have a place.
     """
     d, dv = _round(form.k.size), _round(form.v.size)
     cols = s.chunk * s.bq // 128
@@ -117,6 +118,7 @@ def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings
     lanes = max(8.0 * cols, (cols / 2 * each + 180) * 2)
     chain = scores / 2 + 5.5 * cols + (each - 4.5) * cols / 2 + 350
     load = s.chunk * (d + dv) * 2 / LOAD
+    moved = (s.bq + form.n.size * min(1.0, s.bq / form.m.size)) * (d + dv) * 2 / GLOBAL
     end = s.bq * dv / 128 * 4 + (250 if s.bq == 64 else 100)
     if s.split > 1:
         end += 2500 + s.bq * dv * 8 / 20
@@ -126,7 +128,9 @@ def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings
         once = scores + lanes + values + 300
         return np.maximum(chunks - 1, 0) * middle + max(once, load) + 250 + end
 
-    return total_us(form, s, device, siblings, keys, clocks, 2000)
+    tiles = form.batch.size * siblings * math.ceil(form.m.size / s.bq)
+    least = tiles / device.sm_count * (moved + (500 if form.n.size > s.chunk else 0))
+    return max(total_us(form, s, device, siblings, keys, clocks, 2000), least / CLOCKS_PER_US)
 
 
 def _round(x: int) -> int:

@@ -93,8 +93,8 @@ def at_rows(index: Index, m: Var) -> Numbers:
 def moves_on(found: KeyRange, m: Var, n: Var, others: Sequence[Var]) -> bool:
     """Whether begin and end of the rows are known, never fall from row to row, and no row is empty.
 
-    So the first row of a tile has its first key and the last one its last key. ``others``: variables
-    that may not be in the bounds.
+    So the first row of a tile has its first key and the last one its last key. ``others``:
+    variables that may not be in the bounds.
     """
     if any(x.value is not None or not x.index.is_static
            or any(x.index.depends_on(v) for v in (*others, n)) for x in found.bounds):

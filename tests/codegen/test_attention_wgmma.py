@@ -165,12 +165,13 @@ def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> Non
         return text[:found.start()] + ";" + text[found.end():]
 
     changed = rewritten("attention_wgmma.cuh", change)
-    # With two slots a value waits for the last keys, and so for what needs the queries.
-    assert failure(changed, monkeypatch) or failure(changed, monkeypatch, slots=3)
+    # With less than four slots the next task's first keys wait for the last ones of this, and so
+    # for what needs the queries.
+    assert any(failure(changed, monkeypatch, slots) for slots in (2, 3, 4))
 
 
 def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
-    for slots in (2, 3):
+    for slots in (2, 3, 4):
         assert failure(lambda text: text, monkeypatch, slots) == ""
 
 

@@ -1,7 +1,7 @@
 // Softmax attention by one block on wgmma: producer warps bring Q and then K and V of one chunk of keys
 // after the other; two warpgroups of consumers keep scores and probabilities in registers.
 //
-//   producers: Q; K0, K1, V0, K2, V1... into the slots of a ring, tasks ahead of the consumers
+//   producers: K0, Q; K1, V0, K2, V1... into the slots of a ring, tasks ahead of the consumers
 //   consumers: S1 = Q K1^T and O += P0 V0 are issued together; AttentionRows::weigh makes P1 of S1
 //              while the second runs; S2 = Q K2^T and O += P1 V1...
 //
@@ -53,29 +53,41 @@ struct FlashWgmma {
                                 const LoadV& load_v) {
     if (first >= last) return;
     const int thread = thread_id() - CONSUMERS;
+    const auto fetch_k = [&](int i, int chunk) {
+      mbarrier_wait(&roles->empty[i], at.parity(i) ^ 1);
+      unsigned char* const k = slot(smem, i);
+      if constexpr (K_D_MAJOR) TileK::template fill<PRODUCERS>(k, thread, chunk * BK, 0, load_k);
+      else TileK::template fill<PRODUCERS>(k, thread, 0, chunk * BK, load_k);
+    };
+    const auto fetch_v = [&](int chunk) {
+      mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
+      unsigned char* const v = slot(smem, at.slot);
+      if constexpr (V_KEY_MAJOR) TileV::template fill<PRODUCERS>(v, thread, 0, chunk * BK, load_v);
+      else TileV::template fill<PRODUCERS>(v, thread, chunk * BK, 0, load_v);
+      cp_async_mbarrier_arrive(&roles->full[at.slot]);
+      at.template next<SLOTS>();
+    };
+    // What needs no queries first: theirs are free only when the task before has all its scores. Where
+    // the first keys have landed, so have the queries.
+    const int keys = at.slot;
+    fetch_k(keys, first);
+    at.template next<SLOTS>();
+    if constexpr (CHUNKS == 1) fetch_v(first);
     mbarrier_wait(&roles->empty[Q_SLOT], at.parity(Q_SLOT) ^ 1);
     if constexpr (Q_D_MAJOR) TileQ::template fill<PRODUCERS>(smem, thread, row0, 0, load_q);
     else TileQ::template fill<PRODUCERS>(smem, thread, 0, row0, load_q);
     at.flip(Q_SLOT);
+    cp_async_mbarrier_arrive(&roles->full[keys]);
+    if constexpr (CHUNKS > 1) {
 #pragma unroll 1
-    for (int t = first - 1; t < last; ++t) {
-      if (t + 1 < last) {  // where the first have landed, so has Q before them
-        mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
-        unsigned char* const k = slot(smem, at.slot);
-        if constexpr (K_D_MAJOR)
-          TileK::template fill<PRODUCERS>(k, thread, (t + 1) * BK, 0, load_k);
-        else
-          TileK::template fill<PRODUCERS>(k, thread, 0, (t + 1) * BK, load_k);
-        cp_async_mbarrier_arrive(&roles->full[at.slot]);
-        at.template next<SLOTS>();
+      for (int t = first; t < last; ++t) {
+        if (t + 1 < last) {
+          fetch_k(at.slot, t + 1);
+          cp_async_mbarrier_arrive(&roles->full[at.slot]);
+          at.template next<SLOTS>();
+        }
+        fetch_v(t);
       }
-      if (t < first) continue;
-      mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
-      unsigned char* const v = slot(smem, at.slot);
-      if constexpr (V_KEY_MAJOR) TileV::template fill<PRODUCERS>(v, thread, 0, t * BK, load_v);
-      else TileV::template fill<PRODUCERS>(v, thread, t * BK, 0, load_v);
-      cp_async_mbarrier_arrive(&roles->full[at.slot]);
-      at.template next<SLOTS>();
     }
   }
 
