@@ -98,7 +98,7 @@ def registers(form: AttentionForm, s: AttentionSchedule, keys: Keys) -> int:
 
 def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings: int,
              keys: Keys) -> float:
-    """Microseconds of all tasks. Clocks of a chunk; a warpgroup has 64 rows of it and ``cols`` keys:
+    """Microseconds of all tasks. Clocks of a chunk (of a warpgroup: 64 rows and ``cols`` keys):
 
     tensor   products of both warpgroups
     lanes    exponentials of both: 16 a clock; or their instructions, 4 a clock
