@@ -109,6 +109,16 @@ struct FlashWgmma {
       mbarrier_wait(&roles->full[at.slot], at.parity());
       fence_proxy_async();  // cp.async wrote the tiles as ordinary stores do
     };
+    // Both tiles that the next products need, with one fence. Of two slots one is still in use.
+    constexpr bool TOGETHER = SLOTS > 2;
+    const auto next_ready = [&] {
+      mbarrier_wait(&roles->full[at.slot], at.parity());
+      if constexpr (TOGETHER) {
+        const int v = at.slot + 1 == SLOTS ? 0 : at.slot + 1;
+        mbarrier_wait(&roles->full[v], at.parity(v));
+      }
+      fence_proxy_async();
+    };
     const auto release = [&](int i) {
       if (speaks) mbarrier_arrive(&roles->empty[i]);
     };
@@ -130,11 +140,12 @@ struct FlashWgmma {
     pass_turn(first + 1 < last);
     wgmma_wait<0>();
     release(at.slot);
+    if (first + 1 == last) release(Q_SLOT);
     at.template next<SLOTS>();
     rows.template weigh<KEYS, KEYS % BK != 0>(s, first * BK + col, logits);
     Rows::pack(p, s);
     if constexpr (SHARE > 1) {
-      if (first + 1 < last) ready();
+      if (first + 1 < last) next_ready();
 #pragma unroll 1
       for (int t = first + 1; t < last; ++t) {
         const int k = at.slot;
@@ -144,7 +155,7 @@ struct FlashWgmma {
         scores(s, q, wgmma_descriptor_at(keys, k * SLOT));
         wgmma_commit();
         rows.fade_sums();
-        ready();
+        if constexpr (!TOGETHER) ready();
         wgmma_fence();
         accumulate(rows, p, wgmma_descriptor_at(values, at.slot * SLOT));
         wgmma_commit();
@@ -152,12 +163,13 @@ struct FlashWgmma {
         wgmma_wait<1>();
         wgmma_results(s);
         release(k);
+        if (t + 1 == last) release(Q_SLOT);
         rows.template weigh<KEYS, KEYS % BK != 0>(s, t * BK + col, logits);
         const int v = at.slot;
         at.template next<SLOTS>();
         // Here, because ptxas moves the wait for the values up to the first exponentials where no other
         // wait is between them.
-        if (t + 1 < last) ready();
+        if (t + 1 < last) next_ready();
         wgmma_wait<0>();
         wgmma_results(rows.o);
         release(v);
@@ -165,7 +177,6 @@ struct FlashWgmma {
       }
       rows.fade_sums();
     }
-    release(Q_SLOT);
     ready();
     wgmma_fence();
     accumulate(rows, p, wgmma_descriptor_at(values, at.slot * SLOT));
