@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.attention_logits import softmax_of
-from jaxmono.fusion.indexing import Div, Index, Mod, Var
-from jaxmono.fusion.key_range import find_key_range
+from jaxmono.fusion.key_range import Numbers, at_rows, find_key_range
 from jaxmono.fusion.plan import AttentionForm, Device
 from jaxmono.fusion.softmax import scaled_scores
 from jaxmono.hlo.ir import Graph
 
-Numbers = np.ndarray[Any, np.dtype[Any]]
-
 CLOCKS_PER_US = 1700
 LOAD = 32
 """Bytes a clock that a multiprocessor gets out of L2 while all do (measured: 36 in products)."""
+GLOBAL = 18
+"""The same of global memory, reads and writes."""
 
 
 class Keys(NamedTuple):
@@ -36,6 +35,9 @@ class Keys(NamedTuple):
     """Whether rows differ; then tasks go longest first, and back and forth over the blocks."""
     simple: bool
     """Whether the logits are multiples of the scores, and the probabilities nothing but theirs."""
+    mask: str
+    """What masks them: "" nothing or one bound by position, "range" other bounds of a row's keys,
+    "any" anything else."""
 
     def chunks(self, s: AttentionSchedule) -> Numbers:
         """How many chunks every tile of rows goes through."""
@@ -53,17 +55,21 @@ def keys_of(body: Graph, form: AttentionForm) -> Keys:
     found = find_key_range(body, softmax, form.n)
     rows, last = form.m.size, form.n.size - 1
     begin, end = np.zeros(rows, np.int64), np.full(rows, last, np.int64)
-    env = {form.m: np.arange(rows)}
     for x in found.bounds if found is not None else ():
         if x.value is None and x.index.is_static:
-            limit = _evaluate(x.index, env)
+            limit = at_rows(x.index, form.m)
             begin, end = (begin, np.minimum(end, limit)) if x.upper \
                 else (np.maximum(begin, limit), end)
     empty = begin > end
     begin, end = np.where(empty, 0, begin), np.where(empty, last, end)
-    simple = not softmax.factors and scaled_scores(
-        body, form.first, softmax, form.n) is not None
-    return Keys(begin, end, found is not None, simple)
+    scaled = None if softmax.factors else scaled_scores(body, form.first, softmax, form.n)
+    mask = "any"
+    if scaled is not None and scaled.keep is None:
+        mask = ""
+    elif found is not None and found.whole:
+        memory = any(x.value is not None for x in found.bounds)
+        mask = "range" if len(found.bounds) > 1 or memory else ""
+    return Keys(begin, end, found is not None, scaled is not None, mask)
 
 
 def total_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings: int, keys: Keys,
@@ -91,15 +97,3 @@ def snake(task: Numbers, tasks: int, blocks: int) -> Numbers:
     forth = np.where(rounds * blocks + blocks > tasks, at, (at + blocks - extra) % blocks)
     count = np.minimum(blocks, tasks - rounds * blocks)
     return rounds * blocks + np.where(rounds % 2, count - 1 - forth, forth)
-
-
-def _evaluate(index: Index, env: dict[Var, Numbers]) -> Numbers:
-    total: Any = index.const
-    for atom, factor in index.terms:
-        if isinstance(atom, (Div, Mod)):
-            x = _evaluate(atom.x, env)
-            value: Any = x // atom.d if isinstance(atom, Div) else x % atom.d
-        else:
-            value = env.get(atom, 0) if isinstance(atom, Var) else 0
-        total = total + value * factor
-    return np.asarray(total)

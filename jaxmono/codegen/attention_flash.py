@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
-from jaxmono.codegen.attention_cost import LOAD, Keys, Numbers, keys_of, total_us
+from jaxmono.codegen.attention_cost import LOAD, Keys, keys_of, total_us
 from jaxmono.codegen.attention_groups import grouped, largest_group
 from jaxmono.codegen.attention_logits import emit_logits, emit_range, key_range, softmax_of
 from jaxmono.codegen.dot import emit_loader, emit_piece, epilogue_lanes
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.key_range import Numbers
 from jaxmono.fusion.plan import AttentionForm, Device, Sig
 from jaxmono.hlo.ir import Value
 
@@ -183,6 +184,9 @@ def emit_task(w: Writer, code: AttentionCode, head: str, shared: int) -> None:
         w.line(f"const int m0 = ({row_tiles - 1} - {tile} / {form.batch.size}) * {s.bq}, "
                f"b = {tile} % {form.batch.size};")
     else:
+        if s.split == 1 and row_tiles > 1 and code.tasks % 2 == 0:
+            w.line(f"const int turn = fold(task, {code.tasks}, {row_tiles});")
+            tile = "turn"
         w.line(f"const int m0 = ({row_tiles - 1} - {tile} % {row_tiles}) * {s.bq}, "
                f"b = {tile} / {row_tiles};")
     w.line("(void)b;")

@@ -20,7 +20,7 @@ from jaxmono.codegen.dot import lane_of
 from jaxmono.codegen.emit import BodyEmitter, vector_width
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import IndexMap
-from jaxmono.fusion.key_range import KeyRange, find_key_range
+from jaxmono.fusion.key_range import KeyRange, find_key_range, moves_on
 from jaxmono.fusion.plan import AttentionForm
 from jaxmono.fusion.softmax import Softmax, find_softmax, scaled_scores
 from jaxmono.fusion.support import MAX_SOFTMAX_WIDTH
@@ -51,14 +51,53 @@ def emit_range(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
     ``visible``: also ``inner_low``, ``inner_high``, the keys that all rows see, if the mask says.
     """
     form, s = code.form, code.s
-    found, keys = key_range(code), form.n.size
+    found = key_range(code)
     if found is None:
         first = "split * A::SHARE" if s.split > 1 else "0"
         last = "min(first + A::SHARE, A::CHUNKS)" if s.split > 1 else "A::CHUNKS"
         w.line(f"const int first = {first}, last = {last};")
         return
-    w.line(f"int low = {keys - 1}, high = 0;")
     inner = visible and found.whole
+    if moves_on(found, form.m, form.n, (form.batch,)):
+        _emit_ends(w, code, found, inner)
+    else:
+        _emit_all_rows(w, code, found, inner, pointers, read_only)
+    w.line(f"const int chunks = high / {s.chunk} + 1 - low / {s.chunk};")
+    if s.split > 1:
+        w.line(f"const int share = (chunks + {s.split - 1}) / {s.split};")
+        w.line(f"const int first = low / {s.chunk} + split * share;")
+        w.line(f"const int last = min(first + share, high / {s.chunk} + 1);")
+    else:
+        w.line(f"const int first = low / {s.chunk}, last = first + chunks;")
+
+
+def _emit_ends(w: Writer, code: AttentionCode, found: KeyRange, inner: bool) -> None:
+    """The keys of a tile by those of its first row and its last one."""
+    form, s, keys = code.form, code.s, code.form.n.size
+
+    def limit(row: str, upper: bool) -> str:
+        em = BodyEmitter(w, code.sig.body, {}, var_names={form.m: row})
+        out = str(keys - 1) if upper else "0"
+        for x in found.bounds:
+            if x.upper == upper:
+                out = f"{'min' if upper else 'max'}({out}, static_cast<int>({em.code(x.index)}))"
+        return out
+
+    end = f"m0 + {s.bq - 1}"
+    end = end if form.m.size % s.bq == 0 else f"min({end}, {form.m.size - 1})"
+    w.line(f"const int m1 = {end};")
+    w.line("(void)m1;")
+    w.line(f"const int low = {limit('m0', False)}, high = {limit('m1', True)};")
+    if inner:
+        w.comment("what all rows of the tile see")
+        w.line(f"const int inner_low = {limit('m1', False)}, inner_high = {limit('m0', True)};")
+
+
+def _emit_all_rows(w: Writer, code: AttentionCode, found: KeyRange, inner: bool,
+                   pointers: Mapping[Value, str], read_only: Sequence[Value]) -> None:
+    """The keys of a tile by those of all its rows, a warp's lanes side by side."""
+    form, s, keys = code.form, code.s, code.form.n.size
+    w.line(f"int low = {keys - 1}, high = 0;")
     if inner:
         w.line(f"int inner_low = 0, inner_high = {keys - 1};  // what all rows of the tile see")
     with w.block(f"for (int r = lane_id(); r < {s.bq}; r += WARP)"):
@@ -88,13 +127,6 @@ def emit_range(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
     if inner:
         w.line("inner_low = warp_reduce(inner_low, Most());")
         w.line("inner_high = warp_reduce(inner_high, Least());")
-    w.line(f"const int chunks = high / {s.chunk} + 1 - low / {s.chunk};")
-    if s.split > 1:
-        w.line(f"const int share = (chunks + {s.split - 1}) / {s.split};")
-        w.line(f"const int first = low / {s.chunk} + split * share;")
-        w.line(f"const int last = min(first + share, high / {s.chunk} + 1);")
-    else:
-        w.line(f"const int first = low / {s.chunk}, last = first + chunks;")
 
 
 def emit_logits(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
-from jaxmono.codegen.attention_cost import LOAD, Keys, Numbers, keys_of, total_us
+from jaxmono.codegen.attention_cost import CLOCKS_PER_US, GLOBAL, LOAD, Keys, keys_of, total_us
 from jaxmono.codegen.attention_flash import (
     emit_finish,
     emit_loaders,
@@ -28,12 +28,13 @@ from jaxmono.codegen.attention_logits import emit_logits, emit_range, softmax_of
 from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, MAX_SLOTS, ROLES_BYTES
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.key_range import Numbers
 from jaxmono.fusion.plan import AttentionForm, Device, Sig
 from jaxmono.hlo.ir import Value
 
 _WARPS = CONSUMERS // 32
-_REGISTERS = 190
-"""Of a consumer (200), for scores, probabilities and sums: heads of 256 go to the other family."""
+_REGISTERS = 200
+"""Of a consumer, for scores, probabilities and sums: heads of 256 go to the other family."""
 
 
 # ---- schedule ----------------------------------------------------------------------------------
@@ -65,9 +66,10 @@ def candidates(sig: Sig, form: AttentionForm, *, shared_bytes: int) -> Iterator[
     if any(x.param is None for x in (code.q, code.k, code.v)):
         return
     slices = code.k.k_major and not code.v.k_major  # along the keys, at any multiple of 16
+    keys = keys_of(sig.body, form)
     for bq in (64, 128):
         share = 128 // bq
-        for cols in (32, 64, 128):
+        for cols in (32, 64, 128, 176):
             chunk = cols * share
             if chunk >= 2 * math.ceil(form.n.size / 16) * 16 and cols > 32:
                 continue
@@ -79,39 +81,56 @@ def candidates(sig: Sig, form: AttentionForm, *, shared_bytes: int) -> Iterator[
                     continue
                 for slots in (8, 6, 4, 3, 2):
                     s = AttentionSchedule(bq, chunk, slots, _WARPS, "wgmma", split)
-                    if registers(form, s) <= _REGISTERS \
+                    if registers(form, s, keys) <= _REGISTERS \
                             and shared_bytes_of(form, s) <= shared_bytes - ROLES_BYTES:
                         yield s
                         break
 
 
-def registers(form: AttentionForm, s: AttentionSchedule) -> int:
-    """Of a consumer thread: scores, probabilities, sums, the rest."""
+def registers(form: AttentionForm, s: AttentionSchedule, keys: Keys) -> int:
+    """Of a consumer thread: scores, probabilities, sums, the rest (from what does not spill)."""
     cols = s.chunk * s.bq // 128
-    return cols * 3 // 4 + _round(form.v.size) // 2 + 48
+    rest = {"": 36, "range": 44, "any": 58}[keys.mask] if keys.simple else 58
+    if keys.simple and keys.mask == "any" and form.n.size % s.chunk:
+        rest += 16  # places in the mask are then limited one by one
+    return cols * 3 // 4 + _round(form.v.size) // 2 + rest
 
 
 def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings: int,
              keys: Keys) -> float:
-    """Microseconds of all tasks: in the middle, products run under exponentials or the other way
-    round; the first product and the last one under nothing."""
+    """Microseconds of all tasks. Clocks of a chunk (of a warpgroup: 64 rows and ``cols`` keys):
+
+    tensor   products of both warpgroups
+    lanes    exponentials of both: 16 a clock; or their instructions, 4 a clock
+    chain    one warpgroup alone: scores -> maximum -> exponentials -> probabilities
+    load     K and V out of L2
+
+    In the middle the longest of these, since the warpgroups take turns. The first scores and the
+    last values run under nothing. Not faster than global memory gives all operands once; with a
+    single chunk, K and V of the next task are on their way before its queries have a place.
+    """
     d, dv = _round(form.k.size), _round(form.v.size)
-    size = s.bq * s.chunk
     cols = s.chunk * s.bq // 128
     # 1760 multiplications a clock were measured, and 128 bytes a clock come out of shared memory.
-    products = max(size * d / 1760, (64 + cols) * d * 4 / 128) + max(size * dv / 1760,
-                                                                   cols * dv * 4 / 128)
-    lanes = size * (1 if keys.simple else 1.5) / 14 + s.bq * dv / 256 + 200
+    scores = max(128 * cols * d / 1760, (64 + cols) * d * 4 / 128)
+    values = max(128 * cols * dv / 1760, cols * dv * 4 / 128)
+    each = 4.5 if keys.simple else 9.0  # instructions an element
+    lanes = max(8.0 * cols, (cols / 2 * each + 180) * 2)
+    chain = scores / 2 + 5.5 * cols + (each - 4.5) * cols / 2 + 350
     load = s.chunk * (d + dv) * 2 / LOAD
+    moved = (s.bq + form.n.size * min(1.0, s.bq / form.m.size)) * (d + dv) * 2 / GLOBAL
     end = s.bq * dv / 128 * 4 + (250 if s.bq == 64 else 100)
     if s.split > 1:
         end += 2500 + s.bq * dv * 8 / 20
 
     def clocks(chunks: Numbers) -> Numbers:
-        middle = max(products + 150, lanes + products / 4, load)
-        return np.maximum(chunks - 1, 0) * middle + max(products + lanes, load) + 250 + end
+        middle = max(scores + values + 100, lanes, chain, load)
+        once = scores + lanes + values + 300
+        return np.maximum(chunks - 1, 0) * middle + max(once, load) + 250 + end
 
-    return total_us(form, s, device, siblings, keys, clocks, 2000)
+    tiles = form.batch.size * siblings * math.ceil(form.m.size / s.bq)
+    least = tiles / device.sm_count * (moved + (500 if form.n.size > s.chunk else 0))
+    return max(total_us(form, s, device, siblings, keys, clocks, 2000), least / CLOCKS_PER_US)
 
 
 def _round(x: int) -> int:

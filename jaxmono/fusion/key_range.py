@@ -10,16 +10,20 @@ mask all its keys then weigh the same, so all are needed.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from jaxmono.fusion.demand import demands, is_view
-from jaxmono.fusion.indexing import Index, IndexMap, Var
+from jaxmono.fusion.indexing import Div, Index, IndexMap, Mod, Var
 from jaxmono.fusion.softmax import Softmax
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.rewrite import is_splat, splat_value
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
 
 SMALL = -1e30
 """A mask of at most this is one beside which no ordinary score leaves any weight."""
@@ -68,6 +72,38 @@ def find_key_range(graph: Graph, softmax: Softmax, n: Var) -> KeyRange | None:
     if not bounds or (not infinite and None in found):
         return None  # keys inside may be masked too: a row of such needs those outside
     return KeyRange(tuple(bounds), infinite, None not in found)
+
+
+def at_rows(index: Index, m: Var) -> Numbers:
+    """The index at every m, with 0 for other variables; a single number if m is not in it."""
+    def value(index: Index) -> Any:
+        total: Any = index.const
+        for atom, factor in index.terms:
+            if isinstance(atom, (Div, Mod)):
+                x = value(atom.x)
+                part: Any = x // atom.d if isinstance(atom, Div) else x % atom.d
+            else:
+                part = np.arange(m.size) if atom == m else 0
+            total = total + part * factor
+        return total
+
+    return np.asarray(value(index))
+
+
+def moves_on(found: KeyRange, m: Var, n: Var, others: Sequence[Var]) -> bool:
+    """Whether begin and end of the rows are known, never fall from row to row, and no row is empty.
+
+    So the first row of a tile has its first key and the last one its last key. ``others``:
+    variables that may not be in the bounds.
+    """
+    if any(x.value is not None or not x.index.is_static
+           or any(x.index.depends_on(v) for v in (*others, n)) for x in found.bounds):
+        return False
+    begin, end = np.zeros(m.size, np.int64), np.full(m.size, n.size - 1, np.int64)
+    for x in found.bounds:
+        limit = at_rows(x.index, m)
+        begin, end = (begin, np.minimum(end, limit)) if x.upper else (np.maximum(begin, limit), end)
+    return bool((np.diff(begin) >= 0).all() and (np.diff(end) >= 0).all() and (begin <= end).all())
 
 
 class _Find:

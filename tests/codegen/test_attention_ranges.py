@@ -15,6 +15,7 @@ from harness import run_program
 from test_attention import attention_form, attention_sig, qkv
 from thinned import thinned
 
+from jaxmono.codegen import attention_flash
 from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.attention_logits import softmax_of
 from jaxmono.fusion.key_range import KeyRange, find_key_range
@@ -135,3 +136,32 @@ def test_as_jax_nn_writes_it() -> None:
     assert found is not None and len(found.bounds) == 2
     for s in SCHEDULES:
         run(plan, s, [*smooth(plan.graph)[:3], np.asarray([9, 70], np.int32)])
+
+
+@pytest.mark.parametrize(("rows", "heads"), [(200, 3), (320, 2), (320, 3), (64, 2)])
+def test_every_tile_is_computed_where_entries_stay_together(
+        rows: int, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`fold`: tiles of even and odd number, in rounds of pairs and in what is left of them."""
+    monkeypatch.setattr(attention_flash, "_L2_BYTES", 0)
+    plan = plan_of(causal, *qkv(rows, rows, 16, BF16, heads=heads))
+    given = smooth(plan.graph)
+    (wanted,) = evaluate(plan.graph, given, accumulate="f64")
+    program = build(plan, {attention_sig(plan).key: AttentionSchedule(64, 64, 2, 8, "wgmma")},
+                    threads=256)
+    tiles = -(-rows // 64)
+    assert ("fold(task" in program.source) == (tiles * heads % 2 == 0 and tiles > 1)
+    for blocks in (1, 2, 3, 4, 5, 7):
+        (found,) = run_program(program, given, seed=blocks, blocks=blocks)
+        np.testing.assert_allclose(found.astype(np.float64), wanted, rtol=2e-2, atol=1e-2)
+
+
+def test_keys_of_a_tile_by_its_ends() -> None:
+    """Bounds that rise from row to row are asked of two rows; others of all."""
+    rising = plan_of(window, *qkv(150, 150, 16, BF16))
+    empty = plan_of(functools.partial(causal, offset=-3), *qkv(150, 150, 16, BF16))
+    falling = plan_of(lambda q, k, v: attend(
+        150 - jnp.arange(150)[:, None] >= jnp.arange(150), q, k, v), *qkv(150, 150, 16, BF16))
+    for plan, ends in ((rising, True), (empty, False), (falling, False)):
+        program = build(plan, {attention_sig(plan).key: SCHEDULES[3]}, threads=256)
+        assert ("const int m1" in program.source) == ends
+        check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1), blocks=(3,))

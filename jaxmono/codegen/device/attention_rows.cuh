@@ -4,7 +4,9 @@
 //   O fragments, maximum, sum of every share of a row's keys -> O / sum, row by row
 //
 // The maximum and the sum are those of the keys seen so far; when the maximum grows, O and the sum are
-// scaled down. So a row may have any number of keys (Milakov and Gimelshein 2018; Dao 2023).
+// scaled down. So a row may have any number of keys (Milakov and Gimelshein 2018; Dao 2023). What is
+// kept is a maximum of before until weights would exceed 2^GROWTH: O is seldom scaled, and O / sum is
+// the same whatever weights are relative to.
 //
 // Warps that share rows have different keys, and so have blocks that share rows (SPLIT). Each has a
 // maximum, a sum and an O of its own; they meet at the end, in a fixed order. A row without any key
@@ -61,6 +63,8 @@ JM_DEVICE Logits<FACTORS, Logit, Mask, Factor> make_logits(float unit, int low, 
 
 // Exponents of 2 up to here are rounded by less than 1e-4.
 constexpr float NEAR = 1024.0f;
+// Exponents of 2 up to here are no reason for another maximum: bf16 and f32 have room for the weights.
+constexpr float GROWTH = 8.0f;
 
 struct Least {
   JM_DEVICE int operator()(int a, int b) const { return a < b ? a : b; }
@@ -76,6 +80,23 @@ JM_DEVICE int snake(int task, int tasks) {
   const int forth = (round + 1) * blocks > tasks ? at : (at + blocks - tasks % blocks) % blocks;
   const int count = tasks - round * blocks < blocks ? tasks - round * blocks : blocks;
   return round * blocks + (round % 2 ? count - 1 - forth : forth);
+}
+
+// The same where batch entries must stay together, for their keys do not fit L2: the place of the task
+// in an order of `width` tiles a batch entry, the longest first. A block's tasks are pairs of a long tile
+// and the short one that makes up for it (of two entries if width is odd; their number is even then).
+// Blocks that have a task less begin with a long one or have a short one.
+JM_DEVICE int fold(int task, int tasks, int width) {
+  const int blocks = num_blocks(), pairs = tasks / 2, whole = pairs / blocks * blocks;
+  int pair = task / blocks / 2 * blocks + task % blocks;
+  bool second = task / blocks % 2 != 0;
+  if (task >= 2 * whole) {  // less than a pair for every block
+    const int i = task - 2 * whole, rest = pairs - whole;
+    second = i >= rest;
+    pair = whole + (!second ? i : i >= blocks ? i - blocks : i - rest + (2 * rest > blocks ? 2 * rest - blocks : 0));
+  }
+  const int n = width % 2 ? 2 * width : width, at = pair % (n / 2);
+  return pair / (n / 2) * n + (second ? n - 1 - at : at);
 }
 
 JM_DEVICE float quad_max(float x) {
@@ -110,13 +131,14 @@ struct AttentionRows {
   static constexpr int PART = BQ * (DVP + 2), FLOATS = SPLIT * PART;
 
   JM_DEVICE static int first_row() { return warp_id() % WARPS_M * 16; }
-  JM_DEVICE static int share() { return warp_id() / WARPS_M; }
+  JM_DEVICE static int share() { return WARPS_N > 1 ? warp_id() / WARPS_M : 0; }
 
   struct alignas(8) Share {  // of the keys of a row
     float max, sum;
   };
 
-  // Of a thread's rows g and g + 8; sums are of its own columns until `finish`.
+  // Of a thread's rows g and g + 8; sums are of its own columns until `finish`. max: what weights are
+  // relative to, at most GROWTH / unit below the largest logit.
   float max[2], sum[2], fade[2];
   float o[NV][4];
 
@@ -154,7 +176,7 @@ struct AttentionRows {
           s[j][2 * h + 1] = !PARTIAL || key + 1 < KEYS ? x.x[1] : minus_infinity();
         }
     }
-    float most[2] = {max[0], max[1]}, base[2];
+    float most[2] = {max[0], max[1]};
 #pragma unroll
     for (int j = 0; j < NT; ++j)
 #pragma unroll
@@ -162,23 +184,26 @@ struct AttentionRows {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       most[h] = quad_max(most[h]);
-      base[h] = softmax_base(most[h]);
-      fade[h] = softmax_exp(max[h], base[h], logits.unit);
-      max[h] = most[h];
+      // Weights of f16 that are multiplied by anything get no room. -inf - -inf is no growth.
+      constexpr float room = L::FACTORS && is_same<T, f16> ? 0.0f : GROWTH;
+      const float next = (most[h] - max[h]) * logits.unit > room ? most[h] : max[h];
+      fade[h] = next == max[h] ? 1.0f : softmax_exp(max[h], softmax_base(next), logits.unit);
+      max[h] = next;
     }
-    const bool near = fabsf(most[0] * logits.unit) <= NEAR && fabsf(most[1] * logits.unit) <= NEAR;
-    if (warp_all(near)) {  // one multiply-add an element; the difference of products is exact enough
-      const float shift[2] = {most[0] * logits.unit, most[1] * logits.unit};
+    // One multiply-add an element: the difference of products is exact enough unless they are large.
+    float shift[2] = {max[0] * logits.unit, max[1] * logits.unit};
+    if (!warp_all(fabsf(shift[0]) <= NEAR && fabsf(shift[1]) <= NEAR)) {
+      const float base[2] = {softmax_base(max[0]), softmax_base(max[1])};
 #pragma unroll
       for (int j = 0; j < NT; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) s[j][e] = flushed_exp2(fmaf(s[j][e], logits.unit, -shift[e / 2]));
-    } else {
-#pragma unroll
-      for (int j = 0; j < NT; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) s[j][e] = softmax_exp(s[j][e], base[e / 2], logits.unit);
+        for (int e = 0; e < 4; ++e) s[j][e] -= base[e / 2];
+      shift[0] = shift[1] = 0.0f;
     }
+#pragma unroll
+    for (int j = 0; j < NT; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[j][e] = flushed_exp2(fmaf(s[j][e], logits.unit, -shift[e / 2]));
     float total[4] = {};  // short chains of additions
 #pragma unroll
     for (int j = 0; j < NT; ++j)
@@ -200,7 +225,7 @@ struct AttentionRows {
     }
   }
 
-  // O relative to the maximum that `weigh` has found, which rarely is a new one.
+  // O relative to the maximum that `weigh` has left, which rarely is a new one.
   JM_DEVICE void fade_sums() {
     if (warp_all(fade[0] == 1.0f && fade[1] == 1.0f)) return;
 #pragma unroll

@@ -1,11 +1,13 @@
 // Softmax attention by one block on wgmma: producer warps bring Q and then K and V of one chunk of keys
 // after the other; two warpgroups of consumers keep scores and probabilities in registers.
 //
-//   producers: Q; K0, K1, V0, K2, V1... into the slots of a ring, tasks ahead of the consumers
+//   producers: K0, Q; K1, V0, K2, V1... into the slots of a ring, tasks ahead of the consumers
 //   consumers: S1 = Q K1^T and O += P0 V0 are issued together; AttentionRows::weigh makes P1 of S1
 //              while the second runs; S2 = Q K2^T and O += P1 V1...
 //
-// So products run under a warpgroup's own exponentials and under those of the other one.
+// So products run under a warpgroup's own exponentials and under those of the other one: they take turns
+// in asking for products (the ping-pong of FlashAttention-3: Shah et al. 2024), else both would wait for
+// their scores at the same time and then for the unit that computes exponentials.
 #pragma once
 #include "jaxmono/attention_rows.cuh"
 #include "jaxmono/gemm_wgmma.cuh"
@@ -23,6 +25,9 @@ struct FlashWgmma {
   static constexpr int DVP = Rows::DVP, FLOATS = Rows::FLOATS;
   static constexpr int CHUNKS = (KEYS + BK - 1) / BK, SHARE = (CHUNKS + SPLIT - 1) / SPLIT;
   static constexpr int Q_SLOT = MAX_SLOTS - 1;  // whose `empty` says when Q may be overwritten
+  // With wider heads, products take so long that exponentials are hidden anyway.
+  static constexpr bool TURNS = DP <= 128 && DVP <= 128;
+  static constexpr int TURN_BARRIER = 2;  // and the next
   static_assert(WG_M == 1 || WG_M == 2, "two warpgroups");
   static_assert(COLS % 16 == 0 && COLS <= 256 && SLOTS >= 2 && SLOTS <= Q_SLOT, "");
   // A slice along the keys begins at a panel of 64 columns.
@@ -48,29 +53,41 @@ struct FlashWgmma {
                                 const LoadV& load_v) {
     if (first >= last) return;
     const int thread = thread_id() - CONSUMERS;
+    const auto fetch_k = [&](int i, int chunk) {
+      mbarrier_wait(&roles->empty[i], at.parity(i) ^ 1);
+      unsigned char* const k = slot(smem, i);
+      if constexpr (K_D_MAJOR) TileK::template fill<PRODUCERS>(k, thread, chunk * BK, 0, load_k);
+      else TileK::template fill<PRODUCERS>(k, thread, 0, chunk * BK, load_k);
+    };
+    const auto fetch_v = [&](int chunk) {
+      mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
+      unsigned char* const v = slot(smem, at.slot);
+      if constexpr (V_KEY_MAJOR) TileV::template fill<PRODUCERS>(v, thread, 0, chunk * BK, load_v);
+      else TileV::template fill<PRODUCERS>(v, thread, chunk * BK, 0, load_v);
+      cp_async_mbarrier_arrive(&roles->full[at.slot]);
+      at.template next<SLOTS>();
+    };
+    // What needs no queries first: theirs are free only when the task before has all its scores. Where
+    // the first keys have landed, so have the queries.
+    const int keys = at.slot;
+    fetch_k(keys, first);
+    at.template next<SLOTS>();
+    if constexpr (CHUNKS == 1) fetch_v(first);
     mbarrier_wait(&roles->empty[Q_SLOT], at.parity(Q_SLOT) ^ 1);
     if constexpr (Q_D_MAJOR) TileQ::template fill<PRODUCERS>(smem, thread, row0, 0, load_q);
     else TileQ::template fill<PRODUCERS>(smem, thread, 0, row0, load_q);
     at.flip(Q_SLOT);
+    cp_async_mbarrier_arrive(&roles->full[keys]);
+    if constexpr (CHUNKS > 1) {
 #pragma unroll 1
-    for (int t = first - 1; t < last; ++t) {
-      if (t + 1 < last) {  // where the first have landed, so has Q before them
-        mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
-        unsigned char* const k = slot(smem, at.slot);
-        if constexpr (K_D_MAJOR)
-          TileK::template fill<PRODUCERS>(k, thread, (t + 1) * BK, 0, load_k);
-        else
-          TileK::template fill<PRODUCERS>(k, thread, 0, (t + 1) * BK, load_k);
-        cp_async_mbarrier_arrive(&roles->full[at.slot]);
-        at.template next<SLOTS>();
+      for (int t = first; t < last; ++t) {
+        if (t + 1 < last) {
+          fetch_k(at.slot, t + 1);
+          cp_async_mbarrier_arrive(&roles->full[at.slot]);
+          at.template next<SLOTS>();
+        }
+        fetch_v(t);
       }
-      if (t < first) continue;
-      mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
-      unsigned char* const v = slot(smem, at.slot);
-      if constexpr (V_KEY_MAJOR) TileV::template fill<PRODUCERS>(v, thread, 0, t * BK, load_v);
-      else TileV::template fill<PRODUCERS>(v, thread, t * BK, 0, load_v);
-      cp_async_mbarrier_arrive(&roles->full[at.slot]);
-      at.template next<SLOTS>();
     }
   }
 
@@ -80,56 +97,89 @@ struct FlashWgmma {
                                 int last, const L& logits) {
     rows.reset();
     if (first >= last) return;
-    const int row = WG_M == 2 ? warp_id() / 4 * 64 : 0, col = Rows::share() * COLS;
+    const int wg = uniform(warp_id() / 4);
+    const int row = WG_M == 2 ? wg * 64 : 0, col = WG_M == 2 ? 0 : wg * COLS;
     const bool speaks = thread_id() % 128 == 0;
+    const uint64_t q = operand_slice<TileQ, Q_D_MAJOR>(smem, row, 0);
+    const uint64_t keys = operand_slice<TileK, K_D_MAJOR>(slot(smem, 0), col, 0);
+    const uint64_t values = operand_slice<TileV, V_KEY_MAJOR>(slot(smem, 0), 0, col);
     float s[NT][4];
     uint32_t p[NT / 2][4];
     const auto ready = [&] {
       mbarrier_wait(&roles->full[at.slot], at.parity());
       fence_proxy_async();  // cp.async wrote the tiles as ordinary stores do
     };
+    // Both tiles that the next products need, with one fence. Of two slots one is still in use.
+    constexpr bool TOGETHER = SLOTS > 2;
+    const auto next_ready = [&] {
+      mbarrier_wait(&roles->full[at.slot], at.parity());
+      if constexpr (TOGETHER) {
+        const int v = at.slot + 1 == SLOTS ? 0 : at.slot + 1;
+        mbarrier_wait(&roles->full[v], at.parity(v));
+      }
+      fence_proxy_async();
+    };
     const auto release = [&](int i) {
       if (speaks) mbarrier_arrive(&roles->empty[i]);
     };
+    // One turn a chunk each, the first warpgroup's first. Nothing but speed depends on them.
+    const auto take_turn = [&] {
+      if constexpr (TURNS) named_barrier(TURN_BARRIER + wg, CONSUMERS);
+    };
+    const auto pass_turn = [&](bool more) {
+      if constexpr (TURNS)
+        if (more || wg == 0) named_barrier_arrive(TURN_BARRIER + (wg ^ 1), CONSUMERS);
+    };
+    if constexpr (TURNS)
+      if (wg == 1) named_barrier_arrive(TURN_BARRIER, CONSUMERS);
     ready();
+    take_turn();
     wgmma_fence();
-    scores(s, smem, slot(smem, at.slot), row, col);
+    scores(s, q, wgmma_descriptor_at(keys, at.slot * SLOT));
     wgmma_commit();
+    pass_turn(first + 1 < last);
     wgmma_wait<0>();
     release(at.slot);
+    if (first + 1 == last) release(Q_SLOT);
     at.template next<SLOTS>();
     rows.template weigh<KEYS, KEYS % BK != 0>(s, first * BK + col, logits);
     Rows::pack(p, s);
     if constexpr (SHARE > 1) {
+      if (first + 1 < last) next_ready();
 #pragma unroll 1
       for (int t = first + 1; t < last; ++t) {
-        ready();
         const int k = at.slot;
         at.template next<SLOTS>();
+        take_turn();
         wgmma_fence();
-        scores(s, smem, slot(smem, k), row, col);
+        scores(s, q, wgmma_descriptor_at(keys, k * SLOT));
         wgmma_commit();
         rows.fade_sums();
-        ready();
+        if constexpr (!TOGETHER) ready();
         wgmma_fence();
-        accumulate(rows, p, slot(smem, at.slot), col);
+        accumulate(rows, p, wgmma_descriptor_at(values, at.slot * SLOT));
         wgmma_commit();
+        pass_turn(t + 1 < last);
         wgmma_wait<1>();
         wgmma_results(s);
         release(k);
+        if (t + 1 == last) release(Q_SLOT);
         rows.template weigh<KEYS, KEYS % BK != 0>(s, t * BK + col, logits);
+        const int v = at.slot;
+        at.template next<SLOTS>();
+        // Here, because ptxas moves the wait for the values up to the first exponentials where no other
+        // wait is between them.
+        if (t + 1 < last) next_ready();
         wgmma_wait<0>();
         wgmma_results(rows.o);
-        release(at.slot);
-        at.template next<SLOTS>();
+        release(v);
         Rows::pack(p, s);
       }
       rows.fade_sums();
     }
-    release(Q_SLOT);
     ready();
     wgmma_fence();
-    accumulate(rows, p, slot(smem, at.slot), col);
+    accumulate(rows, p, wgmma_descriptor_at(values, at.slot * SLOT));
     wgmma_commit();
     wgmma_wait<0>();
     release(at.slot);
@@ -144,22 +194,18 @@ struct FlashWgmma {
   }
 
  private:
-  JM_DEVICE static void scores(float (&s)[NT][4], unsigned char* q, unsigned char* k, int row,
-                               int col) {
-    wgmma<T, !Q_D_MAJOR, !K_D_MAJOR, true>(s, operand_slice<TileQ, Q_D_MAJOR>(q, row, 0),
-                                           operand_slice<TileK, K_D_MAJOR>(k, col, 0));
+  JM_DEVICE static void scores(float (&s)[NT][4], uint64_t q, uint64_t k) {
+    wgmma<T, !Q_D_MAJOR, !K_D_MAJOR, true>(s, q, k);
 #pragma unroll
     for (int d = 16; d < DP; d += 16)
-      wgmma<T, !Q_D_MAJOR, !K_D_MAJOR>(s, operand_slice<TileQ, Q_D_MAJOR>(q, row, d),
-                                       operand_slice<TileK, K_D_MAJOR>(k, col, d));
+      wgmma<T, !Q_D_MAJOR, !K_D_MAJOR>(s, operand_slice<TileQ, Q_D_MAJOR>(q, 0, d),
+                                       operand_slice<TileK, K_D_MAJOR>(k, 0, d));
   }
 
-  JM_DEVICE static void accumulate(Rows& rows, const uint32_t (&p)[NT / 2][4], unsigned char* v,
-                                   int col) {
+  JM_DEVICE static void accumulate(Rows& rows, const uint32_t (&p)[NT / 2][4], uint64_t v) {
 #pragma unroll
     for (int i = 0; i < NT / 2; ++i)
-      wgmma_registers<T, !V_KEY_MAJOR>(rows.o, p[i],
-                                       operand_slice<TileV, V_KEY_MAJOR>(v, 0, col + i * 16));
+      wgmma_registers<T, !V_KEY_MAJOR>(rows.o, p[i], operand_slice<TileV, V_KEY_MAJOR>(v, 0, i * 16));
   }
 };
 

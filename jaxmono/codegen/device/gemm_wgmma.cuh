@@ -29,6 +29,14 @@ JM_DEVICE uint64_t operand_slice(unsigned char* tile, int outer, int k) {
                             1024);
 }
 
+// The same by the descriptor of the slice (0, 0), or of any with row and column 0 of a panel: one
+// addition of constants.
+template <class TileT, bool K_MAJOR>
+JM_DEVICE uint64_t operand_slice(uint64_t first, int outer, int k) {
+  return wgmma_descriptor_at(first, K_MAJOR ? k / 64 * TileT::PANEL + outer * 128 + k % 64 * 2
+                                            : outer / 64 * TileT::PANEL + k * 128 + outer % 64 * 2);
+}
+
 // What an epilogue has loaded ahead, where there is nothing.
 struct NoEarly {};
 

@@ -29,6 +29,7 @@
 //   void st_release_shared(uint32_t*, uint32_t)      value, sync.cuh's wait_until
 //  ptx_wgmma.cuh (sm_90a). All threads of a warpgroup: warps 4 i .. 4 i + 3.
 //   uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t stride_bytes)
+//   uint64_t wgmma_descriptor_at(uint64_t first, int bytes)   of an operand so far behind
 //   void wgmma<T, A_MN, B_MN>(float (&d)[NT][4], uint64_t a, uint64_t b)   d += a b, 64 x 8 NT x 16
 //                                    T bf16 or f16; runs until the wait that retires its group
 //   void wgmma_fence()               before the first wgmma, and the first after the accumulators

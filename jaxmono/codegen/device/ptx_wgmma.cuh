@@ -45,6 +45,13 @@ JM_DEVICE uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint3
          static_cast<uint64_t>(stride_bytes >> 4) << 32 | 1ull << 62;
 }
 
+// The operand `bytes` behind (or before, within shared memory) that of a descriptor. Only the low word
+// changes, so that the other one stays a constant.
+JM_DEVICE uint64_t wgmma_descriptor_at(uint64_t first, int bytes) {
+  return (first & 0xffffffff00000000ull) |
+         static_cast<uint32_t>(static_cast<uint32_t>(first) + static_cast<uint32_t>(bytes >> 4));
+}
+
 // The accumulator registers of N = 8 * NT columns: their numbers in the text, and the operands.
 #define JM_R2 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define JM_R4 JM_R2 ", " "%8, %9, %10, %11, %12, %13, %14, %15"

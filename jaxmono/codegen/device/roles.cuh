@@ -17,9 +17,10 @@ namespace jaxmono {
 
 constexpr int CONSUMERS = 256, PRODUCERS = 128;
 // Registers of a thread of each. A block of 384 threads starts with 168 for each of them; more than
-// these 64512 in all (256 x 200 + 128 x 104) would never be granted, and the block would hang. With
-// 216 and 72 the producers of convolutions spill: the rows' places in the image take registers.
-constexpr int CONSUMER_REGISTERS = 200, PRODUCER_REGISTERS = 104;
+// these 64512 in all (256 x 208 + 128 x 88) would never be granted, and the block would hang. With
+// 216 and 72 the producers of convolutions spill: the rows' places in the image take registers. With
+// 200 and 104 attention with a mask in memory does.
+constexpr int CONSUMER_REGISTERS = 208, PRODUCER_REGISTERS = 88;
 constexpr int MAX_SLOTS = 16;
 
 // In shared memory for the whole launch.

@@ -72,16 +72,26 @@ struct SwizzledTile {
     constexpr int ROW_STEP = THREADS / N, PIECE_STEP = THREADS % N;
     int row = static_cast<int>(static_cast<unsigned>(thread) / N);
     int piece = static_cast<int>(static_cast<unsigned>(thread) % N);
-#pragma unroll(TRIPS <= 8 ? TRIPS : 8)
-    for (int i = 0; i < TRIPS; ++i) {
+    if constexpr (PIECE_STEP == 0 && ROW_STEP % 8 == 0) {  // the same piece of each row: one swizzle
       const int col = first + piece * 8;
-      if ((ROWS * N % THREADS == 0 || row < ROWS) && (COLS % WIDTH == 0 || col < COLS))
-        load(static_cast<void*>(at(base, row, col)), row0 + row, col0 + col);
-      row += ROW_STEP;
-      piece += PIECE_STEP;
-      if (PIECE_STEP != 0 && piece >= N) {
-        piece -= N;
-        ++row;
+      unsigned char* const to = reinterpret_cast<unsigned char*>(at(base, row, col));
+#pragma unroll(TRIPS <= 8 ? TRIPS : 8)
+      for (int i = 0; i < TRIPS; ++i)
+        if ((ROWS * N % THREADS == 0 || row + i * ROW_STEP < ROWS) &&
+            (COLS % WIDTH == 0 || col < COLS))
+          load(static_cast<void*>(to + i * (ROW_STEP * 128)), row0 + row + i * ROW_STEP, col0 + col);
+    } else {
+#pragma unroll(TRIPS <= 8 ? TRIPS : 8)
+      for (int i = 0; i < TRIPS; ++i) {
+        const int col = first + piece * 8;
+        if ((ROWS * N % THREADS == 0 || row < ROWS) && (COLS % WIDTH == 0 || col < COLS))
+          load(static_cast<void*>(at(base, row, col)), row0 + row, col0 + col);
+        row += ROW_STEP;
+        piece += PIECE_STEP;
+        if (PIECE_STEP != 0 && piece >= N) {
+          piece -= N;
+          ++row;
+        }
       }
     }
   }

@@ -4,9 +4,11 @@
 //                                       defines JM_TEAM, its first JM_TEAM threads and no others
 //   sync_all_threads()                  all threads of the block, whatever JM_TEAM is
 //   syncwarp(), named_barrier(id, threads)   id 2 .. 15; 1 is the team's
+//   named_barrier_arrive(id, threads)   one of the threads for which it opens, without waiting
 //   int team_threads()                  how many threads syncthreads() is for
 //   T shfl_xor<T>(T x, int mask), T shfl_idx<T>(T x, int lane)         any T of whole bytes
 //   bool warp_any(bool), bool warp_all(bool), uint32_t warp_ballot(bool)
+//   int uniform(int x)                  lane 0's x; the compiler then knows that all lanes have the same
 //   T warp_reduce<WIDTH = 32>(T x, F f)   f over each WIDTH neighbouring lanes, in lane order; the
 //                                         result in all of them, the same bits
 //   T block_reduce(T x, F f, void* smem)  f over the block, in thread order, result in all threads;
@@ -41,6 +43,9 @@ JM_DEVICE void sync_all_threads() { __syncthreads(); }
 JM_DEVICE void syncwarp() { __syncwarp(); }
 JM_DEVICE void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+JM_DEVICE void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 constexpr uint32_t ALL_LANES = 0xffffffffu;
@@ -97,6 +102,8 @@ JM_DEVICE T warp_reduce(T x, const F& f) {
 #endif
 
 namespace jaxmono {
+
+JM_DEVICE int uniform(int x) { return shfl_idx(x, 0); }
 
 template <class T, class F>
 JM_DEVICE T block_reduce(T x, const F& f, void* smem) {

@@ -20,6 +20,9 @@ inline void named_barrier(int id, int threads) {
 inline void syncthreads() { emulate::barrier(0, emulate::self().threads, "syncthreads"); }
 inline void named_barrier(int id, int threads) { emulate::barrier(id, threads, "named_barrier"); }
 #endif
+inline void named_barrier_arrive(int id, int threads) {
+  emulate::barrier(id, threads, "named_barrier_arrive", false);
+}
 inline void syncwarp() {
   emulate::collective(nullptr, [](void* const*) {}, "syncwarp");
 }

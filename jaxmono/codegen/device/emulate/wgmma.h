@@ -28,6 +28,11 @@ inline uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t
          static_cast<uint64_t>(stride_bytes >> 4) << 32 | 1ull << 62;
 }
 
+inline uint64_t wgmma_descriptor_at(uint64_t first, int bytes) {
+  return (first & 0xffffffff00000000ull) |
+         static_cast<uint32_t>(static_cast<uint32_t>(first) + static_cast<uint32_t>(bytes >> 4));
+}
+
 namespace emulate {
 template <class T, int NT>
 void issue(float (&d)[NT][4], uint64_t a, uint64_t b, const uint32_t* registers, uint32_t form) {
