@@ -13,11 +13,12 @@ from benchmarks import data as datas
 from benchmarks import errors, load, timing, trace
 from benchmarks.data import Case, Data
 from benchmarks.floor import Floor, floor_of
+from benchmarks.jaxmono_best import prepare as prepare_jaxmono
 from benchmarks.machine import Speed
 from benchmarks.phases import Phases
 from benchmarks.row import Row
 from benchmarks.running import Facts, Running
-from benchmarks.systems_jax import JaxRunning, compile_jaxmono, compile_xla
+from benchmarks.systems_jax import JaxRunning, compile_xla
 from benchmarks.throttle import Nvml
 from benchmarks.timing import Failures, Times
 from benchmarks.torch_side import prepare as prepare_torch
@@ -120,9 +121,11 @@ def _run(case: Case, settings: Settings, found: _Found, phases: Phases) -> None:
     try:
         with phases.phase("reference"):
             wanted = _reference(data, found, settings)
+        check = errors.Check(data, wanted)
         for key in settings.systems:
             with phases.phase(key[0]):
-                made = found.failures.guard(key, lambda k=key: _prepare(k, data, settings, phases))
+                made = found.failures.guard(key, lambda k=key: _prepare(k, data, settings, phases,
+                                                                              check))
             if made is not None:
                 running[key] = made
                 found.facts[key] = made.facts
@@ -145,10 +148,11 @@ def _close(running: dict[Key, Running], found: _Found) -> None:
 def _reference(data: Data, found: _Found, settings: Settings) -> Sequence[tuple[Any, Any]]:
     """The f32 program's results; none, with a note, where it does not run."""
     jax_systems = [key for key in settings.systems if key[0] in ("xla", "jaxmono")]
+    sets = len(data.inputs) if data.case.workload.search else _COMPARED_SETS
     checks = Failures()
     found.floor = checks.guard("floor", lambda: floor_of(data.program.step, *data.arguments()))
     wanted = checks.guard("reference", lambda: jax.block_until_ready(
-        datas.reference(data, sets=_COMPARED_SETS))) if jax_systems else ()
+        datas.reference(data, sets=sets))) if jax_systems else ()
     for key in settings.systems:
         if "floor" in checks.reasons:
             found.note(key, f"no floor: {checks.reasons['floor']}")
@@ -159,16 +163,17 @@ def _reference(data: Data, found: _Found, settings: Settings) -> Sequence[tuple[
     return wanted or ()
 
 
-def _prepare(key: Key, data: Data, settings: Settings, phases: Phases) -> Running:
+def _prepare(key: Key, data: Data, settings: Settings, phases: Phases,
+             check: errors.Check) -> Running:
     """Compiles and warms up one system."""
     system, mode = key
     running: Running
     if system == "xla":
-        running = prepare_xla(data, settings.choices, search=settings.search, phases=phases)
+        running = prepare_xla(data, settings.choices, search=settings.search, phases=phases,
+                              check=check)
     elif system == "jaxmono":
-        compiled, facts = compile_jaxmono(data.program.step, data, mode or "auto",
-                                          interpret=settings.interpret)
-        running = JaxRunning(f"jaxmono {mode}", compiled, data, facts)
+        running = prepare_jaxmono(data, mode or "auto", interpret=settings.interpret,
+                                  phases=phases, check=check)
     else:
         running = prepare_torch(data, system)
     for _ in range(_WARM_UP):
