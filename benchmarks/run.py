@@ -41,7 +41,7 @@ from benchmarks.row import Row
 from benchmarks.select import BadFlag
 from benchmarks.throttle import Nvml
 from benchmarks.turns import Turns, seconds_of
-from benchmarks.xla_best import Choices
+from benchmarks.xla_best import DEFAULT, Choices
 from examples.cli import flags_parser
 
 PARTS = ("time", "depth", "first")
@@ -303,7 +303,8 @@ def _anchor(folder: Folder, case: Case, key: Key) -> Anchor:
                  (row.model, row.batch, row.dtype) == (case.workload.name, case.batch, case.dtype)
                  and (row.system, row.mode) == key]
         if found:
-            return Anchor(key, found[-1].ratio_to_xla, found[-1].device_ratio_to_xla)
+            row = found[-1]
+            return Anchor(key, row.ratio_to_xla, row.device_ratio_to_xla, row.variant or DEFAULT)
         if time.monotonic() > end:
             return Anchor(key)
         supervise.working_on(folder.path, ())  # says that this process is alive

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import data, run, trace, xla_best
 from benchmarks.data import Case, Data
+from benchmarks.errors import Check
 from benchmarks.machine import Speed
 from benchmarks.measure import Anchor, Key, Settings, measure
 from benchmarks.phases import Phases
@@ -102,14 +103,14 @@ def test_a_wrong_variant_is_left_out_however_fast(monkeypatch: pytest.MonkeyPatc
 
         return jax.jit(program, donate_argnums=(1,)).lower(*of.arguments()).compile(), run_facts()
 
-    def timed(running: Any) -> Any:
-        return [(r, speeds[r.chosen.flags]) for r in running]
+    def scores(running: Any) -> Any:
+        return [(us, lambda us=us: us) for us in (speeds[r.chosen.flags] for r in running)]
 
     monkeypatch.setattr(xla_best, "compile_xla", compile_xla)
-    monkeypatch.setattr(xla_best, "_timed", timed)
-    monkeypatch.setattr(xla_best, "_score", lambda pair: (pair[1], lambda: pair[1]))
+    monkeypatch.setattr(xla_best, "scores", scores)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    found = xla_best.prepare(made, xla_best.Choices(None), wanted, search=True, phases=Phases())
+    found = xla_best.prepare(made, xla_best.Choices(None), search=True, phases=Phases(),
+                             check=Check(made, wanted))
     assert found.facts.variant == str(Variant("no triton gemm"))
-    assert "all in command buffers: wrong: error 1" in found.facts.notes
+    assert "all in command buffers: its results are wrong" in found.facts.notes
     assert "cudnn gemm fusion: ValueError" in found.facts.notes
