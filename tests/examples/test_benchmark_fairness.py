@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import data, run, trace, xla_best
+from benchmarks import data, parts, trace, xla_best
 from benchmarks.data import Case, Data
 from benchmarks.errors import Check
 from benchmarks.machine import Speed
@@ -75,12 +75,10 @@ def test_torch_comes_after_all_that_it_could_disturb(monkeypatch: pytest.MonkeyP
         return [Row(case.workload.name, case.batch, "8", case.dtype, *key, ratio_to_xla=0.5,
                     device_ratio_to_xla=0.25) for key in settings.systems]
 
-    monkeypatch.setattr(run, "measure", measured)
-    for flag, value in (("_RESUME", False), ("_WORKERS", 1), ("_LIMIT", 1.0)):
-        monkeypatch.setattr(run, flag, type("Flag", (), {"value": value}))
+    monkeypatch.setattr(parts, "measure", measured)
     cases = [CASE, dataclasses.replace(CASE, batch=3)]
     settings = Settings((("xla", None), TORCH, MONO), Speed(1e12, {"f32": 1e12}))
-    assert run._time(cases, Folder(tmp_path / "run"), settings) == 0
+    assert parts.Run(Folder(tmp_path / "run"), settings).measure(cases) == 0
     own, anchor = (("xla", None), MONO), Anchor(MONO, 0.5, 0.25)
     assert order == [(cases[0].name, own, None), (cases[1].name, own, None),
                      (cases[0].name, (TORCH,), anchor), (cases[1].name, (TORCH,), anchor)]
