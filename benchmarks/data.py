@@ -26,6 +26,8 @@ L2_BYTES = 60_000_000
 """Of the H200; no GPU that kernels are generated for has more, but for some that have 126 MB."""
 
 SETS = 4
+SEARCH_SETS = 16
+"""Of a search, whose calls are what is counted (`benchmarks.errors`)."""
 _MOST_SETS = 256
 UNTUNED = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 """XLA's options for a program that has to be right, not fast: library calls as they come."""
@@ -100,7 +102,9 @@ def make(case: Case, *, sets: int | None = None) -> Data:
     carry, carry_tree = _leaves(jax.tree.map(jnp.asarray, program.carry(
         jax.random.key(_KEY + 2))))
     first = program.inputs(jax.random.key(_KEY))
-    if sets is None:
+    if sets is None and case.workload.search and not case.tiny:
+        sets = SEARCH_SETS
+    elif sets is None:
         sets = sets_for(case.workload.family == "micro" and not case.tiny,
                         nbytes(state) + nbytes(first))
     keys = jax.random.split(jax.random.key(_KEY + 1), max(sets - 1, 1))

@@ -8,6 +8,12 @@ rounding, ids after two beams were nearly equal) measures nothing and only has t
 
 The verdict: in outputs and in carry, the error is at most 1.25 times XLA's own plus `noise`, which
 allows for another rounding where XLA happens to be exact.
+
+A search (`Workload.search`) is discrete: once two candidates are equal but for rounding, it takes
+another path, and all ids and scores after that say nothing of accuracy. So its calls are counted:
+those whose ids differ anywhere from the f32 program's, of all. If such calls were as likely as
+XLA's, what would be the chance of so many more (Fisher's exact test, one-sided)? Below `UNLIKELY`
+they are not. Scores count in calls with the same ids only, in which both scored the same path.
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -32,16 +38,23 @@ default precision allows and each one uses in other places."""
 IDS_NOISE = 0.25
 """Of integers: ids follow another path after two scores that are equal but for rounding."""
 
+UNLIKELY = 0.02
+"""Chance of the counts of a search that is as right as XLA's: 4 of 4 against none are too many, and
+of 16 calls 6 against none, 11 against 4."""
+
 _NO_MEASURE = 0.5
 
 
 @dataclass(frozen=True)
 class ArrayError:
-    """Of one array: its error, how many numbers that was taken of, whether they are integers."""
+    """Of one array: its error, how many numbers that was taken of, whether they are integers;
+    of a search's ids in how many calls, and how many of these took another path."""
 
     error: float
     size: int
     ids: bool = False
+    calls: int = 0
+    other: int = 0
 
     def noise(self, dtype: str) -> float:
         """What the error may be where XLA's is zero. The error of few numbers is left to chance,
@@ -75,13 +88,25 @@ def verdict(mine: Errors, xla: Errors, dtype: str) -> bool:
 def _within(mine: Sequence[ArrayError], xla: Sequence[ArrayError], dtype: str) -> bool:
     if any(math.isinf(a.error) for a in mine):
         return False
+    pairs = list(zip(mine, xla, strict=True))
+    if any(a.calls and chance(a.other, a.calls, x.other, x.calls) < UNLIKELY for a, x in pairs):
+        return False
     for ids in (False, True):
-        known = [(a, x.error) for a, x in zip(mine, xla, strict=True)
-                 if a.ids == ids and x.error <= _NO_MEASURE]
+        known = [(a, x.error) for a, x in pairs
+                 if a.ids == ids and not a.calls and x.error <= _NO_MEASURE]
         bar = FACTOR * max((x for _, x in known), default=0.0)
         if any(a.error > bar + a.noise(dtype) for a, _ in known):
             return False
     return True
+
+
+def chance(mine: int, calls: int, xla: int, xla_calls: int) -> float:
+    """Of at least ``mine`` of ``calls`` on another path, given that ``mine + xla`` of all calls
+    are and that nothing tells the two apart (the hypergeometric distribution's tail)."""
+    other = mine + xla
+    ways = sum(math.comb(calls, k) * math.comb(xla_calls, other - k)
+               for k in range(mine, min(calls, other) + 1))
+    return ways / math.comb(calls + xla_calls, other)
 
 
 def errors(function: Callable[..., Any], data: Data, wanted: Sequence[tuple[Any, Any]]) -> Errors:
@@ -97,10 +122,37 @@ def errors(function: Callable[..., Any], data: Data, wanted: Sequence[tuple[Any,
         got = function(state, copied(carry), *inputs)
         for part, ours, theirs in zip(("outputs", "carry"), got, reference, strict=True):
             found = _compared(ours, theirs)
+            if part == "outputs" and data.case.workload.search:
+                found = _of_search(found)
             before = sums.get(part)
             sums[part] = found if before is None else [
                 a + b for a, b in zip(before, found, strict=True)]
     return Errors(**{part: tuple(s.total() for s in each) for part, each in sums.items()})
+
+
+@dataclass
+class Check:
+    """Whether compiled variants of a case's step are as right as XLA's default.
+
+    Attributes:
+      wanted: of the f32 program; where there is none, nothing is checked.
+      bar: the default's errors, once they are known.
+    """
+
+    data: Data
+    wanted: Sequence[tuple[Any, Any]]
+    bar: Errors | None = None
+
+    def set_bar(self, function: Callable[..., Any]) -> None:
+        """Takes the default's errors."""
+        if self.wanted:
+            self.bar = errors(function, self.data, self.wanted)
+
+    def right(self, function: Callable[..., Any]) -> bool:
+        """True, too, where there is no bar."""
+        if self.bar is None:
+            return True
+        return verdict(errors(function, self.data, self.wanted), self.bar, self.data.case.dtype)
 
 
 def poison(like: Any) -> None:
@@ -129,16 +181,26 @@ class _Sum:
     whole: float
     size: int
     ids: bool = False
+    calls: int = 0
+    other: int = 0
 
     def __add__(self, other: _Sum) -> _Sum:
         return _Sum(self.off + other.off, self.whole + other.whole, self.size + other.size,
-                    self.ids)
+                    self.ids, self.calls + other.calls, self.other + other.other)
 
     def total(self) -> ArrayError:
+        told = self.size, self.ids, self.calls, self.other
         if not math.isfinite(self.off):
-            return ArrayError(math.inf, self.size, self.ids)
+            return ArrayError(math.inf, *told)
         share = self.off / self.whole if self.whole else (math.inf if self.off else 0.0)
-        return ArrayError(share if self.ids else math.sqrt(share), self.size, self.ids)
+        return ArrayError(share if self.ids else math.sqrt(share), *told)
+
+
+def _of_search(found: Sequence[_Sum]) -> list[_Sum]:
+    """Of one call's outputs: ids count the call, numbers only where no id differs."""
+    other = any(s.ids and s.off for s in found)
+    return [replace(s, calls=1, other=int(s.off > 0)) if s.ids
+            else _Sum(0.0, 0.0, 0) if other and math.isfinite(s.off) else s for s in found]
 
 
 def _compared(got: Any, wanted: Any) -> list[_Sum]:

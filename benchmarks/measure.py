@@ -13,15 +13,16 @@ from benchmarks import data as datas
 from benchmarks import errors, load, timing, trace
 from benchmarks.data import Case, Data
 from benchmarks.floor import Floor, floor_of
+from benchmarks.jaxmono_best import prepare as prepare_jaxmono
 from benchmarks.machine import Speed
 from benchmarks.phases import Phases
 from benchmarks.row import Row
 from benchmarks.running import Facts, Running
-from benchmarks.systems_jax import JaxRunning, compile_jaxmono, compile_xla
+from benchmarks.systems_jax import JaxRunning, compile_xla
 from benchmarks.throttle import Nvml
 from benchmarks.timing import Failures, Times
 from benchmarks.torch_side import prepare as prepare_torch
-from benchmarks.xla_best import DEFAULT, XLA_DEFAULT, XLA_DEFAULT_ERRORS, Choices
+from benchmarks.xla_best import DEFAULT, XLA_DEFAULT, XLA_FLAGS, Choices
 from benchmarks.xla_best import prepare as prepare_xla
 
 Key: TypeAlias = tuple[str, str | None]
@@ -69,11 +70,13 @@ class Anchor:
 
     Attributes:
       ratio_to_xla, device_ratio_to_xla: as measured beside XLA; None where they are not known.
+      flags: XLA's, that it ran with.
     """
 
     key: Key
     ratio_to_xla: float | None = None
     device_ratio_to_xla: float | None = None
+    flags: str = DEFAULT
 
 
 @dataclass
@@ -137,18 +140,20 @@ def _run(case: Case, settings: Settings, found: _Found, phases: Phases,
     try:
         with phases.phase("reference"):
             wanted = _reference(data, found, settings)
-        first = () if anchor is None else (anchor.key,)
+        check, first = errors.Check(data, wanted), tuple[Key, ...]()
+        if anchor is not None:
+            first, data.kept[XLA_FLAGS] = (anchor.key,), anchor.flags
         for key in (*first, *settings.systems):
             with phases.phase(key[0]):
-                made = found.failures.guard(
-                    key, lambda k=key: _prepare(k, data, wanted, settings, phases))
+                made = found.failures.guard(key, lambda k=key: _prepare(k, data, settings, phases,
+                                                                        check))
             if made is not None:
                 running[key] = made
                 found.facts[key] = made.facts
         if settings.speed is not None:
             _time(running, found, settings, phases)
         with phases.phase("errors"):
-            _compare(running, data, wanted, found)
+            _compare(running, data, check, found)
     finally:
         with phases.phase("close"):
             _close(running, found)
@@ -164,10 +169,11 @@ def _close(running: dict[Key, Running], found: _Found) -> None:
 def _reference(data: Data, found: _Found, settings: Settings) -> Sequence[tuple[Any, Any]]:
     """The f32 program's results; none, with a note, where it does not run."""
     jax_systems = [key for key in settings.systems if key[0] in ("xla", "jaxmono")]
+    sets = len(data.inputs) if data.case.workload.search else _COMPARED_SETS
     checks = Failures()
     found.floor = checks.guard("floor", lambda: floor_of(data.program.step, *data.arguments()))
     wanted = checks.guard("reference", lambda: jax.block_until_ready(
-        datas.reference(data, sets=_COMPARED_SETS))) if jax_systems else ()
+        datas.reference(data, sets=sets))) if jax_systems else ()
     for key in settings.systems:
         if "floor" in checks.reasons:
             found.note(key, f"no floor: {checks.reasons['floor']}")
@@ -178,18 +184,17 @@ def _reference(data: Data, found: _Found, settings: Settings) -> Sequence[tuple[
     return wanted or ()
 
 
-def _prepare(key: Key, data: Data, wanted: Sequence[tuple[Any, Any]], settings: Settings,
-             phases: Phases) -> Running:
+def _prepare(key: Key, data: Data, settings: Settings, phases: Phases,
+             check: errors.Check) -> Running:
     """Compiles and warms up one system."""
     system, mode = key
     running: Running
     if system == "xla":
-        running = prepare_xla(data, settings.choices, wanted, search=settings.search,
-                              phases=phases)
+        running = prepare_xla(data, settings.choices, search=settings.search, phases=phases,
+                              check=check)
     elif system == "jaxmono":
-        compiled, facts = compile_jaxmono(data.program.step, data, mode or "auto",
-                                          interpret=settings.interpret)
-        running = JaxRunning(f"jaxmono {mode}", compiled, data, facts)
+        running = prepare_jaxmono(data, mode or "auto", interpret=settings.interpret,
+                                  phases=phases, check=check)
     else:
         running = prepare_torch(data, system)
     for _ in range(_WARM_UP):
@@ -241,10 +246,9 @@ def _queued(key: Key, system: Running, us: float, found: _Found,
     asked[key] = trace.Asked(system, us, kernels, issuing)
 
 
-def _compare(running: dict[Key, Running], data: Data, wanted: Sequence[tuple[Any, Any]],
-             found: _Found) -> None:
+def _compare(running: dict[Key, Running], data: Data, check: errors.Check, found: _Found) -> None:
     """Errors of the JAX systems, after all the calls that were timed."""
-    mine = {k: r for k, r in running.items() if isinstance(r, JaxRunning)}
+    mine, wanted = {k: r for k, r in running.items() if isinstance(r, JaxRunning)}, check.wanted
     if not wanted or not mine:
         return
     for key, system in mine.items():
@@ -257,7 +261,7 @@ def _compare(running: dict[Key, Running], data: Data, wanted: Sequence[tuple[Any
         return
     # The bar does not depend on which variant was the fastest this time.
     default = Failures()
-    found.reference = data.kept.get(XLA_DEFAULT_ERRORS) or default.guard(
+    found.reference = check.bar or default.guard(
         XLA, lambda: errors.errors(data.kept.get(XLA_DEFAULT) or
                                    compile_xla(data.program.step, data)[0], data, wanted))
     for key in mine:

@@ -12,13 +12,11 @@ folder tells how each figure is measured.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,18 +27,15 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 os.environ.setdefault("CUDA_CACHE_DISABLE", "1")
 
 import jax
-import jax.numpy as jnp
 from absl import app, flags
 
 from benchmarks import depth, first_result, machine, select, supervise
 from benchmarks.data import Case
-from benchmarks.measure import Anchor, Key, Settings, measure
-from benchmarks.phases import Phases
-from benchmarks.results import RUNS, Folder, default_folder
-from benchmarks.row import Row
+from benchmarks.measure import Key, Settings
+from benchmarks.parts import Run
+from benchmarks.results import Folder, default_folder
 from benchmarks.select import BadFlag
 from benchmarks.throttle import Nvml
-from benchmarks.turns import Turns, seconds_of
 from benchmarks.xla_best import Choices
 from examples.cli import flags_parser
 
@@ -220,7 +215,11 @@ def _run(cases: Sequence[Case], systems: tuple[Key, ...], cache: Path) -> int:
         search=_VARIANTS.value == "all", interpret=_INTERPRET.value,
         choices=Choices(cache / "variants.json" if timed else None), nvml=nvml)
     try:
-        bad = _time(cases, folder, settings) if "time" in _PARTS.value else 0
+        bad = 0
+        if "time" in _PARTS.value:
+            run = Run(folder, settings, resume=_RESUME.value, workers=_WORKERS.value,
+                      limit_s=_LIMIT.value)
+            bad = run.measure(cases)
         bad += 0 if worker else _others(folder)
         if speed is not None:
             header |= {**_dispatch("after"), "clocks_after": nvml.clocks() or None}
@@ -235,87 +234,6 @@ def _dispatch(when: str) -> dict[str, Any]:
     """The host's time per call of a trivial program, before and after the run."""
     return {f"dispatch_us_{when}": {f"{n} arguments": round(machine.dispatch_us(n), 1)
                                     for n in (1, 200)}}
-
-
-def _time(cases: Sequence[Case], folder: Folder, settings: Settings) -> int:
-    """The table; returns how many rows of XLA and jaxmono failed or are wrong.
-
-    torch's systems come after all cases of the others: once torch has made a stream, XLA's command
-    buffers take 0.3 us more for each kernel until the process ends (10 % of BERT-base b1).
-    """
-    own = tuple(key for key in settings.systems if not key[0].startswith("torch"))
-    torch = tuple(key for key in settings.systems if key[0].startswith("torch"))
-    mono = next((key for key in own if key[0] == "jaxmono"), None)
-    bad = 0
-    if own:
-        bad += _part(cases, folder, dataclasses.replace(settings, systems=own), "turns", None)
-    if torch:
-        bad += _part(cases, folder, dataclasses.replace(settings, systems=torch), "turns_torch",
-                     mono if settings.speed else None)
-    return bad
-
-
-def _part(cases: Sequence[Case], folder: Folder, settings: Settings, name: str,
-          beside: Key | None) -> int:
-    """All cases of some systems, with turns of that name; as `_time`.
-
-    Args:
-      beside: measured again, so that ratios to XLA come from turns in one process.
-    """
-    bad, done = 0, folder.done() if _RESUME.value else set()
-    planned = {case: [Row(case.workload.name, case.batch, "", case.dtype, *key,
-                          commit=settings.commit) for key in settings.systems] for case in cases}
-    left = [case for case, rows in planned.items()
-            if not all((r.model, r.batch, r.dtype, r.name) in done for r in rows)]
-    worker = supervise.number() if _WORKERS.value > 1 else None
-    turns = Turns(left, None if worker is None else supervise.shared() / name,
-                  seconds_of(RUNS, name, besides=folder.path))
-    for case in turns:
-        anchor = beside and _anchor(folder, case, beside)
-        supervise.working_on(folder.path, planned[case])
-        phases = Phases()
-        rows = list(measure(case, settings, phases, anchor))
-        # Modules and caches, a million objects with torch, stay: no collection, of 0.4 s, need look
-        # at them again.
-        gc.freeze()
-        for row in rows:
-            folder.add(row)
-            bad += row.system in ("xla", "jaxmono") and (row.status == "failed" or row.ok is False)
-        supervise.working_on(folder.path, ())
-        where = {} if worker is None else {"worker": worker}
-        folder.add_phases(case.name, phases.to_json(), turns=name, **where)
-        lines = [_line(row) for row in rows]
-        lines.append(f"  case {turns.taken} of {len(left)}: {phases}"
-                     f"{'' if worker is None else f', worker {worker}'}")
-        # At once: other processes write to the terminal, too.
-        sys.stdout.write("\n".join(lines) + "\n")
-        sys.stdout.flush()
-        if any(row.status == "failed" for row in rows) and not _answers():
-            os._exit(supervise.GPU_LOST)  # without its GPU, JAX cannot be taken down in order
-    return bad
-
-
-def _anchor(folder: Folder, case: Case, key: Key) -> Anchor:
-    """A system of a case, with its ratios to XLA; another worker may still be measuring them."""
-    end = time.monotonic() + _LIMIT.value
-    while True:
-        found = [row for row in folder.rows() if row.cpu_load is None and
-                 (row.model, row.batch, row.dtype) == (case.workload.name, case.batch, case.dtype)
-                 and (row.system, row.mode) == key]
-        if found:
-            return Anchor(key, found[-1].ratio_to_xla, found[-1].device_ratio_to_xla)
-        if time.monotonic() > end:
-            return Anchor(key)
-        supervise.working_on(folder.path, ())  # says that this process is alive
-        time.sleep(0.5)
-
-
-def _answers() -> bool:
-    """Whether the device still works: a fault in a kernel ends it for the whole process."""
-    try:
-        return bool(jax.block_until_ready(jnp.ones((2,)) + 1)[0] == 2)
-    except Exception:
-        return False
 
 
 def _others(folder: Folder) -> int:
@@ -337,24 +255,6 @@ def _others(folder: Folder) -> int:
             sys.stdout.write("  ".join(f"{k}={v}" for k, v in row.items()) + "\n")
             sys.stdout.flush()
     return bad
-
-
-def _line(row: Row) -> str:
-    """A row for the terminal."""
-    told = [f"{row.model} b{row.batch} {row.dtype} {row.name}:"]
-    for label, value, unit in (("device", row.device_us, " us"),
-                               ("pipelined", row.pipelined_us, " us"),
-                               ("p50", row.latency_us_p50, " us"), ("/xla", row.ratio_to_xla, ""),
-                               ("device/xla", row.device_ratio_to_xla, ""),
-                               ("kernels", row.kernels, ""), ("error", row.error, ""),
-                               ("XLA's", row.reference_error, "")):
-        if value is not None:
-            told.append(f"{label} {value:.4g}{unit}")
-    told += [f"load {row.cpu_load:.0%}"] if row.cpu_load is not None else []
-    told += ["WRONG"] if row.ok is False else []
-    told += [f"[{row.variant}]"] if row.variant else []
-    told += [f"{row.status}: {row.reason}"] if row.status != "ok" else []
-    return "  ".join(told)
 
 
 if __name__ == "__main__":

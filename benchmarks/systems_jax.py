@@ -121,7 +121,7 @@ def compile_xla(step: Callable[..., Any], data: Data, options: Options | None = 
 
 
 def compile_jaxmono(step: Callable[..., Any], data: Data, mode: str, *, interpret: bool = False,
-                    ) -> tuple[Any, Facts]:
+                    options: Options | None = None) -> tuple[Any, Facts]:
     """``jaxmono.jit(step, mode=mode)`` compiled for a case's arguments, the carry donated.
 
     Raises:
@@ -132,7 +132,7 @@ def compile_jaxmono(step: Callable[..., Any], data: Data, mode: str, *, interpre
     lowered = jaxmono.jit(_fresh(step), donate_argnums=1, mode=mode, interpret=interpret).lower(
         *data.arguments())
     middle = time.perf_counter()
-    compiled = lowered.compile(compiler_options=_options(None))
+    compiled = lowered.compile(compiler_options=_options(options))
     end = time.perf_counter()
     told = compiled.explain()
     kernels_s = told.compile_seconds or 0.0

@@ -4,8 +4,8 @@ Command buffers and donation are on in all of them. Two rounds: attention first 
 einsums, and those of `jax.nn.dot_product_attention`, where the workload takes one), then the
 flags with the best of those. The fastest by pipelined time wins; of those within 3 % of it, which
 the host's dispatch may have made equal, the one that occupies the device least. A variant whose
-results are not as right as the default's does not count (GPT-2's beam search with its `while` in a
-command buffer: the loop ended at once).
+results are not as right as the default's is none: with ``WHILE`` in command buffers, a beam search
+ended after its first trips, and was fast.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 
-from benchmarks import errors, timing
+from benchmarks import timing
 from benchmarks.data import Data
+from benchmarks.errors import Check
 from benchmarks.phases import Phases
 from benchmarks.running import Running
 from benchmarks.systems_jax import JaxRunning, Options, compile_xla
@@ -45,10 +46,8 @@ ATTENTION: tuple[str | None, ...] = (None, "xla", "cudnn")
 DEFAULT = "default"
 XLA_DEFAULT = "XLA's default variant"
 """In `Data.kept`: the default variant compiled, where another one was the fastest."""
-XLA_DEFAULT_ERRORS = "errors of XLA's default variant"
-"""In `Data.kept`: of that, where they were needed."""
-Wanted: TypeAlias = Sequence[tuple[Any, Any]]
-"""The f32 program's outputs and carry for some sets of inputs; empty: nothing is compared."""
+XLA_FLAGS = "XLA's flags"
+"""In `Data.kept`: the name of the flags that XLA is fastest with."""
 _EQUAL = 1.03
 _ROUNDS = 5
 
@@ -97,15 +96,16 @@ class Choices:
     @staticmethod
     def _key(data: Data) -> str:
         device = jax.devices()[0].device_kind
-        return f"{data.case.name} {data.program.shape}, jax {jax.__version__}, {device}"
+        return (f"{data.case.name} {data.program.shape}, jax {jax.__version__}, {device}, "
+                f"results checked")
 
 
-def prepare(data: Data, choices: Choices, wanted: Wanted = (), *, search: bool,
-            phases: Phases) -> JaxRunning:
+def prepare(data: Data, choices: Choices, *, search: bool, phases: Phases,
+            check: Check) -> JaxRunning:
     """XLA's side of a case.
 
     Args:
-      wanted: what the results of a variant are compared with.
+      check: gets the default's errors where variants are searched, and judges these.
       search: try the variants, unless they were tried before; else take the default.
       phases: told what the search takes.
 
@@ -118,19 +118,23 @@ def prepare(data: Data, choices: Choices, wanted: Wanted = (), *, search: bool,
     if known is not None:
         running = _running(data, known)
         running.facts = replace(running.facts, notes=_note("chosen by an earlier run", []))
+        data.kept[XLA_FLAGS] = known.flags
         return running
     start = time.perf_counter()
     best = _running(data, Variant())
     best.wait(best.start())
     data.kept[XLA_DEFAULT] = best.function
+    with phases.phase("errors"):
+        check.set_bar(best.function)
     compile_s = best.facts.compile_s
     failed: list[str] = []
     if data.case.workload.attention:
-        best = _fastest(best, [Variant(attention=a) for a in ATTENTION if a], data, wanted, failed,
-                        phases)
+        best = _fastest(best, [Variant(attention=a) for a in ATTENTION if a], data, failed, phases,
+                        check)
     flags = [replace(best.chosen, flags=name) for name in FLAGS if name != DEFAULT]
-    best = _fastest(best, flags, data, wanted, failed, phases)
+    best = _fastest(best, flags, data, failed, phases, check)
     choices.put(data, best.chosen)
+    data.kept[XLA_FLAGS] = best.chosen.flags
     # The default's own compile time: the variants were compiled side by side.
     spent = time.perf_counter() - start - (compile_s or 0.0)
     best.facts = replace(best.facts, compile_s=compile_s, tune_s=spent, notes=_note("", failed))
@@ -152,10 +156,10 @@ def _running(data: Data, variant: Variant) -> _Xla:
     return running
 
 
-def _fastest(best: _Xla, others: Sequence[Variant], data: Data, wanted: Wanted, failed: list[str],
-             phases: Phases) -> _Xla:
-    """The fastest of one that runs and others that are right; closes the rest, notes those that
-    fail."""
+def _fastest(best: _Xla, others: Sequence[Variant], data: Data, failed: list[str],
+             phases: Phases, check: Check) -> _Xla:
+    """The fastest of one that runs and others; closes the rest, notes those that fail or are
+    wrong."""
 
     def attempt(variant: Variant, work: Callable[[], _Xla]) -> _Xla | None:
         try:
@@ -174,39 +178,41 @@ def _fastest(best: _Xla, others: Sequence[Variant], data: Data, wanted: Wanted, 
         # One by one: XLA aborts where one thread loads what another captures in a CUDA graph.
         ran = [attempt(r.chosen, lambda r=r: first_run(r)) for r in compiled if r]
     running = [best, *(r for r in ran if r)]
-    winner = best
     with phases.phase("choosing"):
-        scores = [_score(r) for r in _timed(running)]
-        while (winner := running[choose(scores)]) is not best:
-            wrong = _wrong(winner, data, wanted)
-            if not wrong:
-                break
-            failed.append(f"{winner.chosen}: {wrong}")
-            scores.pop(running.index(winner))
-            running.remove(winner)
-            winner.close()
-    for r in running:
-        if r is not winner:
+        winner = first_right(scores(running), lambda i: running[i] is best
+                             or _is_right(running[i], check, failed))
+    for i, r in enumerate(running):
+        if i != winner:
             r.close()
-    return winner
+    return running[winner]
 
 
-def _wrong(variant: _Xla, data: Data, wanted: Wanted) -> str:
-    """Why the results of a variant do not count, or ""."""
-    if not wanted:
-        return ""
-    if XLA_DEFAULT_ERRORS not in data.kept:
-        data.kept[XLA_DEFAULT_ERRORS] = errors.errors(data.kept[XLA_DEFAULT], data, wanted)
-    bar: errors.Errors = data.kept[XLA_DEFAULT_ERRORS]
-    mine = errors.errors(variant.function, data, wanted)
-    if errors.verdict(mine, bar, data.case.dtype):
-        return ""
-    return f"wrong: error {mine.worst(bar):.2g}, the default's is {bar.worst(bar):.2g}"
+def _is_right(running: _Xla, check: Check, failed: list[str]) -> bool:
+    try:
+        right, why = check.right(running.function), "its results are wrong"
+    except Exception as error:  # out of memory
+        right, why = False, timing.reason(error)
+    if not right:
+        failed.append(f"{running.chosen}: {why}")
+    return right
 
 
-def _timed(running: Sequence[Running]) -> list[tuple[Running, float]]:
+def first_right(scores: Sequence[tuple[float, Callable[[], float]]],
+                right: Callable[[int], bool]) -> int:
+    """Index of the fastest (see `choose`) of those that are right, asked of no more than it takes.
+    One must be."""
+    left = list(range(len(scores)))
+    while True:
+        i = left[choose([scores[k] for k in left])]
+        if right(i):
+            return i
+        left.remove(i)
+
+
+def scores(running: Sequence[Running]) -> list[tuple[float, Callable[[], float]]]:
+    """What `choose` asks for, of programs that are warm."""
     times = timing.pipelined(dict(enumerate(running)), seconds=0.1, rounds=_ROUNDS, calls=50)
-    return [(r, times[i].median_us) for i, r in enumerate(running)]
+    return [_score((r, times[i].median_us)) for i, r in enumerate(running)]
 
 
 def _score(timed: tuple[Running, float]) -> tuple[float, Callable[[], float]]:

@@ -111,7 +111,7 @@ WORKLOADS = (
              lambda r: _decode(gpt2, gpt2.small, r, "gpt2_decode"), one_kernel=True,
              attention=True),
     Workload("gpt2_beam", "GPT-2 beam search", "transformer", _beam, attention=True,
-             notes="a prompt to the best of 5 beams, in one jitted function"),
+             search=True, notes="a prompt to the best of 5 beams, in one jitted function"),
     Workload("gptj_decode", "GPT-J 6B decode step", "transformer",
              lambda r: _decode(gptj, gptj.gptj_6b, r, "gptj_decode"), one_kernel=True,
              attention=True),

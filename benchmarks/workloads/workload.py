@@ -90,6 +90,7 @@ class Workload:
       batches: of the standard table. dtype: of the standard table.
       one_kernel: a transformer's forward step, of which nothing may be refused.
       attention: accepts ``Request.attention``.
+      search: its integers are a search's choice (token ids): see `benchmarks.errors`.
       slow: its tiny form takes longer than about ten seconds in the interpreter.
       notes: what a reader of the tables has to know, or "".
       table: "standard", or the name that ``--models`` knows a further table by.
@@ -103,6 +104,7 @@ class Workload:
     dtype: str = "bf16"
     one_kernel: bool = False
     attention: bool = False
+    search: bool = False
     slow: bool = False
     notes: str = ""
     table: str = STANDARD

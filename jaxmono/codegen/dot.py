@@ -25,7 +25,8 @@ from jaxmono.fusion.demand import Demand, reduction_index
 from jaxmono.fusion.dots import result_index
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device, DotForm, Sig, Store
-from jaxmono.fusion.support import plain_algorithm
+from jaxmono.fusion.support import exact_matrix, plain_algorithm
+from jaxmono.fusion.vector_dots import SMALL
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import DType
@@ -100,10 +101,10 @@ def operand_type(form: DotForm) -> DType | None:
     if d.result.type.dtype is DType.F64:
         return None
     t = mma_type(d.lhs.type.dtype, d.rhs.type.dtype, d.precision, d.algorithm)
-    products = form.batch.size * form.m.size * form.n.size * form.k.size
-    if t is DType.F32 and not form.row_prologue and min(form.m.size, form.n.size) == 1 and (
-            products <= _SMALL_VECTOR):
-        return None  # XLA too computes a product with a vector in f32 rather than in tf32
+    m, n, k = form.m.size, form.n.size, form.k.size
+    if t is DType.F32 and not form.row_prologue and (
+            exact_matrix(m, n, k) or (min(m, n) == 1 and form.batch.size * m * n * k <= SMALL)):
+        return None  # exact in XLA, too; larger products with a vector are none by now
     return t
 
 
@@ -116,10 +117,6 @@ def fma_type(form: DotForm) -> DType | None:
     if d.result.type.dtype not in (DType.BF16, DType.F16, DType.F32):
         return None
     return t if t in (DType.BF16, DType.F16, DType.F32) else None
-
-
-_SMALL_VECTOR = 1 << 18
-"""Products up to which ordinary arithmetic costs no more than a stage's latency."""
 
 
 def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,

@@ -16,8 +16,10 @@ from jaxmono.fusion.formulate import Formulation, formulate
 from jaxmono.fusion.plan import Buffer, Device, Group, Place, Plan, Sig, Stage
 from jaxmono.fusion.prepare import prepare
 from jaxmono.fusion.roll import find_loops
+from jaxmono.fusion.split_reduce import split_reduces
 from jaxmono.fusion.stages import place
 from jaxmono.fusion.support import refusal
+from jaxmono.fusion.vector_dots import as_products, exact_dots
 from jaxmono.fusion.verify import verify
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import TensorType
@@ -51,6 +53,9 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
         raise PlanError("the graph uses values from outside; make them inputs (regions.cut)")
     graph = prepare(graph, device)
     form = formulate(graph, device)
+    if exact := exact_dots(graph):  # known before groups are formed, but for attention's
+        graph = split_reduces(as_products(graph, exact, form.groups), device)
+        form = formulate(graph, device)
     plan = _assemble(graph, device, form)
     notes = list(plan.notes)
     made = {(b.index, b.alias) for b in plan.outputs if b.alias is not None}

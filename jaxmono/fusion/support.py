@@ -9,6 +9,8 @@ beside the op's source line.
 
 from __future__ import annotations
 
+import math
+
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.rules import reduce_window
@@ -26,6 +28,12 @@ MAX_SOFTMAX_WIDTH = 256
 
 MAX_LITERAL_BYTES = 1 << 16
 """Larger constants (unless one element repeats) stay buffers that XLA fills."""
+
+EXACT_VECTOR_ELEMENTS = 10_000_000
+"""Elements of both operands below which XLA computes a product with a vector in exact f32."""
+
+EXACT_MATRIX_ELEMENTS = 100
+"""Elements of both operands below which XLA computes any product in exact f32."""
 
 MATRIX_DTYPES = (DType.F32, DType.BF16, DType.F16)
 
@@ -92,6 +100,36 @@ def matrix_dtype(op: ops.DotGeneral) -> DType | None:
     if op.result.type.dtype is DType.F64:
         return None
     return None if t is DType.F32 and op.precision != ("DEFAULT", "DEFAULT") else t
+
+
+def exact_product(op: ops.DotGeneral) -> bool:
+    """Whether XLA computes a contraction of f32 exactly although DEFAULT precision allows tf32.
+
+    XLA's rules for GPUs: a product with a vector becomes a multiplication and a sum while its
+    operands (of one batch entry) have fewer than `EXACT_VECTOR_ELEMENTS` elements
+    (`GpuAlgebraicSimplifierVisitor::ShouldStrengthReduceDotToReduce`); one over a single element
+    becomes a multiplication (`AlgebraicSimplifierVisitor::HandleDot`).
+    """
+    t = DType.F32
+    if not (op.lhs.type.dtype is op.rhs.type.dtype is op.result.type.dtype is t) \
+            or op.precision != ("DEFAULT", "DEFAULT") or op.algorithm or not op.result.type.size:
+        return False
+    m, n, k = matrix_sizes(op)
+    return k == 1 or (min(m, n) == 1 and 0 < k * (m + n) < EXACT_VECTOR_ELEMENTS)
+
+
+def exact_matrix(m: int, n: int, k: int) -> bool:
+    """Whether XLA's loops compute a small product of matrices of f32, and not its libraries, which
+    round to tf32 (the default of its flag ``xla_gpu_gemm_rewrite_size_threshold``)."""
+    return k * (m + n) < EXACT_MATRIX_ELEMENTS
+
+
+def matrix_sizes(op: ops.DotGeneral) -> tuple[int, int, int]:
+    """Rows, columns and summed elements of a contraction, per batch entry."""
+    lhs, rhs = op.lhs.type.dims, op.rhs.type.dims
+    k = math.prod(lhs[d] for d in op.lhs_contract)
+    batch = math.prod(lhs[d] for d in op.lhs_batch)
+    return (math.prod(lhs) // max(k * batch, 1), math.prod(rhs) // max(k * batch, 1), k)
 
 
 def plain_algorithm(algorithm: str, t: DType) -> bool:

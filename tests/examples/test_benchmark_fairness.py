@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import data, run, trace, xla_best
+from benchmarks import data, parts, trace, xla_best
 from benchmarks.data import Case, Data
+from benchmarks.errors import Check
 from benchmarks.machine import Speed
 from benchmarks.measure import Anchor, Key, Settings, measure
 from benchmarks.phases import Phases
@@ -74,12 +75,10 @@ def test_torch_comes_after_all_that_it_could_disturb(monkeypatch: pytest.MonkeyP
         return [Row(case.workload.name, case.batch, "8", case.dtype, *key, ratio_to_xla=0.5,
                     device_ratio_to_xla=0.25) for key in settings.systems]
 
-    monkeypatch.setattr(run, "measure", measured)
-    for flag, value in (("_RESUME", False), ("_WORKERS", 1), ("_LIMIT", 1.0)):
-        monkeypatch.setattr(run, flag, type("Flag", (), {"value": value}))
+    monkeypatch.setattr(parts, "measure", measured)
     cases = [CASE, dataclasses.replace(CASE, batch=3)]
     settings = Settings((("xla", None), TORCH, MONO), Speed(1e12, {"f32": 1e12}))
-    assert run._time(cases, Folder(tmp_path / "run"), settings) == 0
+    assert parts.Run(Folder(tmp_path / "run"), settings).measure(cases) == 0
     own, anchor = (("xla", None), MONO), Anchor(MONO, 0.5, 0.25)
     assert order == [(cases[0].name, own, None), (cases[1].name, own, None),
                      (cases[0].name, (TORCH,), anchor), (cases[1].name, (TORCH,), anchor)]
@@ -102,14 +101,14 @@ def test_a_wrong_variant_is_left_out_however_fast(monkeypatch: pytest.MonkeyPatc
 
         return jax.jit(program, donate_argnums=(1,)).lower(*of.arguments()).compile(), run_facts()
 
-    def timed(running: Any) -> Any:
-        return [(r, speeds[r.chosen.flags]) for r in running]
+    def scores(running: Any) -> Any:
+        return [(us, lambda us=us: us) for us in (speeds[r.chosen.flags] for r in running)]
 
     monkeypatch.setattr(xla_best, "compile_xla", compile_xla)
-    monkeypatch.setattr(xla_best, "_timed", timed)
-    monkeypatch.setattr(xla_best, "_score", lambda pair: (pair[1], lambda: pair[1]))
+    monkeypatch.setattr(xla_best, "scores", scores)
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    found = xla_best.prepare(made, xla_best.Choices(None), wanted, search=True, phases=Phases())
+    found = xla_best.prepare(made, xla_best.Choices(None), search=True, phases=Phases(),
+                             check=Check(made, wanted))
     assert found.facts.variant == str(Variant("no triton gemm"))
-    assert "all in command buffers: wrong: error 1" in found.facts.notes
+    assert "all in command buffers: its results are wrong" in found.facts.notes
     assert "cudnn gemm fusion: ValueError" in found.facts.notes

@@ -15,7 +15,7 @@ from benchmarks import load, timing, trace
 from benchmarks.phases import Phases
 from benchmarks.running import Facts
 from benchmarks.throttle import decoded
-from benchmarks.xla_best import choose
+from benchmarks.xla_best import choose, first_right
 
 # Traces
 
@@ -215,6 +215,9 @@ def test_the_faster_device_decides_between_equal_variants() -> None:
 
     assert choose([(100, never), (90, never), (200, never)]) == 1
     assert choose([(100, lambda: 50), (101, lambda: 40), (200, never)]) == 1
+    scores = [(100.0, never), (10.0, never), (20.0, never)]
+    assert first_right(scores, lambda i: True) == 1
+    assert first_right(scores, lambda i: i != 1) == 2 and first_right(scores, lambda i: i == 0) == 0
 
 
 def test_load_keeps_processes_busy_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:

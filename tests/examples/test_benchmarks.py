@@ -15,9 +15,9 @@ import pytest
 from small_models import chained
 
 import benchmarks.workloads as zoo
-from benchmarks import data, load, select, trace, turns
+from benchmarks import data, jaxmono_best, load, select, trace, turns, xla_best
 from benchmarks.data import L2_BYTES, Case, Data
-from benchmarks.errors import ArrayError, Errors, errors, verdict
+from benchmarks.errors import ArrayError, Check, Errors, errors, verdict
 from benchmarks.floor import floor_of
 from benchmarks.machine import Speed
 from benchmarks.measure import Settings, measure
@@ -227,6 +227,39 @@ def test_ids_count_by_the_share_that_differs() -> None:
     assert verdict(few, none, "bf16") and not verdict(many, none, "bf16")
 
 
+SEARCH = dataclasses.replace(COUNTING, name="searching", search=True)
+
+
+def test_a_searchs_scores_count_where_its_ids_agree() -> None:
+    case = data.make(Case(SEARCH, 1, "f32"))
+    assert len(case.inputs) == data.SEARCH_SETS
+    assert len(data.make(Case(SEARCH, 1, "f32", tiny=True)).inputs) == data.SETS
+    calls = [jnp.asarray(x[0]) for x in case.inputs]
+    wanted = [((x, 1.0 * x), ()) for x in calls]
+    flipped = [((x, 1.0 * x), ()) if k else ((x + 1, 2.0 * x), ()) for k, x in enumerate(calls)]
+    found = errors(lambda s, c, x: ((x, 1.0 * x), ()), case, flipped)
+    ids, score = found.outputs
+    assert (ids.calls, ids.other) == (16, 1) and ids.error == pytest.approx(1 / 16)
+    assert score.error == 0 and score.size == 15 * 4
+    right = errors(lambda s, c, x: ((x, 1.0 * x), ()), case, wanted)
+    assert verdict(found, right, "bf16") and verdict(right, found, "bf16")
+    off = errors(lambda s, c, x: ((x, 1.1 * x), ()), case, flipped)  # another score of these ids
+    assert not verdict(off, right, "bf16")
+    broken = errors(lambda s, c, x: ((x + 1, jnp.nan * x), ()), case, wanted)
+    assert not verdict(broken, right, "bf16")
+
+
+@pytest.mark.parametrize(("mine", "xla", "calls", "right"), [
+    (2, 1, 4, True), (4, 1, 4, True), (4, 0, 4, False), (5, 0, 16, True), (6, 0, 16, False),
+    (10, 4, 16, True), (11, 4, 16, False), (0, 4, 16, True), (16, 4, 16, False),
+])
+def test_a_search_is_judged_by_its_calls(mine: int, xla: int, calls: int, right: bool) -> None:
+    """One early flip is most of a call's ids: shares of 0.4 against 0.05 may be chance."""
+    ours, theirs = (Errors((ArrayError(share, 192, True, calls, other),))
+                    for share, other in ((0.4, mine), (0.05, xla)))
+    assert verdict(ours, theirs, "bf16") is right
+
+
 def test_a_single_number_may_be_off_by_more_than_a_thousand_may() -> None:
     none = Errors((ArrayError(0.0, 1),))
     for size, right in ((1, True), (1000, False)):
@@ -278,6 +311,55 @@ def test_every_system_has_a_row_whatever_happens(monkeypatch: pytest.MonkeyPatch
         assert row.pipelined_us is row.device_us is row.floor_us is row.compile_s is None
     for row in rows("broken"):
         assert row.status == "failed" and row.reason == "MemoryError: batch 2 does not fit"
+
+
+@pytest.mark.parametrize("case", ["faster", "slower", "wrong", "fails", "default", "no remainder"])
+def test_what_jaxmono_leaves_to_xla_gets_xlas_flags(monkeypatch: pytest.MonkeyPatch,
+                                                    case: str) -> None:
+    """Where they make it faster and keep it right."""
+    of = made()
+    flags = xla_best.DEFAULT if case == "default" else "no triton gemm"
+    of.kept[xla_best.XLA_FLAGS] = flags
+    times = {xla_best.DEFAULT: 10.0, "no triton gemm": 20.0 if case == "slower" else 5.0}
+    tried: list[str] = []
+
+    def running(of: Data, mode: str, name: str, *, interpret: bool) -> JaxRunning:
+        tried.append(name)
+        if case == "fails" and name == flags:
+            raise ValueError("no such flag")
+        status = "ok" if case == "no remainder" else "fallback"
+        return JaxRunning(name, of.program.step, of, Facts(variant=name, status=status))
+
+    monkeypatch.setattr(jaxmono_best, "_running", running)
+    monkeypatch.setattr(jaxmono_best, "scores", lambda all: [
+        (times[r.label], lambda: 0.0) for r in all])
+    check = Check(of, data.reference(of, sets=3))
+    monkeypatch.setattr(check, "right", lambda function: case != "wrong")
+    found = jaxmono_best.prepare(of, "auto", interpret=True, phases=Phases(), check=check)
+    assert found.label == (flags if case == "faster" else xla_best.DEFAULT)
+    assert len(tried) == (1 if case in ("default", "no remainder") else 2)
+    assert bool(found.facts.notes) == (case in ("slower", "wrong", "fails"))
+
+
+def test_a_variant_that_is_wrong_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA's fastest flags once were those that ended a loop too early."""
+    of = made()
+    check = Check(of, data.reference(of, sets=3))
+    assert check.right(lambda *_: None)  # nothing is known of the default yet
+    check.set_bar(of.program.step)
+    variant: Any = xla_best._Xla  # pyright: ignore[reportPrivateUsage]
+    early = variant("early", lambda s, c, x: (0 * x * s[0], c), of, Facts())
+    best, slow = (variant(n, of.program.step, of, Facts()) for n in ("best", "slow"))
+    for r in (early, best, slow):
+        r.chosen = xla_best.Variant(r.label)
+    made_of = {"early": early, "slow": slow}
+    monkeypatch.setattr(xla_best, "_running", lambda of, variant: made_of[variant.flags])
+    monkeypatch.setattr(xla_best, "scores", lambda all: [
+        ({"early": 1.0, "best": 10.0, "slow": 20.0}[r.label], lambda: 0.0) for r in all])
+    failed: list[str] = []
+    fastest: Any = xla_best._fastest  # pyright: ignore[reportPrivateUsage]
+    found = fastest(best, [xla_best.Variant(n) for n in made_of], of, failed, Phases(), check)
+    assert found is best and failed == ["early: its results are wrong"]
 
 
 def test_times_end_up_in_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:

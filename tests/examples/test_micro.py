@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 import pytest
+from thinned import thinned
 
 from benchmarks.workloads import Workload, micro
 
@@ -86,7 +87,7 @@ REFERENCES: dict[str, Callable[..., Array]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(WORKLOADS))
+@pytest.mark.parametrize("name", thinned(WORKLOADS))
 def test_is_its_formula(name: str) -> None:
     program = WORKLOADS[name].program(tiny=True, batch=2, dtype="f32")
     state, (x,) = program.state(), program.inputs(jax.random.key(0))

@@ -17,12 +17,13 @@ from benchmarks.workloads import Program, Workload, all_workloads
 WORKLOADS = all_workloads()
 
 
-_ROW = re.compile(r"(b2b_gemm|b2b_conv|padding)_[2-9]|gemm_\d+_\d+_\d+")
-"""Later rows of Bolt's tables: at their tiny sizes they hardly differ from the first."""
+_ALIKE = re.compile(r"(b2b_gemm|b2b_conv|padding)_[2-9]|gemm_\d+_\d+_\d+|bert_large|t5_base_.*|"
+                    r"clip_.*|resnet18|repvgg_a0|minilm_f32")
+"""At their tiny sizes they hardly differ from the first row, or from the model that is run."""
 
 
 def _cases() -> list[Any]:
-    return [pytest.param(w, id=name, marks=[pytest.mark.slow] if w.slow or _ROW.fullmatch(name)
+    return [pytest.param(w, id=name, marks=[pytest.mark.slow] if w.slow or _ALIKE.fullmatch(name)
                          else []) for name, w in WORKLOADS.items()]
 
 

@@ -11,9 +11,13 @@ import jax
 import pytest
 
 PROGRAMS = 320
+ROUNDS = 2
+"""Of batches of all kinds that CI runs; `make test-all` runs the rest."""
 
 
-@pytest.mark.parametrize("number", batches.numbers(PROGRAMS))
+@pytest.mark.parametrize("number", [
+    n if n < ROUNDS * len(batches.KINDS) else pytest.param(n, marks=pytest.mark.slow)
+    for n in batches.numbers(PROGRAMS)])
 def test_batch(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXMONO_INTERPRET_BLOCKS", str(1 + number % 5))
     monkeypatch.setenv("JAXMONO_INTERPRET_SEED", str(number))

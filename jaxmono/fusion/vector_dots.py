@@ -1,0 +1,87 @@
+"""Contractions that XLA computes exactly in f32, as what XLA makes of them.
+
+    f32[M] dot(x[M, K], v[K])      ──►  reduce_add[1](x * broadcast(v))
+    f32[M, N] dot(x[M, 1], y[1, N])  ──►  broadcast(x) * broadcast(y)
+
+A GPU's default precision lets both round the operands of a matrix product to tf32. But XLA first
+turns products with a vector, and outer products, into multiplications (`support.exact_product`),
+so that a program's gradient of a bias or its scores have f32's own digits; sums that nearly cancel
+lose all of tf32's. Attention's two contractions stay: their scores never leave a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jaxmono.fusion.dots import dot_dims
+from jaxmono.fusion.draft import Draft
+from jaxmono.fusion.support import exact_product
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.rewrite import Builder
+from jaxmono.hlo.types import DType
+
+SMALL = 1 << 18
+"""Multiplications up to which the contraction's own ordinary arithmetic costs no more than a
+stage's latency: such products with a vector stay contractions, exact as they are."""
+
+
+def exact_dots(graph: Graph) -> tuple[ops.DotGeneral, ...]:
+    """The contractions of ``graph`` that `as_products` is for."""
+    return tuple(o for o in graph.ops if isinstance(o, ops.DotGeneral) and _large(o)
+                 and exact_product(o))
+
+
+def as_products(graph: Graph, dots: Iterable[ops.DotGeneral], groups: Iterable[Draft]) -> Graph:
+    """``graph`` with ``dots`` as multiplications and sums, but for those inside an attention.
+
+    Args:
+      dots: of `exact_dots`.
+      groups: the drafts of ``graph``.
+    """
+    kept = {o for d in groups if d.kind == "attention" for o in d.ops}
+    chosen = {o for o in dots if o not in kept}
+    if not chosen:
+        return graph
+    out: list[Op] = []
+    for o in graph.ops:
+        out.extend(_product(o) if isinstance(o, ops.DotGeneral) and o in chosen else (o,))
+    return Graph(graph.inputs, tuple(out), graph.outputs, graph.name)
+
+
+def _large(o: ops.DotGeneral) -> bool:
+    dims = dot_dims(o)
+    return min(dims.m, dims.n) > 1 or dims.batch * dims.m * dims.n * dims.k > SMALL
+
+
+def _product(o: ops.DotGeneral) -> list[Op]:
+    """Over (batch, left, right, contracted) dimensions of which each operand has its own; those
+    of one element are left out, so that a vector has none."""
+    b = Builder(o.loc)
+    dims = dot_dims(o)
+    lhs, rhs = o.lhs.type.dims, o.rhs.type.dims
+    space = [*(lhs[d] for d in o.lhs_batch), *(lhs[d] for d in dims.lhs_free),
+             *(rhs[d] for d in dims.rhs_free), *(lhs[d] for d in o.lhs_contract)]
+    nb, nl, nr = len(o.lhs_batch), len(dims.lhs_free), len(dims.rhs_free)
+    last = len(space) - len(o.lhs_contract)
+    whole = [d for d, size in enumerate(space) if size != 1]
+    left = [*range(nb), *range(nb, nb + nl), *range(last, len(space))]
+    right = [*range(nb), *range(nb + nl, nb + nl + nr), *range(last, len(space))]
+    factors = [_spread(b, v, order, at, space, whole) for v, order, at in (
+        (o.lhs, (*o.lhs_batch, *dims.lhs_free, *o.lhs_contract), left),
+        (o.rhs, (*o.rhs_batch, *dims.rhs_free, *o.rhs_contract), right))]
+    made = b.elementwise("multiply", *factors)
+    summed = [i for i, d in enumerate(whole) if d >= last]
+    if summed:
+        made = b.reduce(made, b.constant(0, DType.F32), "add", summed)
+    b.append(ops.Reshape(results=o.results, loc=o.loc, operand=made))
+    return b.ops
+
+
+def _spread(b: Builder, v: Value, order: Iterable[int], at: list[int], space: list[int],
+            whole: list[int]) -> Value:
+    """``v``, its dimensions in ``order`` standing at ``at`` of ``space``, over ``whole`` of it."""
+    moved = b.transpose(v, tuple(order))
+    kept = [d for d in at if space[d] != 1]
+    moved = b.reshape(moved, [space[d] for d in kept])
+    return b.broadcast_in_dim(moved, [space[d] for d in whole], [whole.index(d) for d in kept])
