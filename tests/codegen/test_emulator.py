@@ -346,7 +346,7 @@ TEAM = """
     if (warp_id() == 3) return;
     slots[32 + lane_id()] = 1000 + lane_id();
     syncwarp();
-    if (thread_id() == 64) st_release_shared(ready, 1);
+    if (thread_id() == 64) red_add_release_shared(ready, 1);
     return;
   }
   if (fault == 3) named_barrier(1, 64);

@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) test_kernel(const __grid_co
       syncthreads();  // [the team has written h]
       ++done;
       if (thread_id() == 0)
-        st_release_shared(&roles->written, done);  // [team says that h is written]
+        red_add_release_shared(&roles->written, 1);  // [team says that h is written]
       consume(p, roles, ring, at, N / 64, acc, change);
 #pragma unroll
       for (int j = 0; j < 16; ++j)

@@ -55,8 +55,10 @@ JM_DEVICE uint32_t ld_acquire_shared(const uint32_t* p) {
                : "memory");
   return x;
 }
-JM_DEVICE void st_release_shared(uint32_t* p, uint32_t x) {
-  asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(x)
+// An atomic, though one thread alone counts: racecheck takes a plain store, st.release too, and the
+// loads of those who wait for it for a race.
+JM_DEVICE void red_add_release_shared(uint32_t* p, uint32_t x) {
+  asm volatile("red.release.cta.shared::cta.add.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(x)
                : "memory");
 }
 

@@ -44,11 +44,11 @@ struct Roles {
   // Consumers, all of them: they are done with shared memory.
   JM_DEVICE void release() {
     syncthreads();
-    if (thread_id() == 0) st_release_shared(&released, released + 1);
+    if (thread_id() == 0) red_add_release_shared(&released, 1);
   }
   // Consumers, behind grid_wait.
   JM_DEVICE void open() {
-    if (thread_id() == 0) st_release_shared(&opened, opened + 1);
+    if (thread_id() == 0) red_add_release_shared(&opened, 1);
   }
 };
 
