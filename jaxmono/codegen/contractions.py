@@ -10,6 +10,7 @@ from jaxmono.codegen import (
     dot,
     dot_function,
     dot_gemv,
+    dot_gemv_shape,
     dot_wgmma,
 )
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
@@ -48,7 +49,9 @@ class _Dot:
                     row_prologue=form.row_prologue, k_major=(code.lhs.k_major, code.rhs.k_major))
                 if other is not None and other[0] < cost:
                     cost, s = other
-        if skinny and (s.family == "simt" or skinny[0][0] < gemv_bound(sig, request, cost)):
+        few = form.m.size <= dot_gemv_shape.MAX_ROWS  # 16 rows: llama_decode 1188 us, not 1423
+        if skinny and (s.family == "simt" or (
+                few and skinny[0][0] < gemv_bound(sig, request, cost))):
             return skinny[0][1]
         return s
 

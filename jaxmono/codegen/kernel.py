@@ -26,7 +26,6 @@ from jaxmono.codegen.names import storage
 from jaxmono.codegen.producers import emit_producers, has_load, is_mixed, trips
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Function, code_for
-from jaxmono.codegen.touch import CHUNK, Touch, touches
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
 
@@ -157,8 +156,6 @@ class _Assembly:
 
     def emit(self, header: str) -> Kernel:
         self.spans = tuple(self._spans())
-        self.touches = {x.start: touches(x.calls, self.schedule.threads)
-                        for x in self.spans if x.trips > 1}
         sites = [c.unit.name for x in self.spans for calls in x.calls for c in calls]
         self.called_often = {name for name in sites if sites.count(name) > 1}
         shared = max((u.shared for u in self.units.values()), default=0)
@@ -174,8 +171,6 @@ class _Assembly:
         headers = {"kernel", "vec"}.union(*(_INCLUDES[u.sig.kind] for u in self.units.values()))
         if any(getattr(u.schedule, "family", "") == "gemv" for u in self.units.values()):
             headers |= {"gemv", "last_block"}
-        if any(self.touches.values()):
-            headers |= {"touch"}
         if self.roles:
             headers |= {"gemm_wgmma", "roles"}
             if any(u.load and u.sig.kind == "attention" for u in self.units.values()):
@@ -310,57 +305,33 @@ class _Assembly:
     def _boundary(self, w: Writer, span: Span, i: int, after: Span | None) -> None:
         """The barrier behind stage ``i`` of a span, with the prefetch of the stage that follows."""
         if i + 1 < span.period:
-            self._barrier(w, span.calls[i + 1], "trip", span, i + 1)
+            self._barrier(w, span.calls[i + 1], "trip")
             return
         if span.trips > 1:
             with w.block(f"if (trip < {span.trips - 1})"):
-                self._barrier(w, span.calls[0], "trip + 1", span, 0)
+                self._barrier(w, span.calls[0], "trip + 1")
             if after is not None:
                 with w.block("else"):
                     self._barrier(w, after.calls[0], "0")
         elif after is not None:
             self._barrier(w, after.calls[0], "0")
 
-    def _barrier(self, w: Writer, calls: tuple[Call, ...], trip: str,
-                 span: Span | None = None, stage: int = 0) -> None:
-        """A grid barrier; ``calls``: of the stage behind it, in trip ``trip`` of its span.
-
-        ``span``, ``stage``: that stage, where it is one of a loop's.
-        """
+    def _barrier(self, w: Writer, calls: tuple[Call, ...], trip: str) -> None:
+        """A grid barrier; ``calls``: of the stage behind it, in trip ``trip`` of its span."""
         if self.roles:
             w.line("roles->release();")
-        wanted = self.touches.get(span.start, {}).get(stage, []) if span is not None else []
-        if not wanted and not any(c.unit.prefetch is not None for c in calls):
+        if not any(c.unit.prefetch is not None for c in calls):
             w.line("grid_barrier(&barrier_state);")
             if self.roles:
                 w.line("roles->open();")
             return
         ticket = w.fresh("ticket")
         w.line(f"const uint32_t {ticket} = grid_arrive(&barrier_state);")
-        if any(c.unit.prefetch is not None for c in calls):
-            with w.block(f"if (const int t = block_id(); t < {sum(c.tasks for c in calls)})"):
-                self._dispatch(w, calls, trip, "_prefetch")
-        for x in wanted:
-            assert span is not None
-            self._touch(w, span, x, trip)
+        with w.block(f"if (const int t = block_id(); t < {sum(c.tasks for c in calls)})"):
+            self._dispatch(w, calls, trip, "_prefetch")
         w.line(f"grid_wait(&barrier_state, {ticket});")
         if self.roles:
             w.line("roles->open();")
-
-    def _touch(self, w: Writer, span: Span, x: Touch, trip: str) -> None:
-        """Requests weights of a later stage of a loop, seen from trip ``trip``."""
-        c = span.calls[x.stage][x.call]
-        column = [row[x.input] for row in c.table]
-        at = f"{trip} + 1" if x.later else trip
-        with w.block(f"if ({at} < {span.trips})" if x.later else ""):
-            if len(set(column)) == 1:
-                buf, offset = column[0]
-                pointer = f"pointer<const void>(p.buf[{buf}], {offset})"
-            else:
-                varying = [i for i in range(len(c.table[0])) if len({r[i] for r in c.table}) > 1]
-                pointer = f"pointer<const void>(p.buf, {c.name}[{at}][{varying.index(x.input)}])"
-            w.line(f"touch_l2<{CHUNK}, {self.schedule.threads}>({pointer}, {x.size}, "
-                   f"{x.first}, {x.last}, {x.total});")
 
     def _stage(self, w: Writer, span: Span, i: int) -> None:
         calls = span.calls[i]

@@ -10,6 +10,7 @@ The simplifications are the few that reshapes need:
     (64*h + d) // 64 -> h        where 0 <= d < 64
     (64*h + d) %  64 -> d
     64*(k // 64) + k % 64 -> k
+    3*((k // 3) % 16) + k % 3 -> k % 48     pixels of a patch, each of three channels, lie in a row
 """
 
 from __future__ import annotations
@@ -256,7 +257,8 @@ def _sort_key(item: tuple[Atom, int]) -> tuple[int, str]:
 
 
 def _recombine(acc: dict[Atom, int], const: int) -> Index:
-    """Normal form of a sum; folds ``c*d*(x/d) + c*(x%d)`` back into ``c*x``."""
+    """Normal form of a sum; folds ``c*d*(x/d) + c*(x%d)`` back into ``c*x``, and
+    ``c*d*((x/d)%n) + c*(x%d)`` into ``c*(x%(d*n))``."""
     changed = True
     while changed:
         changed = False
@@ -264,6 +266,16 @@ def _recombine(acc: dict[Atom, int], const: int) -> Index:
             if not isinstance(a, Mod) or c == 0:
                 continue
             quotient = a.x // a.d
+            outer = next((b for b in acc if isinstance(b, Mod) and b.x == quotient
+                          and acc[b] == c * a.d), None)
+            if outer is not None:
+                del acc[a], acc[outer]
+                whole = a.x % (a.d * outer.d)
+                for t, tc in whole.terms:
+                    acc[t] = acc.get(t, 0) + tc * c
+                const += whole.const * c
+                changed = True
+                break
             if quotient.const or len(quotient.terms) != 1:
                 continue
             (q, qc), = quotient.terms

@@ -108,6 +108,15 @@ def test_collisions_are_seen() -> None:
     assert injective((x,), (4,), (a, b)) is False
 
 
+def test_pixels_of_a_patch_lie_in_a_row() -> None:
+    # columns of 16 x 3 pixels and channels: (k / 3) % 16 * 3 + k % 3 is one remainder
+    k = Var("k", 768)
+    _, column, channel = delinearize(Index.of(k), (16, 16, 3))
+    assert column * 3 + channel == Index.of(k) % 48
+    assert (Index.of(k) + 5) // 3 % 16 * 6 + (Index.of(k) + 5) % 3 * 2 == (Index.of(k) + 5) % 48 * 2
+
+
+
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(-24, 48)), min_size=1, max_size=3),
        st.integers(-30, 30), st.integers(1, 16), st.integers(1, 16))
 @settings(max_examples=200, deadline=None)
