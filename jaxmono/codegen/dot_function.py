@@ -15,6 +15,7 @@ from jaxmono.codegen.dot import (
 from jaxmono.codegen.dot_schedule import tile_bytes
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.panel import Panel
+from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.plan import Store
@@ -116,16 +117,8 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     emit_loader(w, "load_b", body, code.rhs, code.element, pointers, {form.batch: "b"}, read_only,
                 {form.m: s.bm, form.n: s.bn, form.k: s.bk})
     w.line("G::prefetch(smem, n0, k0, k_tiles, load_b);")
-    for v in body.inputs:  # bias, scale...: from HBM they take longer than the barrier
-        if v in read_only and v is not code.rhs.param and 0 < v.type.nbytes <= _SMALL:
-            lines = math.ceil(v.type.nbytes / 128)
-            base = f"reinterpret_cast<const char*>({pointers[v]})"
-            w.line(f"if (thread_id() < {lines}) prefetch_l2({base} + thread_id() * 128);")
+    touch(w, [v for v in body.inputs if v is not code.rhs.param], pointers, read_only)
     return True
-
-
-_SMALL = 16 * 1024
-"""Bytes of an input that every block may touch in whole: one 128-byte line a thread."""
 
 
 def _begin(w: Writer, code: DotCode) -> None:

@@ -25,15 +25,13 @@ from jaxmono.codegen.dot_gemv_shape import SCRATCH, Shape
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.row_chain import RowOutput, block_team, emit_row_chain, warp_team
+from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.traverse import dynamics, walk
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, IndexMap, Var
 from jaxmono.fusion.plan import Store
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
-
-_SMALL = 16 * 1024
-"""Bytes of an input that every block may touch in whole: one 128-byte line a thread."""
 
 
 def shape(code: DotCode, threads: int) -> Shape:
@@ -62,11 +60,7 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     _begin(w, code, threads)
     _emit_load_b(w, code, pointers, read_only, threads)
     w.line("G::prologue(smem, n0, k0, ks, load_b);")
-    for v in body.inputs:  # bias, scale...: from HBM they take longer than the barrier
-        if v in read_only and v is not rhs.param and 0 < v.type.nbytes <= _SMALL:
-            lines = math.ceil(v.type.nbytes / 128)
-            base = f"reinterpret_cast<const char*>({pointers[v]})"
-            w.line(f"if (thread_id() < {lines}) prefetch_l2({base} + thread_id() * 128);")
+    touch(w, [v for v in body.inputs if v is not rhs.param], pointers, read_only)
     return True
 
 
@@ -283,9 +277,8 @@ def _emit_rows(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs:
 
 def _states_fit(code: DotCode, warps: int) -> bool:
     """Whether the states of a block's reduces fit the scratch."""
-    state = max((8 + 8 * len(o.results) for o in code.sig.body.ops if isinstance(o, ops.Reduce)),
-                default=0)
-    return state * warps <= SCRATCH
+    states = sum(8 + 8 * len(o.results) for o in code.sig.body.ops if isinstance(o, ops.Reduce))
+    return states * warps <= SCRATCH
 
 
 def _row_lanes(code: DotCode, rows: Sequence[RowOutput], stores: Sequence[Store],

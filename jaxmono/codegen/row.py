@@ -29,6 +29,7 @@ from jaxmono.codegen.schedule import (
     store_offset,
 )
 from jaxmono.codegen.sig_code import Function, Request, register
+from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import RowForm, Sig
 from jaxmono.hlo import ops
@@ -51,9 +52,10 @@ class RowCode:
     def shared_bytes(self, sig: Sig, schedule: RowSchedule, threads: int) -> int:
         if schedule.tier == "warp":
             return 0
-        state = max((8 + 8 * len(o.results) for o in sig.body.ops if isinstance(o, ops.Reduce)),
-                    default=0)
-        return threads // 32 * state * (32 * schedule.lanes if schedule.tier == "slice" else 1)
+        states = [8 + 8 * len(o.results) for o in sig.body.ops if isinstance(o, ops.Reduce)]
+        if schedule.tier == "block":  # combines all of a sweep at once
+            return threads // 32 * sum(states)
+        return threads * schedule.lanes * max(states, default=0)
 
     def workspace_bytes(self, sig: Sig, schedule: RowSchedule) -> int:
         return 0
@@ -62,8 +64,8 @@ class RowCode:
         return 0
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
-        del w, sig, schedule, function
-        return False
+        del schedule
+        return touch(w, sig.body.inputs, function.pointers, function.read_only)
 
     def emit_load(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
         del w, sig, schedule, function

@@ -252,8 +252,32 @@ class _RowChain:
             reducers.append((reducer, acc))
         if self.col.size:
             self._accumulate(sweep, todo, reducers)
-        for (op, index), (reducer, acc), init in zip(todo, reducers, starts, strict=True):
-            self._finish(op, index, reducer, acc, init)
+        folded = [""] * len(todo)
+        if not self.team.lanes_on_rows:
+            folded = self._combine([(r.name, f"fold<{r.name}>({acc})") for r, acc in reducers])
+        for (op, index), (reducer, acc), init, whole in zip(todo, reducers, starts, folded,
+                                                            strict=True):
+            self._finish(op, index, reducer, acc, init, whole)
+
+    def _combine(self, states: list[tuple[str, str]]) -> list[str]:
+        """The states of the team for (reducer, state of this thread), as C expressions.
+
+        A block combines all of a sweep at once: each time costs two barriers, a tree of shuffles
+        and a trip through shared memory, 0.2 us of a layer norm's 2.5.
+        """
+        team, w = self.team, self.em.w
+        smem = f", {team.smem}" if team.smem else ""
+        if team.combine != "combine_block" or len(states) == 1:
+            return [f"{team.combine}<{r}, {team.argument}>({x}{smem})" for r, x in states]
+        (kind, value), *others = states
+        for r, x in others:
+            kind = f"Both<{kind}, {r}>"
+            value = f"{kind}::State{{{value}, {x}}}"
+        whole = w.fresh("sums")
+        w.line(f"const {kind}::State {whole} = "
+               f"{team.combine}<{kind}, {team.argument}>({value}{smem});")
+        last = len(others)
+        return [whole + ".a" * (last - i) + (".b" if i else "") for i in range(last + 1)]
 
     def _accumulate(self, sweep: int, todo: list[tuple[ops.Reduce, IndexMap]],
                     reducers: list[tuple[Reducer, str]]) -> None:
@@ -266,18 +290,17 @@ class _RowChain:
                 em.w.line(f"accumulate<{reducer.name}>({acc}, {', '.join(xs)});")
 
     def _finish(self, op: ops.Reduce, index: IndexMap, reducer: Reducer, acc: str,
-                init: list[Emitted]) -> None:
+                init: list[Emitted], whole: str) -> None:
+        """Binds a reduction's results; ``whole``: the team's state, where lanes share a row."""
         em, team, r = self.em, self.team, reducer.name
         first = f"{r}::of({', '.join(x.name for x in init)})"
-        smem = f", {team.smem}" if team.smem else ""
         if not team.lanes_on_rows:
             total = em.w.fresh("total")
-            em.w.line(f"const {r}::State {total} = {r}::combine({first}, "
-                      f"{team.combine}<{r}, {team.argument}>(fold<{r}>({acc}){smem}));")
+            em.w.line(f"const {r}::State {total} = {r}::combine({first}, {whole});")
             for i, v in enumerate(op.results):
                 em.bind(v, index, f"{total}.a{i}", vector=False)
             return
-        em.w.line(f"{team.combine}<{r}, {team.argument}>({acc}{smem});")
+        em.w.line(f"{team.combine}<{r}, {team.argument}>({acc}, {team.smem});")
         names = [em.w.fresh("total") for _ in op.results]
         for v, name in zip(op.results, names, strict=True):
             em.w.line(f"{vector(compute(v.type.dtype), em.lanes)} {name};")

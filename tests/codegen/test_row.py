@@ -104,6 +104,21 @@ def test_layer_norm_in_every_tier(dtype: DType) -> None:
     each_tier(g, 96, special=False)
 
 
+def test_reductions_of_a_sweep_are_combined_at_once() -> None:
+    def several(b: Builder, x: Value) -> tuple[Value, ...]:
+        zero = b.constant(0, F32)
+        total = b.reduce(x, zero, "add", (1,))
+        squares = b.reduce(b.elementwise("square", x), zero, "add", (1,))
+        return (total, squares, b.reduce(x, start(b, "maximum", F32), "maximum", (1,)),
+                *argmax(b, x))
+
+    g = graph([value((6, 96))], several)
+    each_tier(g, 96, special=False)  # two NaNs: either may be the argmax
+    plan = make_plan(g, DEVICE)
+    schedule = KernelSchedule(64, 1, {s.key: RowSchedule("block", 64, 1) for s in plan.sigs})
+    assert compile_graph(g, plan=plan, schedule=schedule).source.count("= combine_block<") == 1
+
+
 def test_argmax_in_every_tier() -> None:
     each_tier(graph([value((6, 24))], argmax), 24)
 

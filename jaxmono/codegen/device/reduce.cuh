@@ -39,6 +39,18 @@ JM_DEVICE typename R::State fold(const typename R::State (&acc)[N]) {
   return s[0];
 }
 
+// Two reducers as one: the partial states of both travel together.
+template <class A, class B>
+struct Both {
+  struct State {
+    typename A::State a;
+    typename B::State b;
+  };
+  JM_DEVICE static State combine(const State& l, const State& r) {
+    return State{A::combine(l.a, r.a), B::combine(l.b, r.b)};
+  }
+};
+
 // Groups of G neighbouring lanes of a warp. All lanes of the warp take part.
 template <class R, int G>
 JM_DEVICE typename R::State combine_warp(typename R::State s) {
