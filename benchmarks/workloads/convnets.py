@@ -66,7 +66,8 @@ WORKLOADS = (
               "deploy form"),
     _workload("repvggaug_a0", "RepVGGAug-A0", repvgg, repvgg.repvggaug_a0(),
               repvgg.tiny(augmented=True), (1, 32), "deploy form; 1x1 convolutions by Bolt"),
-    _workload("googlenet", "GoogLeNet", googlenet, googlenet.googlenet(), googlenet.tiny(), (1,)),
+    _workload("googlenet", "GoogLeNet", googlenet, googlenet.googlenet(), googlenet.tiny(), (1,),
+              slow=True),
     _workload("inception_v3", "Inception-v3", inception, inception.inception_v3(),
               inception.tiny(), (1,), slow=True),
 )

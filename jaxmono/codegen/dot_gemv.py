@@ -76,13 +76,14 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     _begin(w, code, threads)
     _emit_load_b(w, code, pointers, read_only, threads)
     w.line("syncthreads();  // the previous task is done with shared memory")
+    unless = "" if fetched == "false" else f"if (!{fetched}) "
     if form.row_prologue:
-        w.line(f"if (!{fetched}) G::prologue(smem, n0, k0, ks, load_b);")
+        w.line(f"{unless}G::prologue(smem, n0, k0, ks, load_b);")
         _emit_rows(w, code, pointers, outputs, read_only, names, threads)
     else:
         _emit_x(w, code, pointers, read_only, names)
         with w.block("G::stage_x(smem, k0, ks, x_piece, [&]", "});"):
-            w.line(f"if (!{fetched}) G::prologue(smem, n0, k0, ks, load_b);")
+            w.line(f"{unless}G::prologue(smem, n0, k0, ks, load_b);")
     stores = [x for x in form.stores if form.k not in x.over]
     lanes = epilogue_lanes(body, stores, form.n, rows=s.bm, cols=s.bn, threads=threads)
     once = s.bm * s.bn // lanes <= threads

@@ -104,7 +104,8 @@ class _Assembly:
         tasks = code.tasks(sig, s, self.schedule.threads)
         w = Writer(indent=1, parent=self.w)
         names = self._function_names(sig, read_only, workspace=False, counters=False)
-        prefetch = w if code.emit_prefetch(w, sig, s, names) else None
+        behind = any(g.sig.key == sig.key for st in self.plan.stages[1:] for g in st.groups)
+        prefetch = w if behind and code.emit_prefetch(w, sig, s, names) else None
         w = Writer(indent=1, parent=self.w)
         load = w if code.emit_load(w, sig, s, names) else None
         return Unit(sig, f"f{number}_{readable}", code, s, tasks, work,
