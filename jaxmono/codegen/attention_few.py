@@ -177,21 +177,18 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
               arrivals: str = "") -> None:
     """The statements of one task; C variables in scope: ``int task``, ``unsigned char* smem``."""
     form, s, body = code.form, code.s, code.sig.body
-    eager, found = _eager(code), key_range(code) is not None
+    eager = _eager(code)
     _begin(w, code)
     tiles = {form.m: s.bq, form.n: s.chunk, form.k: 16, form.v: 16}
     for name, x in (("load_k", code.k), ("load_v", code.v)):
         emit_loader(w, name, body, x, code.element, pointers, {form.batch: "b"}, read_only, tiles)
     if not eager:
-        emit_visible(w, code, pointers, read_only)
+        emit_visible(w, code, pointers, read_only, inner=False)
         w.line(f"const bool seen = key0 <= high && key0 + {s.chunk} > low;")
     w.line("syncthreads();  // the previous task is done with shared memory")
     w.line(f"{'' if eager else 'if (seen) '}A::request(smem, key0, load_k, load_v);")
     _emit_q(w, code, pointers, read_only)
-    if eager and found:
-        emit_visible(w, code, pointers, read_only)
-        w.line("(void)low, (void)high;")
-    emit_logits(w, code, pointers, read_only)
+    emit_logits(w, code, pointers, read_only, inner=False)
     w.line("A rows;")
     if eager:
         w.line("rows.run(smem, key0, logits);")
@@ -216,7 +213,9 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
 def _over(count: int, threads: int) -> str:
     """The head of a block that has every ``i`` below a number once; no loop where none is needed,
     which would be unrolled: the code is read from memory as often as it runs."""
-    if count <= threads:
+    if count == threads:  # no branch: what follows may be asked for beside it
+        return "if (const int i = thread_id(); true)"
+    if count < threads:
         return f"if (const int i = thread_id(); i < {count})"
     return f"for (int i = thread_id(); i < {count}; i += {threads})"
 

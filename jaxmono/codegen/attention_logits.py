@@ -141,8 +141,9 @@ def _emit_all_rows(w: Writer, code: AttentionCode, found: KeyRange, inner: bool,
 
 
 def emit_logits(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
-                read_only: Sequence[Value]) -> None:
-    """``logits``: the `Logits` of device/attention_rows.cuh, and ``unit``.
+                read_only: Sequence[Value], *, inner: bool = True) -> None:
+    """``logits``: the `Logits` of device/attention_rows.cuh, and ``unit``. ``inner``: there are the
+    variables of `emit_visible`.
 
     Multiples of the scores stay scores, with the factor in ``unit``; a mask is then asked for the
     keys only that not all rows see.
@@ -178,7 +179,7 @@ def emit_logits(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
 
         _emit_pairs(w, code, "mask", keep, scaled.index, mask, pointers, read_only)
         found = key_range(code)
-        low, high = ("inner_low", "inner_high") if found is not None and found.whole \
+        low, high = ("inner_low", "inner_high") if inner and found and found.whole \
             else (str(n.size), "-1")
     if softmax.factors:
         def factor(em: BodyEmitter, vector: bool) -> list[str]:

@@ -78,17 +78,18 @@ struct FewRows {
   template <class L>
   JM_DEVICE void run(unsigned char* smem, int key0, const L& logits) {
     clear();
-    cp_async_wait<1>();
-    syncthreads();  // K and Q
     const int g = lane_id() / 4, t = lane_id() % 4;
     const int col = warp_id() * NT * 8, key = key0 + col;
     const bool mine = WARPS_S == WARPS || warp_id() < WARPS_S;
-    float s[NT][4];
+    float s[NT][4], kept[NT][4];
+    if (mine) ask(kept, key, logits);
+    cp_async_wait<1>();
+    syncthreads();  // K and Q
     float* const maxima = reinterpret_cast<float*>(smem + MAX_AT);
     if (mine) {
       scores(s, smem, col);
       float most[HALVES];
-      logits_of(s, most, key, logits);
+      logits_of(s, kept, most, key, logits);
 #pragma unroll
       for (int h = 0; h < HALVES; ++h) {
         most[h] = quad_max(most[h]);
@@ -202,12 +203,27 @@ struct FewRows {
       }
   }
 
+  // What the mask makes of KEPT, which is no masked logit: its loads are not to wait for the scores.
+  static constexpr float KEPT = 1.0f;
+  template <class L>
+  JM_DEVICE static void ask(float (&kept)[NT][4], int key0, const L& logits) {
+    const bool masked = key0 < logits.low || key0 + NT * 8 - 1 > logits.high;
+#pragma unroll
+    for (int h = 0; h < HALVES; ++h)
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        Vec<float, 2> x{KEPT, KEPT};
+        if (masked)
+          x = logits.mask(lane_id() / 4 + 8 * h, key0 + j * 8 + 2 * (lane_id() % 4), x);
+        kept[j][2 * h] = x.x[0], kept[j][2 * h + 1] = x.x[1];
+      }
+  }
+
   // Scores to logits, -inf for keys that there are not; the largest of every row in `most`.
   template <class L>
-  JM_DEVICE static void logits_of(float (&s)[NT][4], float (&most)[HALVES], int key0,
-                                  const L& logits) {
+  JM_DEVICE static void logits_of(float (&s)[NT][4], const float (&kept)[NT][4],
+                                  float (&most)[HALVES], int key0, const L& logits) {
     const int g = lane_id() / 4, t = lane_id() % 4;
-    const bool masked = key0 < logits.low || key0 + NT * 8 - 1 > logits.high;
 #pragma unroll
     for (int h = 0; h < HALVES; ++h) {
       most[h] = minus_infinity();
@@ -215,7 +231,9 @@ struct FewRows {
       for (int j = 0; j < NT; ++j) {
         const int row = g + 8 * h, key = key0 + j * 8 + 2 * t;
         Vec<float, 2> x = logits.logit(row, key, Vec<float, 2>{s[j][2 * h], s[j][2 * h + 1]});
-        if (masked) x = logits.mask(row, key, x);
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (kept[j][2 * h + e] != KEPT) x.x[e] = kept[j][2 * h + e];
         if (KEYS % CHUNK != 0 && key >= KEYS) x.x[0] = minus_infinity();
         if (KEYS % CHUNK != 0 && key + 1 >= KEYS) x.x[1] = minus_infinity();
         s[j][2 * h] = x.x[0], s[j][2 * h + 1] = x.x[1];
