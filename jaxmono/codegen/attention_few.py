@@ -3,8 +3,8 @@
     NAME_prefetch   before the grid barrier: the keys and values of the task into the L2
     NAME            K, V requested -> Q computed -> FewRows::run -> FewRows::finish -> epilogue
 
-A decode step has a row or a few per head, and a cache that fits shared memory: its time is that of a
-few dependent accesses. Only softmaxes of 16-bit operands, as in `attention_flash`.
+A decode step has a row or a few per head, and a cache that fits shared memory: its time is that of
+a few dependent accesses. Only softmaxes of 16-bit operands, as in `attention_flash`.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _begin(w: Writer, code: AttentionCode) -> None:
 def emit_prefetch(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
                   threads: int) -> bool:
     """Asks the task's keys and values into the L2; False if that may be far too much, or their
-    addresses are in memory. A cache that this launch writes to is no matter: L2 has what is written.
+    addresses are in memory. A cache that this launch writes is no matter: L2 has what is written.
     """
     touched = [(x, size) for x, size in ((code.k, code.form.k.size), (code.v, code.form.v.size))
                if _is_plain(x)]

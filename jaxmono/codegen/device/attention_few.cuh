@@ -203,8 +203,7 @@ struct FewRows {
       }
   }
 
-  // What the mask makes of KEPT, which is no masked logit: its loads are not to wait for the scores.
-  static constexpr float KEPT = 1.0f;
+  // What the mask makes of NaN, which no masked logit is: its loads are not to wait for the scores.
   template <class L>
   JM_DEVICE static void ask(float (&kept)[NT][4], int key0, const L& logits) {
     const bool masked = key0 < logits.low || key0 + NT * 8 - 1 > logits.high;
@@ -212,7 +211,7 @@ struct FewRows {
     for (int h = 0; h < HALVES; ++h)
 #pragma unroll
       for (int j = 0; j < NT; ++j) {
-        Vec<float, 2> x{KEPT, KEPT};
+        Vec<float, 2> x{bitcast<float>(0x7fffffffu), bitcast<float>(0x7fffffffu)};
         if (masked)
           x = logits.mask(lane_id() / 4 + 8 * h, key0 + j * 8 + 2 * (lane_id() % 4), x);
         kept[j][2 * h] = x.x[0], kept[j][2 * h + 1] = x.x[1];
@@ -233,7 +232,7 @@ struct FewRows {
         Vec<float, 2> x = logits.logit(row, key, Vec<float, 2>{s[j][2 * h], s[j][2 * h + 1]});
 #pragma unroll
         for (int e = 0; e < 2; ++e)
-          if (kept[j][2 * h + e] != KEPT) x.x[e] = kept[j][2 * h + e];
+          if (kept[j][2 * h + e] == kept[j][2 * h + e]) x.x[e] = kept[j][2 * h + e];
         if (KEYS % CHUNK != 0 && key >= KEYS) x.x[0] = minus_infinity();
         if (KEYS % CHUNK != 0 && key + 1 >= KEYS) x.x[1] = minus_infinity();
         s[j][2 * h] = x.x[0], s[j][2 * h + 1] = x.x[1];
