@@ -117,9 +117,10 @@ def shared_bytes_of(form: AttentionForm, s: AttentionSchedule) -> int:
 
 
 def _eager(code: AttentionCode) -> bool:
-    """Whether a task reads its keys before it knows which of them count."""
+    """Whether a task reads its keys before it knows which of them count. It has some that do if it
+    has all of them."""
     f = code.form
-    return key_range(code) is None \
+    return code.s.split == 1 or key_range(code) is None \
         or f.batch.size * f.n.size * (f.k.size + f.v.size) * 2 <= _EAGER_BYTES
 
 
