@@ -76,7 +76,7 @@ def test_caches(s: AttentionSchedule, eager: bool, small: float,
         monkeypatch.setattr(attention_few, "_EAGER_BYTES", 0)
     plan = plan_of(lambda *x: filled(*x, small=small), *qkv(2, 100, 16, BF16), Spec((), jnp.int32))
     program = build(plan, {attention_sig(plan).key: s})
-    # A mask that is not far below all scores hides no keys; a task with all keys has some that count.
+    # A mask that is not far below all scores hides no keys; a task with all keys sees some.
     late = not eager and small < 0 and s.split > 1
     assert ("rows.nothing()" in program.source) is late
     for pos in (-1, 0, 31, 32, 99):
