@@ -32,7 +32,7 @@ class AttentionSchedule:
       bq: rows of a tile, 16 for each of some warps; the other warps share them.
       chunk: keys in a ring slot. stages: ring slots.
       family: "scores": all scores of a row in shared memory; "flash", "wgmma": in registers, by
-        chunks.
+        chunks; "few": at most 16 rows, one chunk a task.
       split: blocks that share a tile's keys (not "scores").
       group: batch entries with the same keys that are rows of one tile (not "scores").
     """

@@ -50,18 +50,12 @@ def emit_range(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
 
     ``visible``: also ``inner_low``, ``inner_high``, the keys that all rows see, if the mask says.
     """
-    form, s = code.form, code.s
-    found = key_range(code)
-    if found is None:
+    s = code.s
+    if not emit_visible(w, code, pointers, read_only, inner=visible):
         first = "split * A::SHARE" if s.split > 1 else "0"
         last = "min(first + A::SHARE, A::CHUNKS)" if s.split > 1 else "A::CHUNKS"
         w.line(f"const int first = {first}, last = {last};")
         return
-    inner = visible and found.whole
-    if moves_on(found, form.m, form.n, (form.batch,)):
-        _emit_ends(w, code, found, inner)
-    else:
-        _emit_all_rows(w, code, found, inner, pointers, read_only)
     w.line(f"const int chunks = high / {s.chunk} + 1 - low / {s.chunk};")
     if s.split > 1:
         w.line(f"const int share = (chunks + {s.split - 1}) / {s.split};")
@@ -69,6 +63,23 @@ def emit_range(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
         w.line(f"const int last = min(first + share, high / {s.chunk} + 1);")
     else:
         w.line(f"const int first = low / {s.chunk}, last = first + chunks;")
+
+
+def emit_visible(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
+                 read_only: Sequence[Value], *, inner: bool = True) -> bool:
+    """``low``, ``high``: the keys that some row of the tile sees; False if the mask does not say.
+
+    ``inner``: also ``inner_low``, ``inner_high``, the keys that all rows see, if the mask is whole.
+    """
+    found = key_range(code)
+    if found is None:
+        return False
+    inner = inner and found.whole
+    if moves_on(found, code.form.m, code.form.n, (code.form.batch,)):
+        _emit_ends(w, code, found, inner)
+    else:
+        _emit_all_rows(w, code, found, inner, pointers, read_only)
+    return True
 
 
 def _emit_ends(w: Writer, code: AttentionCode, found: KeyRange, inner: bool) -> None:
@@ -130,8 +141,9 @@ def _emit_all_rows(w: Writer, code: AttentionCode, found: KeyRange, inner: bool,
 
 
 def emit_logits(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
-                read_only: Sequence[Value]) -> None:
-    """``logits``: the `Logits` of device/attention_rows.cuh, and ``unit``.
+                read_only: Sequence[Value], *, inner: bool = True) -> None:
+    """``logits``: the `Logits` of device/attention_rows.cuh, and ``unit``. ``inner``: there are the
+    variables of `emit_visible`.
 
     Multiples of the scores stay scores, with the factor in ``unit``; a mask is then asked for the
     keys only that not all rows see.
@@ -167,7 +179,7 @@ def emit_logits(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
 
         _emit_pairs(w, code, "mask", keep, scaled.index, mask, pointers, read_only)
         found = key_range(code)
-        low, high = ("inner_low", "inner_high") if found is not None and found.whole \
+        low, high = ("inner_low", "inner_high") if inner and found and found.whole \
             else (str(n.size), "-1")
     if softmax.factors:
         def factor(em: BodyEmitter, vector: bool) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jaxmono.codegen import (
     attention,
+    attention_few,
     attention_flash,
     attention_wgmma,
     back_to_back,
@@ -119,10 +120,12 @@ class _Attention:
         if found is None:
             return attention.schedule(sig, request.device, warps=warps,
                                       shared_bytes=_room(request))
+        few = attention_few.schedule(sig, request.device, warps=warps,
+                                     shared_bytes=_room(request), siblings=request.siblings)
         other = attention_wgmma.schedule(
             sig, request.device, shared_bytes=shared,
             siblings=request.siblings) if request.wgmma else None
-        return min(found, other, key=lambda x: x[0])[1] if other is not None else found[1]
+        return min((x for x in (few, found, other) if x is not None), key=lambda x: x[0])[1]
 
     def tasks(self, sig: Sig, schedule: AttentionSchedule, threads: int) -> int:
         del threads
@@ -132,8 +135,8 @@ class _Attention:
         del threads
         if schedule.family == "back_to_back":
             return back_to_back.shared_bytes_of(AttentionCode.of(sig, schedule), schedule)
-        family = {"flash": attention_flash, "wgmma": attention_wgmma}.get(schedule.family,
-                                                                          attention)
+        family = {"flash": attention_flash, "wgmma": attention_wgmma,
+                  "few": attention_few}.get(schedule.family, attention)
         return family.shared_bytes_of(AttentionCode.of(sig, schedule).form, schedule)
 
     def workspace_bytes(self, sig: Sig, schedule: AttentionSchedule) -> int:
@@ -144,8 +147,11 @@ class _Attention:
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
                       function: Function) -> bool:
-        del w, sig, schedule, function
-        return False
+        if schedule.family != "few":
+            return False
+        return attention_few.emit_prefetch(w, AttentionCode.of(sig, schedule),
+                                           pointers=function.pointers,
+                                           threads=function.threads)
 
     def emit_load(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
                   function: Function) -> bool:
@@ -165,7 +171,8 @@ class _Attention:
                                    read_only=tuple(function.read_only))
             return
         if schedule.family != "scores":
-            family = attention_wgmma if schedule.family == "wgmma" else attention_flash
+            family = {"wgmma": attention_wgmma, "few": attention_few}.get(schedule.family,
+                                                                         attention_flash)
             family.emit_body(w, code, pointers=function.pointers, outputs=function.outputs,
                              read_only=tuple(function.read_only), workspace=function.workspace,
                              arrivals=function.arrivals)

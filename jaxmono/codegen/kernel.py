@@ -172,6 +172,8 @@ class _Assembly:
         headers = {"kernel", "vec"}.union(*(_INCLUDES[u.sig.kind] for u in self.units.values()))
         if any(getattr(u.schedule, "family", "") == "gemv" for u in self.units.values()):
             headers |= {"gemv", "last_block"}
+        if any(getattr(u.schedule, "family", "") == "few" for u in self.units.values()):
+            headers.add("attention_few")
         if self.roles:
             headers |= {"gemm_wgmma", "roles"}
             if any(u.load and u.sig.kind == "attention" for u in self.units.values()):

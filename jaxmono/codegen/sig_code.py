@@ -83,8 +83,9 @@ class SigCode(Protocol):
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
         """The statements that may run before the grid barrier in front of the group's stage.
 
-        They read only inputs that nothing in the launch writes, and may use all of ``smem``: the
-        block's next task is the one that they were emitted for. False: there are none.
+        They read only inputs that nothing in the launch writes (others they may ask into the L2,
+        where whatever is written later replaces it), and may use all of ``smem``: the block's next
+        task is the one that they were emitted for. False: there are none.
         """
         ...
 

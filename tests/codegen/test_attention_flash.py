@@ -172,7 +172,7 @@ def test_chosen_schedules_compile_without_spills(shape: tuple[int, ...], arch: s
     plan = plan_of(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=m > 1),
                    *[Spec((batch, x, heads, d), BF16) for x in (m, n, n)], device=H200)
     program = generate(plan, cuda_target(arch), H200, "test")
-    assert "FlashAttention<" in program.source
+    assert ("FewRows<" if m <= 16 else "FlashAttention<") in program.source
     assert program.resources["spill_stores"] == program.resources["spill_loads"] == 0
 
 

@@ -136,6 +136,24 @@ def flash_heads() -> Case:
     return plan, sigs, smooth(plan.graph), 3e-2
 
 
+@functools.cache
+def few_heads() -> Case:
+    """One block and several that share keys; behind a task, one whose query is where O was."""
+    def fn(*xs: Any) -> Any:
+        return tuple(attend(*xs[i:i + 3]) for i in range(0, 9, 3))
+
+    sizes = ((64, 12, 64), (70, 3, 32), (128, 1, 32))
+    plan = plan_of(fn, *[Spec((5, m if i == 0 else n, d), BF16)
+                         for n, m, d in sizes for i in range(3)])
+    schedules = {64: (64, 1), 70: (80, 1), 128: (64, 2)}
+    sigs = {}
+    for sig in plan.sigs:
+        assert isinstance(sig.form, AttentionForm)
+        chunk, split = schedules[sig.form.n.size]
+        sigs[sig.key] = AttentionSchedule(16, chunk, 1, 4, "few", split)
+    return plan, sigs, smooth(plan.graph), 3e-2
+
+
 def failure(case: Case, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str]) -> str:
     """What goes wrong first with the changed text; "" if nothing does."""
     plan, sigs, given, rtol = case
@@ -196,7 +214,7 @@ def statements(name: str) -> list[Any]:
 CASES: dict[str, Callable[[], Case]] = {
     "gemm.cuh": gemm, "gemm_simt.cuh": simt, "gemv.cuh": stream, "last_block.cuh": stream,
     "split_k.cuh": split_k, "attention.cuh": heads, "attention_flash.cuh": flash_heads,
-    "attention_rows.cuh": flash_heads}
+    "attention_rows.cuh": flash_heads, "attention_few.cuh": few_heads}
 
 
 @pytest.mark.parametrize(("name", "number"), [p for n in CASES for p in thinned(statements(n), 4)])
@@ -206,7 +224,7 @@ def test_every_sync_of_the_headers_matters(name: str, number: int,
 
 
 @pytest.mark.parametrize("case", [
-    gemm, split_k, stream, simt, panel, heads, mixed_heads, flash_heads])
+    gemm, split_k, stream, simt, panel, heads, mixed_heads, flash_heads, few_heads])
 def test_nothing_fails_unchanged(case: Callable[[], Case], monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(case(), monkeypatch, lambda text: text) == ""
 
@@ -222,7 +240,7 @@ def generated(pattern: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
     return failure(case, monkeypatch, change)
 
 
-@pytest.mark.parametrize("case", [gemm, stream, panel, mixed_heads, flash_heads])
+@pytest.mark.parametrize("case", [gemm, stream, panel, mixed_heads, flash_heads, few_heads])
 def test_the_previous_task_must_be_done(case: Callable[[], Case],
                                         monkeypatch: pytest.MonkeyPatch) -> None:
     barrier = r"syncthreads\(\);  // the previous task is done[^\n]*"
@@ -241,6 +259,18 @@ def test_weak_waits_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     change = rewritten(name, lambda text: text.replace("cp_async_wait<STAGES - 2>",
                                                        "cp_async_wait<STAGES - 1>"))
     assert failure(CASES[name](), monkeypatch, change) != ""
+
+
+def test_values_must_have_landed(monkeypatch: pytest.MonkeyPatch) -> None:
+    change = rewritten("attention_few.cuh", lambda text: text.replace("cp_async_wait<0>();", ";"))
+    assert failure(few_heads(), monkeypatch, change) != ""
+
+
+def test_the_last_block_must_find_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first block to come instead of the last one combines what is not there yet."""
+    change = rewritten("last_block.cuh", lambda text: text.replace("% SPLIT == SPLIT - 1",
+                                                                   "% SPLIT == 0"))
+    assert failure(few_heads(), monkeypatch, change) != ""
 
 
 def test_a_stream_does_not_read_what_has_not_landed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,6 @@
 
 namespace jaxmono {
 
-// The least number of column groups per warp with which all warps but idle ones have as many.
-constexpr int even_share(int groups, int warps) {
-  int share = (groups + warps - 1) / warps;
-  while (groups % share != 0) ++share;
-  return share;
-}
-
 // T: bf16, f16 or float (tf32). BQ: rows of a tile. KEYS, D, DV: exact sizes; they are padded with
 // zeros inside. CHUNK: keys in a ring slot. Q_D_MAJOR: the loader fills Q as [row][d], else [d][row];
 // K_D_MAJOR: K as [key][d], else [d][key]; V_KEY_MAJOR: V as [dv][key], else [key][dv].

@@ -113,6 +113,44 @@ constexpr int staged_fragments(int all, bool shared) {
   return shared || all <= 10 ? all : all % 8 == 0 ? 8 : all % 10 == 0 ? 10 : all % 6 == 0 ? 6 : 2;
 }
 
+struct alignas(8) Share {  // of the keys of a row
+  float max, sum;
+};
+
+// Maximum and sum of a row from those of N shares of its keys, `step` apart.
+template <int N>
+JM_DEVICE void combine_shares(const Share* shares, int step, float unit, float& max, float& sum) {
+  max = shares[0].max;
+#pragma unroll
+  for (int i = 1; i < N; ++i) max = fmaxf(max, shares[i * step].max);
+  const float base = softmax_base(max);
+  sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    sum += shares[i * step].sum * softmax_exp(shares[i * step].max, base, unit);
+}
+
+// Elements of O over the SPLIT blocks that share a tile, PART floats apart: rows of DVP, and from STATS
+// on the `Share` of every row.
+template <int SPLIT, int PART, int STATS, int DVP, int N>
+JM_DEVICE void gather_parts(float (&x)[N], const float* workspace, float unit, int r, int c) {
+  const Share* const stats = reinterpret_cast<const Share*>(workspace + STATS) + r;
+  float max, sum;
+  combine_shares<SPLIT>(stats, PART / 2, unit, max, sum);
+  Vec<float, N> part[SPLIT];
+#pragma unroll
+  for (int i = 0; i < SPLIT; ++i) part[i] = load<float, N>(workspace + i * PART + r * DVP + c);
+#pragma unroll
+  for (int e = 0; e < N; ++e) x[e] = 0.0f;
+#pragma unroll
+  for (int i = 0; i < SPLIT; ++i) {
+    const float weight =
+        softmax_exp(stats[i * (PART / 2)].max, softmax_base(max), unit) * (1.0f / sum);
+#pragma unroll
+    for (int e = 0; e < N; ++e) x[e] += part[i].x[e] * weight;
+  }
+}
+
 // T: bf16 or f16. WARPS_M warps have 16 rows each; the others share them. DV: columns of O, padded to
 // a multiple of 16. SPLIT: blocks that share a tile. OWN_OUT: the memory for the fragments on their way
 // out belongs to nothing else.
@@ -132,10 +170,6 @@ struct AttentionRows {
 
   JM_DEVICE static int first_row() { return warp_id() % WARPS_M * 16; }
   JM_DEVICE static int share() { return WARPS_N > 1 ? warp_id() / WARPS_M : 0; }
-
-  struct alignas(8) Share {  // of the keys of a row
-    float max, sum;
-  };
 
   // Of a thread's rows g and g + 8; sums are of its own columns until `finish`. max: what weights are
   // relative to, at most GROWTH / unit below the largest logit.
@@ -270,7 +304,7 @@ struct AttentionRows {
       scale[h] = 1.0f;
       if constexpr (WARPS_N > 1) {
         const float own = max[h];
-        combine<WARPS_N>(stats + first_row() + g + 8 * h, BQ, unit, max[h], sum[h]);
+        combine_shares<WARPS_N>(stats + first_row() + g + 8 * h, BQ, unit, max[h], sum[h]);
         scale[h] = softmax_exp(own, softmax_base(max[h]), unit);
       }
       if constexpr (SPLIT == 1) scale[h] *= 1.0f / sum[h];
@@ -324,7 +358,7 @@ struct AttentionRows {
       for (int i = split * THREADS + thread_id(); i < valid * PER_ROW; i += SPLIT * THREADS) {
         const int r = i / PER_ROW, c = i % PER_ROW * LANES;
         float x[LANES];
-        gather_parts(x, workspace, unit, r, c);
+        gather_parts<SPLIT, PART, BQ * DVP, DVP>(x, workspace, unit, r, c);
         f(r, c, x);
       }
     } else {
@@ -349,20 +383,6 @@ struct AttentionRows {
                         Vec<float, 2>{o[i][2 * h] * scale[h], o[i][2 * h + 1] * scale[h]});
   }
 
-  // Maximum and sum of a row from those of N shares of its keys, `step` apart.
-  template <int N>
-  JM_DEVICE static void combine(const Share* shares, int step, float unit, float& max,
-                                float& sum) {
-    max = shares[0].max;
-#pragma unroll
-    for (int i = 1; i < N; ++i) max = fmaxf(max, shares[i * step].max);
-    const float base = softmax_base(max);
-    sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < N; ++i)
-      sum += shares[i * step].sum * softmax_exp(shares[i * step].max, base, unit);
-  }
-
   // Elements of the tile, added over the warps that share their row.
   template <int N>
   JM_DEVICE static void gather(float (&x)[N], const float* out, int r, int c) {
@@ -375,27 +395,6 @@ struct AttentionRows {
       const Vec<float, N> more = load<float, N>(p + w * BQ * PITCH);
 #pragma unroll
       for (int e = 0; e < N; ++e) x[e] += more.x[e];
-    }
-  }
-
-  // The same over the blocks that share the tile.
-  template <int N>
-  JM_DEVICE static void gather_parts(float (&x)[N], const float* workspace, float unit, int r,
-                                     int c) {
-    const Share* const stats = reinterpret_cast<const Share*>(workspace + BQ * DVP) + r;
-    float max, sum;
-    combine<SPLIT>(stats, PART / 2, unit, max, sum);
-    Vec<float, N> part[SPLIT];
-#pragma unroll
-    for (int i = 0; i < SPLIT; ++i) part[i] = load<float, N>(workspace + i * PART + r * DVP + c);
-#pragma unroll
-    for (int e = 0; e < N; ++e) x[e] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < SPLIT; ++i) {
-      const float weight =
-          softmax_exp(stats[i * (PART / 2)].max, softmax_base(max), unit) * (1.0f / sum);
-#pragma unroll
-      for (int e = 0; e < N; ++e) x[e] += part[i].x[e] * weight;
     }
   }
 };

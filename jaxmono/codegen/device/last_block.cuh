@@ -6,10 +6,20 @@
 
 namespace jaxmono {
 
+// True in all threads of the block that comes last of SPLIT and finds in global memory what the others
+// wrote there before. flag: shared memory that nobody uses.
+template <int SPLIT>
+JM_DEVICE bool last_to_arrive(uint32_t* flag, uint32_t* arrivals) {
+  static_assert((SPLIT & (SPLIT - 1)) == 0, "the count is never reset and wraps at a power of two");
+  syncthreads();  // all warps have written: that precedes the release below
+  if (thread_id() == 0) *flag = atom_add_acq_rel_gpu(arrivals, 1u) % SPLIT == SPLIT - 1;
+  syncthreads();
+  return *flag != 0;
+}
+
 // G: the Gemv whose sums are exchanged.
 template <class G, int SPLIT>
 struct LastBlock {
-  static_assert((SPLIT & (SPLIT - 1)) == 0, "the count is never reset and wraps at a power of two");
   static constexpr int TILE = G::BM * G::BN, FLOATS = SPLIT * TILE;
 
   // True in all threads of the block that finds the others' sums in `parts`.
@@ -19,11 +29,7 @@ struct LastBlock {
       G::template read<1>(sum, smem, i / G::BN, i % G::BN);
       store<float>(parts + split * TILE + i, sum[0]);
     }
-    uint32_t* const last = reinterpret_cast<uint32_t*>(smem);  // scratch
-    syncthreads();  // all sums are written: they precede the release below
-    if (thread_id() == 0) *last = atom_add_acq_rel_gpu(arrivals, 1u) % SPLIT == SPLIT - 1;
-    syncthreads();
-    return *last != 0;
+    return last_to_arrive<SPLIT>(reinterpret_cast<uint32_t*>(smem), arrivals);  // smem: scratch
   }
 
   template <int VEC>

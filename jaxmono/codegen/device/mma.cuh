@@ -41,6 +41,13 @@ struct MmaTraits<float> {  // tf32: operands rounded to 10 mantissa bits, accumu
   }
 };
 
+// The least number of column groups per warp with which all warps but idle ones have as many.
+constexpr int even_share(int groups, int warps) {
+  int share = (groups + warps - 1) / warps;
+  while (groups % share != 0) ++share;
+  return share;
+}
+
 // A 16 x K fragment at (row, k) of the left operand. K_MAJOR: the tile is [rows][k], else [k][rows].
 template <class T, class TileT, bool K_MAJOR>
 JM_DEVICE void load_a(uint32_t (&a)[4], unsigned char* tile, int row, int k) {

@@ -1,0 +1,246 @@
+"""AttentionForm -> a device function for at most 16 rows: device/attention_few.cuh.
+
+    NAME_prefetch   before the grid barrier: the keys and values of the task into the L2
+    NAME            K, V requested -> Q computed -> FewRows::run -> FewRows::finish -> epilogue
+
+A decode step has a row or a few per head, and a cache that fits shared memory: its time is that of
+a few dependent accesses. Only softmaxes of 16-bit operands, as in `attention_flash`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
+from jaxmono.codegen.attention_cost import LOAD, Keys, keys_of, total_us
+from jaxmono.codegen.attention_flash import groups
+from jaxmono.codegen.attention_groups import grouped
+from jaxmono.codegen.attention_logits import emit_logits, emit_visible, key_range, softmax_of
+from jaxmono.codegen.dot import emit_loader, emit_piece, epilogue_lanes, lane_of
+from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
+from jaxmono.codegen.operand import Operand
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.indexing import Index
+from jaxmono.fusion.key_range import Numbers
+from jaxmono.fusion.plan import AttentionForm, Device, Sig
+from jaxmono.hlo.ir import Value
+
+MAX_ROWS = 16
+_SPLITS = (1, 2, 4, 8, 16, 32)
+_FRAGMENTS = 12
+"""Of 8 keys, or columns of V, of a warp: 4 registers each and twice that."""
+_EAGER_BYTES = 4 << 20
+"""Keys and values of a group that are read whatever positions say: 1 us of memory, behind a barrier
+that takes longer; waiting for a position first costs 0.3 us."""
+
+
+# ---- schedule ----------------------------------------------------------------------------------
+
+
+def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
+             siblings: int = 1) -> tuple[float, AttentionSchedule] | None:
+    """The fastest in the model with its microseconds; None if there are more rows, the chain is not
+    a softmax, or a block's keys do not fit."""
+    form = sig.form
+    assert isinstance(form, AttentionForm)
+    if softmax_of(sig.body, form) is None:
+        return None
+    found: list[tuple[float, AttentionSchedule]] = []
+    for group in groups(sig):
+        one = grouped(form, group)
+        if one.m.size > MAX_ROWS:
+            continue
+        keys = keys_of(sig.body, one)
+        found += [(model_us(one, s, device, siblings, keys), replace(s, group=group))
+                  for s in candidates(one, warps=warps, shared_bytes=shared_bytes)]
+    return min(found, key=lambda x: (round(x[0], 2), x[1].split, x[1].group), default=None)
+
+
+def candidates(form: AttentionForm, *, warps: int,
+               shared_bytes: int) -> Iterator[AttentionSchedule]:
+    """Legal schedules: all blocks have keys, shared memory fits, no spills."""
+    if form.m.size > MAX_ROWS:
+        return
+    values = _even_share(_round(form.v.size, 16) // 8, warps)
+    for split in _SPLITS:
+        least = math.ceil(form.n.size / split)
+        for chunk in sorted({_round(least, 16), _round(least, 64)}):
+            s = AttentionSchedule(16, chunk, 1, warps, "few", split)
+            if (split - 1) * chunk < form.n.size \
+                    and shared_bytes_of(form, s) <= shared_bytes \
+                    and max(_even_share(chunk // 8, warps), values) <= _FRAGMENTS:
+                yield s
+
+
+def _even_share(groups: int, warps: int) -> int:
+    """`even_share` of device/mma.cuh."""
+    return next(x for x in range(math.ceil(groups / warps), groups + 1) if groups % x == 0)
+
+
+def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings: int,
+             keys: Keys) -> float:
+    """Microseconds of all tasks."""
+    d, dv = _round(form.k.size, 16), _round(form.v.size, 16)
+    halves = 2 if form.m.size > 8 else 1
+    load = s.chunk * (d + dv) * 2 / LOAD
+    products = 16 * s.chunk * (d + dv) / 1024
+    lanes = 8 * halves * s.chunk * (12 if keys.simple else 18) / 128
+    end = 450.0
+    if s.split > 1:  # stores, an atomic and loads, one behind the other
+        end += 2000 + s.split * form.m.size * dv * 4 / LOAD
+
+    def clocks(chunks: Numbers) -> Numbers:
+        return 700 + (load + products + lanes) * chunks + end
+
+    return total_us(form, s, device, siblings, keys, clocks, 900)
+
+
+def _round(x: int, n: int) -> int:
+    return math.ceil(x / n) * n
+
+
+def shared_bytes_of(form: AttentionForm, s: AttentionSchedule) -> int:
+    """Upper bound of `FewRows::SHARED_BYTES` over the possible operand layouts."""
+    d, dv = _round(form.k.size, 16), _round(form.v.size, 16)
+
+    def tile(rows: int, cols: int) -> int:
+        return rows * (cols // 8 | 1) * 16
+
+    out = (16 if form.m.size > 8 else 8) * (dv + 8) * 4
+    kv = sum(max(tile(s.chunk, x), tile(x, s.chunk)) for x in (d, dv))
+    return 16 + s.warps * 128 + out + tile(16, d) + tile(16, s.chunk) + kv
+
+
+# ---- text --------------------------------------------------------------------------------------
+
+
+def _eager(code: AttentionCode) -> bool:
+    """Whether a task reads its keys before it knows which of them count. It has some that do if it
+    has all of them."""
+    f = code.form
+    return code.s.split == 1 or key_range(code) is None \
+        or f.batch.size * f.n.size * (f.k.size + f.v.size) * 2 <= _EAGER_BYTES
+
+
+def _begin(w: Writer, code: AttentionCode) -> None:
+    """Decodes ``task`` into (batch, split) and names the type ``A``."""
+    form, s = code.form, code.s
+    if s.split > 1:
+        w.line(f"const int split = task % {s.split}, tile = task / {s.split};")
+        w.line(f"const int m0 = 0, b = tile, key0 = split * {s.chunk};")
+    else:
+        w.line("const int m0 = 0, b = task, key0 = 0;")
+    w.line("(void)m0, (void)b;")
+    flags = ", ".join("true" if x.k_major else "false" for x in (code.k, code.v))
+    w.line(f"using A = FewRows<{c_type(code.element)}, {s.warps}, {form.m.size}, {s.chunk}, "
+           f"{form.n.size}, {form.k.size}, {form.v.size}, {s.split}, {flags}>;")
+    w.line(f"static_assert(A::SHARED_BYTES <= {shared_bytes_of(form, s)}, \"shared memory\");")
+
+
+def emit_prefetch(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
+                  threads: int) -> bool:
+    """Asks the task's keys and values into the L2; False if that may be far too much, or their
+    addresses are in memory. A cache that this launch writes is no matter: L2 has what is written.
+    """
+    touched = [(x, size) for x, size in ((code.k, code.form.k.size), (code.v, code.form.v.size))
+               if _is_plain(x)]
+    if not touched or not _eager(code):
+        return False
+    form, s = code.form, code.s
+    _begin(w, code)
+    for x, size in touched:
+        keys, wide = (x.outer, x.k) if x is code.k else (x.k, x.outer)
+        lines = math.ceil(size / 64) if x.major is wide else 1
+        rows = s.chunk if x.major is wide else size * math.ceil(s.chunk / 64)
+        with w.block(_over(rows * lines, threads)):
+            if x.major is wide:
+                key, at = f"i / {lines}" if lines > 1 else "i", f"i % {lines} * 64"
+            else:
+                key, at = f"i / {size} * 64", f"i % {size}"
+            w.line(f"const int n = min(key0 + {key}, {form.n.size - 1});")
+            w.line(f"const int at = {at if lines > 1 or x.major is not wide else '0'};")
+            em = BodyEmitter(w, code.sig.body, pointers,
+                             var_names={form.batch: "b", keys: "n", wide: "at"})
+            assert x.param is not None and x.offset is not None
+            w.line(f"prefetch_l2({pointers[x.param]} + {em.code(x.offset)});")
+    return True
+
+
+def _is_plain(x: Operand) -> bool:
+    return x.param is not None and x.offset is not None and x.offset.is_static \
+        and not x.guard.bounds and not x.others
+
+
+def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
+              outputs: Sequence[str], read_only: Sequence[Value], workspace: str = "",
+              arrivals: str = "") -> None:
+    """The statements of one task; C variables in scope: ``int task``, ``unsigned char* smem``."""
+    form, s, body = code.form, code.s, code.sig.body
+    eager = _eager(code)
+    _begin(w, code)
+    tiles = {form.m: s.bq, form.n: s.chunk, form.k: 16, form.v: 16}
+    for name, x in (("load_k", code.k), ("load_v", code.v)):
+        emit_loader(w, name, body, x, code.element, pointers, {form.batch: "b"}, read_only, tiles)
+    if not eager:
+        emit_visible(w, code, pointers, read_only, inner=False)
+        w.line(f"const bool seen = key0 <= high && key0 + {s.chunk} > low;")
+    w.line("syncthreads();  // the previous task is done with shared memory")
+    w.line(f"{'' if eager else 'if (seen) '}A::request(smem, key0, load_k, load_v);")
+    _emit_q(w, code, pointers, read_only)
+    emit_logits(w, code, pointers, read_only, inner=False)
+    w.line("A rows;")
+    if eager:
+        w.line("rows.run(smem, key0, logits);")
+    else:
+        w.line("if (seen) rows.run(smem, key0, logits);")
+        w.line("else rows.nothing();")
+    width = _round(form.v.size, 16)
+    lanes = epilogue_lanes(body, form.stores, form.v, rows=form.m.size, cols=width,
+                           threads=32 * s.warps)
+    exchange = f"{workspace} + tile * A::FLOATS, split, {arrivals} + tile" if s.split > 1 \
+        else "nullptr, 0, nullptr"
+    w.line("constexpr int n0 = 0;")
+    head = f"rows.finish<{lanes}>(smem, unit, {exchange}, [&](int r, int c, " \
+           f"const float (&acc)[{lanes}])"
+    with w.block(head, "});"):
+        emit_piece(w, body, form.stores, result=form.second.result, identity=code.identity,
+                   m=form.m, n=form.v, tile_m=form.m.size, tile_n=width, lanes=lanes, read="",
+                   accumulator="float", skip="return", pointers=pointers, outputs=outputs,
+                   names={form.batch: "b"}, read_only=read_only)
+
+
+def _over(count: int, threads: int) -> str:
+    """The head of a block that has every ``i`` below a number once; no loop where none is needed,
+    which would be unrolled: the code is read from memory as often as it runs."""
+    if count == threads:  # no branch: what follows may be asked for beside it
+        return "if (const int i = thread_id(); true)"
+    if count < threads:
+        return f"if (const int i = thread_id(); i < {count})"
+    return f"for (int i = thread_id(); i < {count}; i += {threads})"
+
+
+def _emit_q(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
+            read_only: Sequence[Value]) -> None:
+    """Q's rows into shared memory, no more elements a thread than there must be: an expression of
+    several loads (a rotation, say) then waits for them once."""
+    form, x, body = code.form, code.q, code.sig.body
+    t, dp, threads = c_type(code.element), _round(form.k.size, 16), 32 * code.s.warps
+    lanes = vector_width(body, [(x.value, x.index)], [(Index.of(form.k), 2)], form.k, limit=8)
+    while lanes > 1 and (form.m.size * dp <= threads * lanes // 2 or form.k.size % lanes):
+        lanes //= 2
+    vec = f", {lanes}" if lanes > 1 else ""
+    each = dp // lanes
+    with w.block(_over(form.m.size * each, threads)):
+        w.line(f"const int m = i / {each}, k = i % {each}{f' * {lanes}' if lanes > 1 else ''};")
+        w.line("(void)m;")
+        w.line(f"Vec<float, {lanes}> value{{}};")
+        with w.block(f"if (k < {form.k.size})" if form.k.size % 16 else ""):
+            em = BodyEmitter(w, body, pointers, lane=form.k, lanes=lanes,
+                             var_names={form.batch: "b", form.m: "m", form.k: "k"},
+                             read_only=read_only)
+            v = em.emit(x.value, x.index)
+            for e in range(lanes):
+                w.line(f"value.x[{e}] = convert<float>({lane_of(v, str(e))});")
+        w.line(f"store<{t}{vec}>(A::q(smem, m, k), value{'' if lanes > 1 else '.x[0]'});")
