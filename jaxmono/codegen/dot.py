@@ -25,7 +25,7 @@ from jaxmono.fusion.demand import Demand, reduction_index
 from jaxmono.fusion.dots import result_index
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device, DotForm, Sig, Store
-from jaxmono.fusion.support import exact_matrix, plain_algorithm
+from jaxmono.fusion.support import byte_product, exact_matrix, plain_algorithm
 from jaxmono.fusion.vector_dots import SMALL
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
@@ -40,7 +40,8 @@ class DotCode:
     form: DotForm
     s: DotSchedule
     element: DType | None
-    """Operand type in tiles and streams; None: elements are converted as they are loaded."""
+    """Operand type in tiles and streams (see `rhs_element`); None: elements are converted as they are
+    loaded."""
     lhs: Operand
     rhs: Operand
 
@@ -85,10 +86,16 @@ class DotCode:
         return result_index(f.dot, Index.of(f.batch), Index.of(f.m), Index.of(f.n))
 
     @property
+    def rhs_element(self) -> DType | None:
+        """``element`` of the right operand: bytes may be of two types, of which it is the left's."""
+        mixed = self.element is not None and self.element.itemsize == 1
+        return self.form.dot.rhs.type.dtype if mixed else self.element
+
+    @property
     def accumulator(self) -> str:
         """C type of the accumulator. Integers wrap, so they are summed unsigned."""
         if self.element is not None:
-            return "float"
+            return "uint32_t" if self.element.is_integer else "float"
         t = self.form.dot.result.type.dtype
         wide = DType.F32 if t.is_float and t is not DType.F64 else t
         name = c_type(wide)
@@ -96,8 +103,10 @@ class DotCode:
 
 
 def operand_type(form: DotForm) -> DType | None:
-    """Element type on the tensor cores; None for ordinary arithmetic."""
+    """Element type (of the left operand) on the tensor cores; None for ordinary arithmetic."""
     d = form.dot
+    if byte_product(d):
+        return d.lhs.type.dtype
     if d.result.type.dtype is DType.F64:
         return None
     t = mma_type(d.lhs.type.dtype, d.rhs.type.dtype, d.precision, d.algorithm)

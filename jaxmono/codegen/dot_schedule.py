@@ -21,7 +21,7 @@ from jaxmono.hlo.types import DType
 # problem, not for predicting times.
 _L2_BYTES = 42_000.0
 _SHARED_BYTES = 224_000.0
-_FLOPS = {2: 4.6e6, 4: 1.2e6}
+_FLOPS = {1: 9.2e6, 2: 4.6e6, 4: 1.2e6}
 _LATENCY_US = 0.8
 _SPLIT_US = 2.2
 _K_TILE_US = 0.06
@@ -121,7 +121,8 @@ _N = (8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 144, 192)
 
 def _candidates(m: int, n: int, k: int, itemsize: int, warps: int, row_prologue: bool,
                 allow_split: bool) -> list[DotSchedule]:
-    kstep = 16 if itemsize == 2 else 8
+    kstep = 32 // itemsize
+    narrow = 16 if itemsize == 1 else 8
     out: list[DotSchedule] = []
     splits = (1, 2, 4, 8) if allow_split and not row_prologue else (1,)
     for (bm, wm), bn, wn, split in itertools.product(_M_WARPS, _N, (1, 2, 4, 8), splits):
@@ -130,8 +131,10 @@ def _candidates(m: int, n: int, k: int, itemsize: int, warps: int, row_prologue:
             continue
         mt, nt = bm // (16 * wm), bn // (8 * wn)
         if mt * nt > 24 or (itemsize == 4 and nt > _NT_TF32[mt]) or (bm > 16 and bm >= 2 * m) or (
-                bn > 8 and bn >= 2 * n):
+                bn > narrow and bn >= 2 * n):
             continue
+        if itemsize == 1 and nt % 2:
+            continue  # columns of bytes are transposed 16 at a time
         for bk in (128 // itemsize, 256 // itemsize):
             if bk % (kstep * wk) or (split > 1 and k // split < 2 * bk):
                 continue

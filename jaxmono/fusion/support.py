@@ -102,6 +102,15 @@ def matrix_dtype(op: ops.DotGeneral) -> DType | None:
     return None if t is DType.F32 and op.precision != ("DEFAULT", "DEFAULT") else t
 
 
+def byte_product(op: ops.DotGeneral) -> bool:
+    """Whether a contraction of bytes runs on tensor cores: 8-bit integers whose sums wrap, in s32 or
+    narrower, or 8-bit floats with sums in f32. The operands may be of two such types."""
+    lhs, rhs, out = (v.type.dtype for v in (op.lhs, op.rhs, op.result))
+    if not {lhs, rhs} <= {DType.S8, DType.U8}:
+        return False
+    return out.is_integer and out.itemsize <= 4 and not op.algorithm
+
+
 def exact_product(op: ops.DotGeneral) -> bool:
     """Whether XLA computes a contraction of f32 exactly although DEFAULT precision allows tf32.
 
