@@ -13,11 +13,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxmono.codegen.dot_schedule import DotSchedule, best_mma, choose_simt, mma_type
+from jaxmono.codegen.dot_schedule import F8_FLOPS, DotSchedule, best_mma, choose_simt, mma_type
 from jaxmono.codegen.early_loads import bind_early
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.index_code import guard_code
-from jaxmono.codegen.names import compute, vector
+from jaxmono.codegen.names import compute, is_f8, vector
 from jaxmono.codegen.operand import Operand, Source, analyse, stride
 from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
@@ -117,6 +117,11 @@ def operand_type(form: DotForm) -> DType | None:
     return t
 
 
+def matrix_flops(t: DType) -> float | None:
+    """The ``flops`` of `best_mma` for operands of type ``t``."""
+    return F8_FLOPS if is_f8(t) else None
+
+
 def fma_type(form: DotForm) -> DType | None:
     """Element type of both operands where products may be f32 multiply-adds; None elsewhere."""
     d = form.dot
@@ -139,7 +144,7 @@ def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
         return 0.0, choose_simt(form.m.size, form.n.size, warps * 32)
     return best_mma(form.batch.size * siblings, form.m.size, form.n.size, form.k.size,
                     t.itemsize, device=device, warps=warps, shared_bytes=shared_bytes,
-                    row_prologue=form.row_prologue)
+                    row_prologue=form.row_prologue, flops=matrix_flops(t))
 
 
 # ---- loaders -----------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ JM_DEVICE uint64_t wgmma_descriptor_at(uint64_t first, int bytes) {
 // Rows 16 * (warp_id() % 4) + g and + 8 of the 64, like mma's fragments.
 template <class T, bool A_MN, bool B_MN, bool ZERO = false, int NT>
 JM_DEVICE void wgmma(float (&d)[NT][4], uint64_t a, uint64_t b) {
-  static_assert(is_narrow<T>, "wgmma multiplies bf16 or f16");
+  static_assert(is_narrow<T> && !is_f8<T>, "wgmma multiplies bf16 or f16");
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
   if constexpr (false) {
   }
@@ -145,7 +145,7 @@ JM_DEVICE void wgmma(float (&d)[NT][4], uint64_t a, uint64_t b) {
 // The left operand in registers, as a fragment of mma: of 16 rows a warp.
 template <class T, bool B_MN, int NT>
 JM_DEVICE void wgmma_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64_t b) {
-  static_assert(is_narrow<T>, "wgmma multiplies bf16 or f16");
+  static_assert(is_narrow<T> && !is_f8<T>, "wgmma multiplies bf16 or f16");
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
   if constexpr (false) {
   }

@@ -36,7 +36,7 @@ inline uint64_t wgmma_descriptor_at(uint64_t first, int bytes) {
 namespace emulate {
 template <class T, int NT>
 void issue(float (&d)[NT][4], uint64_t a, uint64_t b, const uint32_t* registers, uint32_t form) {
-  static_assert(is_narrow<T>, "wgmma multiplies bf16 or f16");
+  static_assert(is_narrow<T> && !is_f8<T>, "wgmma multiplies bf16 or f16");
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
   Wgmma arg = {&d[0][0], a, b, registers, 8 * NT, (is_same<T, f16> ? WGMMA_F16 : 0u) | form};
   collective(&arg, wgmma_issue, "wgmma");
