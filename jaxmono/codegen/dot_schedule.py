@@ -122,6 +122,8 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, w
 _M_WARPS = ((16, 1), (32, 1), (32, 2), (64, 2), (64, 4), (128, 2), (128, 4))
 _NT_TF32 = {1: 16, 2: 10, 4: 6}
 """Most columns of 8 of a warp, by its rows of 16: f32 fragments of wider tiles spill."""
+_NT_BYTES = 20
+"""Likewise of bytes; 8-bit floats take registers for their conversion."""
 _N = (8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 144, 192)
 
 
@@ -139,7 +141,7 @@ def _candidates(m: int, n: int, k: int, itemsize: int, warps: int, row_prologue:
         if mt * nt > 24 or (itemsize == 4 and nt > _NT_TF32[mt]) or (bm > 16 and bm >= 2 * m) or (
                 bn > narrow and bn >= 2 * n):
             continue
-        if itemsize == 1 and nt % 2:
+        if itemsize == 1 and (nt % 2 or nt > _NT_BYTES):
             continue  # columns of bytes are transposed 16 at a time
         for bk in (128 // itemsize, 256 // itemsize):
             if bk % (kstep * wk) or (split > 1 and k // split < 2 * bk):

@@ -56,21 +56,28 @@ JM_DEVICE uint16_t floats_to_f8x2(float first, float second) {
 
 #else
 
-// e4m3 has the exponent of f16 after 8 is added to it, which a product does; subnormals included.
-template <class T>
-JM_DEVICE uint32_t f8_to_f16(uint32_t x) {
-  if constexpr (F8Format<T>::MANTISSA == 2) {
-    return x << 8;
-  } else {
-    const uint32_t sign = (x & 0x80u) << 8, magnitude = x & 0x7fu;
-    if (magnitude == 0x7fu) return sign | 0x7fffu;
-    if (magnitude >= 8) return sign | ((magnitude << 7) + 0x2000u);
-    return sign | float_to_f16(static_cast<float>(magnitude) * 0.001953125f);  // of 2^-9
-  }
+#ifdef JAXMONO_EMULATE
+JM_DEVICE uint32_t f16x2_times_256(uint32_t x) {
+  return floats_to_f16x2(256.0f * f16_to_float(static_cast<uint16_t>(x)),
+                         256.0f * f16_to_float(static_cast<uint16_t>(x >> 16)));
 }
+#else
+JM_DEVICE uint32_t f16x2_times_256(uint32_t x) {
+  uint32_t out;
+  asm("mul.f16x2 %0, %1, %2;" : "=r"(out) : "r"(x), "r"(0x5c005c00u));
+  return out;
+}
+#endif
+
+// e5m2 is the upper half of f16. e4m3 has f16's exponent less 8, which a product adds, of subnormals
+// too; its NaN, all ones, is the only magnitude that carries when 1 is added.
 template <class T>
 JM_DEVICE uint32_t f8x2_to_f16x2(uint16_t x) {
-  return f8_to_f16<T>(x & 0xffu) | f8_to_f16<T>(x >> 8 & 0xffu) << 16;
+  const uint32_t apart = (x & 0xff00u) << 16 | (x & 0xffu) << 8;
+  if constexpr (F8Format<T>::MANTISSA == 2) return apart;
+  const uint32_t sign = apart & 0x80008000u, magnitude = apart >> 1 & 0x3f803f80u;
+  const uint32_t nan = (magnitude + 0x00800080u) & 0x40004000u;
+  return f16x2_times_256(magnitude) | sign | nan | (nan - (nan >> 5));
 }
 
 template <class T>

@@ -115,15 +115,27 @@ JM_DEVICE void mma_tiles_bytes(Acc (&d)[MT][NT][4], const uint32_t (&a)[MT][4],
                                const uint32_t (&b)[NT][2]) {
   if constexpr (is_f8<A> && F8_AS_F16) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {  // registers for half of the operands at a time
-      uint32_t x[4], y[NT][2];
+    for (int half = 0; half < 2; ++half) {  // registers for half of one operand at a time
+      if constexpr (2 * MT <= NT) {
+        uint32_t x[MT][4], y[2];
 #pragma unroll
-      for (int j = 0; j < NT; ++j) f8_half_to_f16<B>(y[j], b[j], half);
+        for (int i = 0; i < MT; ++i) f8_half_to_f16<A>(x[i], a[i], half);
 #pragma unroll
-      for (int i = 0; i < MT; ++i) {
-        f8_half_to_f16<A>(x, a[i], half);
+        for (int j = 0; j < NT; ++j) {
+          f8_half_to_f16<B>(y, b[j], half);
 #pragma unroll
-        for (int j = 0; j < NT; ++j) mma_m16n8k16_f16(d[i][j], x, y[j]);
+          for (int i = 0; i < MT; ++i) mma_m16n8k16_f16(d[i][j], x[i], y);
+        }
+      } else {
+        uint32_t x[4], y[NT][2];
+#pragma unroll
+        for (int j = 0; j < NT; ++j) f8_half_to_f16<B>(y[j], b[j], half);
+#pragma unroll
+        for (int i = 0; i < MT; ++i) {
+          f8_half_to_f16<A>(x, a[i], half);
+#pragma unroll
+          for (int j = 0; j < NT; ++j) mma_m16n8k16_f16(d[i][j], x, y[j]);
+        }
       }
     }
   } else {
