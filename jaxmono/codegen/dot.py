@@ -40,8 +40,8 @@ class DotCode:
     form: DotForm
     s: DotSchedule
     element: DType | None
-    """Operand type in tiles and streams (see `rhs_element`); None: elements are converted as they are
-    loaded."""
+    """Operand type in tiles and streams (see `rhs_element`); None: elements are converted as they
+    are loaded."""
     lhs: Operand
     rhs: Operand
 
@@ -87,7 +87,7 @@ class DotCode:
 
     @property
     def rhs_element(self) -> DType | None:
-        """``element`` of the right operand: bytes may be of two types, of which it is the left's."""
+        """``element`` of the right operand; bytes may be of two types, it is the left's."""
         mixed = self.element is not None and self.element.itemsize == 1
         return self.form.dot.rhs.type.dtype if mixed else self.element
 

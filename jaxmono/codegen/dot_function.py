@@ -94,8 +94,8 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
                            threads=threads)
     emit_epilogue(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
                   n=form.n, tile_m=s.bm, bm=bm, bn=s.bn, lanes=lanes, read=read,
-                  accumulator=code.accumulator, row0=row0, pointers=pointers, outputs=outputs, names=names,
-                  read_only=read_only, threads=threads)
+                  accumulator=code.accumulator, row0=row0, pointers=pointers, outputs=outputs,
+                  names=names, read_only=read_only, threads=threads)
 
 
 def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],

@@ -105,8 +105,8 @@ def matrix_dtype(op: ops.DotGeneral) -> DType | None:
 
 
 def byte_product(op: ops.DotGeneral) -> bool:
-    """Whether a contraction of bytes runs on tensor cores: 8-bit integers whose sums wrap, in s32 or
-    narrower, or 8-bit floats with sums in f32. The operands may be of two such types."""
+    """Whether a contraction of bytes runs on tensor cores: 8-bit integers whose sums wrap, in s32
+    or narrower, or 8-bit floats with sums in f32. The operands may be of two such types."""
     lhs, rhs, out = (v.type.dtype for v in (op.lhs, op.rhs, op.result))
     if {lhs, rhs} <= {DType.S8, DType.U8}:
         return out.is_integer and out.itemsize <= 4 and not op.algorithm

@@ -1,4 +1,4 @@
-"""Bytes: contractions of 8-bit integers and 8-bit floats on the tensor cores, 8-bit floats as values."""
+"""Contractions of 8-bit integers and floats on the tensor cores, and 8-bit floats as values."""
 
 from __future__ import annotations
 
