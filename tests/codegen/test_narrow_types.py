@@ -32,6 +32,7 @@ from jaxmono.fusion.plan import Device, DotForm, Plan
 from jaxmono.fusion.support import refusal
 from jaxmono.hlo import ops
 from jaxmono.hlo.types import DType
+from jaxmono.tuning.gpu_worker import as_numbers, random_values
 
 Spec = jax.ShapeDtypeStruct
 S8, U8, S32 = jnp.int8, jnp.uint8, jnp.int32
@@ -340,6 +341,16 @@ def test_row_statistics_into_bytes() -> None:
     np.testing.assert_allclose(found[1], wanted[1], rtol=1e-6)
     apart = found[0].view(np.int8).astype(int) - np.asarray(wanted[0]).view(np.int8)
     assert np.abs(apart).max() <= 1 and (apart != 0).mean() < 0.01
+
+
+@pytest.mark.parametrize("t", FLOATS)
+def test_the_profiler_knows_the_codes(t: Any) -> None:
+    name = DType.of(t).value
+    np.testing.assert_array_equal(as_numbers(codes(t).view(np.uint8), name),
+                                  codes(t).astype(np.float64))
+    drawn = random_values(name, 4096)
+    assert drawn.nbytes == 4096 and np.isfinite(as_numbers(drawn, name)).all()
+    assert 0.8 < as_numbers(drawn, name).std() / random_values("f32", 1 << 16).std() < 1.2
 
 
 def test_reductions_are_refused_with_a_reason() -> None:
