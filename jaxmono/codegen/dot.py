@@ -153,7 +153,7 @@ def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
 def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                 pointers: Mapping[Value, str], names: Mapping[Var, str],
                 read_only: Sequence[Value], tiles: Mapping[Var, int], *,
-                strided: bool = False) -> None:
+                strided: bool = False, pair: str = "") -> None:
     """``const auto NAME = [&](void* to, int <outer or k>, int <k or outer>)``: fills one piece.
 
     The two indices come in the order of the tile's rows and columns: columns are ``x.major``.
@@ -164,8 +164,9 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
     Args:
       tiles: extent of a tile along the operand's Vars; no test is made where it divides the size.
       strided: the family knows ``Strided``.
+      pair: C type of two neighbouring bytes, of which the family makes tiles; `is_strided` holds.
     """
-    if strided and _emit_strided(w, name, body, x, element, pointers, names, tiles):
+    if strided and _emit_strided(w, name, body, x, element, pointers, names, tiles, pair):
         return
     row = x.outer if x.k_major else x.k
     r, c = ("o", "k") if x.k_major else ("k", "o")
@@ -203,20 +204,32 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
 
 def _emit_strided(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                   pointers: Mapping[Value, str], names: Mapping[Var, str],
-                  tiles: Mapping[Var, int]) -> bool:
+                  tiles: Mapping[Var, int], pair: str) -> bool:
     """Writes ``const Strided<...> NAME{...};`` if the operand is one buffer with such strides."""
-    if x.param is None or x.offset is None or not x.offset.is_static or x.guard.bounds or x.others:
+    if not is_strided(x):
         return False
+    assert x.param is not None and x.offset is not None
     row = x.outer if x.k_major else x.k
     pitch = stride(x.offset, row)
-    if pitch is None or stride(x.offset, x.major) != 1:
-        return False
+    assert pitch is not None
     origin = x.offset.substitute({row: Index.of(0), x.major: Index.of(0)})
     em = BodyEmitter(w, body, pointers, var_names=names)
     checks = ", ".join("true" if v.size % tiles[v] else "false" for v in (row, x.major))
-    w.line(f"const Strided<{c_type(element)}, {pitch}, {checks}> {name}{{{pointers[x.param]} + "
-           f"{em.code(origin)}, {row.size}, {x.major.size}}};")
+    first = f"{pointers[x.param]} + {em.code(origin)}"
+    if pair:
+        first = f"reinterpret_cast<const {pair}*>({first})"
+    per = 2 if pair else 1
+    w.line(f"const Strided<{pair or c_type(element)}, {pitch // per}, {checks}> {name}{{{first}, "
+           f"{row.size}, {x.major.size // per}}};")
     return True
+
+
+def is_strided(x: Operand) -> bool:
+    """Whether an operand is one buffer, whole, in which rows and columns have constant strides."""
+    if x.param is None or x.offset is None or not x.offset.is_static or x.guard.bounds or x.others:
+        return False
+    row = x.outer if x.k_major else x.k
+    return stride(x.offset, row) is not None and stride(x.offset, x.major) == 1
 
 
 def _emit_copy(w: Writer, body: Graph, x: Operand, piece: int, inside: str,

@@ -25,6 +25,13 @@ constexpr bool is_same = false;
 template <class A>
 constexpr bool is_same<A, A> = true;
 
+// Two neighbours of an operand of wgmma, which reads bytes as it reads 16-bit elements, but for the
+// products. A, B: the types of the left and the right operand of these.
+template <class A, class B>
+struct F8Pair {
+  uint8_t bits[2];
+};
+
 template <bool FIRST, class A, class B>
 struct ConditionalOf {
   using type = A;

@@ -35,6 +35,8 @@
 //   uint64_t wgmma_descriptor_at(uint64_t first, int bytes)   of an operand so far behind
 //   void wgmma<T, A_MN, B_MN>(float (&d)[NT][4], uint64_t a, uint64_t b)   d += a b, 64 x 8 NT x 16
 //                                    T bf16 or f16; runs until the wait that retires its group
+//   void wgmma_f8<A, B>(float (&d)[NT][4], uint64_t a, uint64_t b)   64 x 8 NT x 32, likewise;
+//                                    f8e4m3 or f8e5m2, [m or n][k]
 //   void wgmma_fence()               before the first wgmma, and the first after the accumulators
 //                                    were touched
 //   void wgmma_commit(), void wgmma_wait<N>()   all but the N newest groups are done
