@@ -297,7 +297,8 @@ def as_numbers(data: Any, dtype: str) -> Any:
     if dtype in _F8:
         drop, scale = _F8[dtype]
         codes = data.view(np.uint8).astype(np.uint16)
-        x = ((codes & 0x7f) << drop).view(np.float16).astype(np.float64) * scale
+        with np.errstate(invalid="ignore"):  # NaN
+            x = ((codes & 0x7f) << drop).view(np.float16).astype(np.float64) * scale
         if dtype == "f8e4m3fn":  # the other's infinities and NaN are those of f16
             x[(codes & 0x7f) == 0x7f] = np.nan
         return np.where(codes & 0x80, -x, x)

@@ -54,8 +54,10 @@ extern "C" __global__ void test_kernel(const __grid_constant__ Params p) {{
   uint32_t n[2][2][4] = {{}};
   mma_tiles_bytes<int8_t, int8_t>(n, a, b), mma_tiles_bytes<int8_t, uint8_t>(n, a, b);
   mma_tiles_bytes<uint8_t, int8_t>(n, a, b), mma_tiles_bytes<uint8_t, uint8_t>(n, a, b);
+#if __CUDA_ARCH__ >= 890
   mma_tiles_bytes<f8e4m3, f8e4m3>(d, a, b), mma_tiles_bytes<f8e4m3, f8e5m2>(d, a, b);
   mma_tiles_bytes<f8e5m2, f8e4m3>(d, a, b), mma_tiles_bytes<f8e5m2, f8e5m2>(d, a, b);
+#endif
   counter_signal(static_cast<uint32_t*>(p.buf[2]) + byte_permute(n[0][0][0], n[1][1][3], 0x6420));
   st_global_16(p.buf[1], load_global_16_nc(p.buf[0]));
   st_global_16(p.buf[1], load_global_16_stream(p.buf[0]));

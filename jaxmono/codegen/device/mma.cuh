@@ -45,6 +45,51 @@ struct MmaTraits<float> {  // tf32: operands rounded to 10 mantissa bits, accumu
   }
 };
 
+// Hopper multiplies 8-bit floats in wgmma only, and sm_80 not at all; the emulator is a Hopper.
+#if !defined(JAXMONO_EMULATE) && (__CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1000)
+constexpr bool F8_AS_F16 = false;
+#else
+constexpr bool F8_AS_F16 = true;
+#endif
+
+template <class T, int N>
+JM_DEVICE void f8_half_to_f16(uint32_t (&out)[N], const uint32_t (&x)[N], int half) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) out[i] = f8x2_to_f16x2<T>(static_cast<uint16_t>(x[i] >> 16 * half));
+}
+
+// f16 has all values of 8-bit floats. Of each register the lower two k make one product, the upper two
+// another. Registers for half of the operand that takes less are needed at a time; the compiler's own
+// expansion of mma keeps all of both and spills.
+template <class A, class B, int MT, int NT>
+JM_DEVICE void mma_tiles_f8_as_f16(float (&d)[MT][NT][4], const uint32_t (&a)[MT][4],
+                                   const uint32_t (&b)[NT][2]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if constexpr (2 * MT <= NT) {
+      uint32_t x[MT][4], y[2];
+#pragma unroll
+      for (int i = 0; i < MT; ++i) f8_half_to_f16<A>(x[i], a[i], half);
+#pragma unroll
+      for (int j = 0; j < NT; ++j) {
+        f8_half_to_f16<B>(y, b[j], half);
+#pragma unroll
+        for (int i = 0; i < MT; ++i) mma_m16n8k16_f16(d[i][j], x[i], y);
+      }
+    } else {
+      uint32_t x[4], y[NT][2];
+#pragma unroll
+      for (int j = 0; j < NT; ++j) f8_half_to_f16<B>(y[j], b[j], half);
+#pragma unroll
+      for (int i = 0; i < MT; ++i) {
+        f8_half_to_f16<A>(x, a[i], half);
+#pragma unroll
+        for (int j = 0; j < NT; ++j) mma_m16n8k16_f16(d[i][j], x, y[j]);
+      }
+    }
+  }
+}
+
 template <class A, class B>
 struct MmaTraits {  // bytes
   static_assert(sizeof(A) == 1 && sizeof(B) == 1, "operands of different sizes");
@@ -54,7 +99,8 @@ struct MmaTraits {  // bytes
   template <int MT, int NT>
   JM_DEVICE static void mma(Acc (&d)[MT][NT][4], const uint32_t (&a)[MT][4],
                             const uint32_t (&b)[NT][2]) {
-    mma_tiles_bytes<A, B>(d, a, b);
+    if constexpr (is_f8<A> && F8_AS_F16) mma_tiles_f8_as_f16<A, B>(d, a, b);
+    else mma_tiles_bytes<A, B>(d, a, b);
   }
 };
 

@@ -16,7 +16,7 @@
 //                               const uint32_t (&b)[NT][2])            all products of a warp tile;
 //   void mma_tiles_f16, mma_tiles_tf32                                 one exchange in the emulator
 //   void mma_m16n8k32<A, B>(Acc (&d)[4], ...), mma_tiles_bytes<A, B>   likewise; int8_t, uint8_t with
-//                                    uint32_t sums, which wrap; f8e4m3, f8e5m2 with float sums
+//                                    uint32_t sums, which wrap; f8e4m3, f8e5m2 (sm_89) with float sums
 //   uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector)   prmt, nibbles 0 to 7
 //   uint32_t to_tf32(float)                                            rounds to nearest, ties away
 // Hopper, each from a header of its own:

@@ -58,39 +58,21 @@ JM_DEVICE void mma_m16n8k32(uint32_t (&d)[4], const uint32_t (&a)[4], const uint
   }
 }
 
-// A, B: f8e4m3 or f8e5m2, in any mixture.
-//
-// sm_80 and sm_90 have no such product (on sm_90 the compiler makes f16 ones of it): they multiply
-// f16, which has all their values. Of each register the lower two k make one product, the upper two
-// another.
-#if __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1000
-constexpr bool F8_AS_F16 = false;
-#else
-constexpr bool F8_AS_F16 = true;
-#endif
-
-template <class T, int N>
-JM_DEVICE void f8_half_to_f16(uint32_t (&out)[N], const uint32_t (&x)[N], int half) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) out[i] = f8x2_to_f16x2<T>(static_cast<uint16_t>(x[i] >> 16 * half));
-}
+// A, B: f8e4m3 or f8e5m2, in any mixture. On sm_90 the compiler makes products of f16 of it, and sm_80
+// has none: mma.cuh does that itself there.
 template <class A, class B>
 JM_DEVICE void mma_m16n8k32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  if constexpr (F8_AS_F16) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      uint32_t x[4], y[2];
-      f8_half_to_f16<A>(x, a, half);
-      f8_half_to_f16<B>(y, b, half);
-      mma_m16n8k16_f16(d, x, y);
-    }
-  } else if constexpr (is_same<A, f8e4m3>) {
+#if __CUDA_ARCH__ >= 890
+  if constexpr (is_same<A, f8e4m3>) {
     if constexpr (is_same<B, f8e4m3>) JM_MMA("e4m3.e4m3", "f32", "+f");
     else JM_MMA("e4m3.e5m2", "f32", "+f");
   } else {
     if constexpr (is_same<B, f8e4m3>) JM_MMA("e5m2.e4m3", "f32", "+f");
     else JM_MMA("e5m2.e5m2", "f32", "+f");
   }
+#else
+  static_assert(sizeof(A) == 0, "no products of 8-bit floats before sm_89");
+#endif
 }
 #undef JM_MMA
 
@@ -113,40 +95,13 @@ JM_MMA_TILES(mma_tiles_tf32, mma_m16n8k8_tf32)
 template <class A, class B, class Acc, int MT, int NT>
 JM_DEVICE void mma_tiles_bytes(Acc (&d)[MT][NT][4], const uint32_t (&a)[MT][4],
                                const uint32_t (&b)[NT][2]) {
-  if constexpr (is_f8<A> && F8_AS_F16) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {  // registers for half of one operand at a time
-      if constexpr (2 * MT <= NT) {
-        uint32_t x[MT][4], y[2];
+  for (int i = 0; i < MT; ++i)
 #pragma unroll
-        for (int i = 0; i < MT; ++i) f8_half_to_f16<A>(x[i], a[i], half);
-#pragma unroll
-        for (int j = 0; j < NT; ++j) {
-          f8_half_to_f16<B>(y, b[j], half);
-#pragma unroll
-          for (int i = 0; i < MT; ++i) mma_m16n8k16_f16(d[i][j], x[i], y);
-        }
-      } else {
-        uint32_t x[4], y[NT][2];
-#pragma unroll
-        for (int j = 0; j < NT; ++j) f8_half_to_f16<B>(y[j], b[j], half);
-#pragma unroll
-        for (int i = 0; i < MT; ++i) {
-          f8_half_to_f16<A>(x, a[i], half);
-#pragma unroll
-          for (int j = 0; j < NT; ++j) mma_m16n8k16_f16(d[i][j], x, y[j]);
-        }
-      }
+    for (int j = 0; j < NT; ++j) {
+      const int n = i % 2 ? NT - 1 - j : j;
+      mma_m16n8k32<A, B>(d[i][n], a[i], b[n]);
     }
-  } else {
-#pragma unroll
-    for (int i = 0; i < MT; ++i)
-#pragma unroll
-      for (int j = 0; j < NT; ++j) {
-        const int n = i % 2 ? NT - 1 - j : j;
-        mma_m16n8k32<A, B>(d[i][n], a[i], b[n]);
-      }
-  }
 }
 
 // Bytes of (high, low), numbered 0 to 7 from the lowest of `low`: nibble i of the selector names
