@@ -44,8 +44,9 @@ class _Dot:
         if request.wgmma and s.family == "mma":
             code = DotCode.of(sig, s)
             if dot_wgmma.takes(form, code, code.element) is None:
+                per = dot_wgmma.per_pair(code.element)
                 other = choose_wgmma(
-                    form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size,
+                    form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size, per,
                     device=request.device, shared_bytes=request.shared_bytes,
                     row_prologue=form.row_prologue, k_major=(code.lhs.k_major, code.rhs.k_major))
                 if other is not None and other[0] < cost:

@@ -13,11 +13,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxmono.codegen.dot_schedule import DotSchedule, best_mma, choose_simt, mma_type
+from jaxmono.codegen.dot_schedule import F8_FLOPS, DotSchedule, best_mma, choose_simt, mma_type
 from jaxmono.codegen.early_loads import bind_early
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.index_code import guard_code
-from jaxmono.codegen.names import compute, vector
+from jaxmono.codegen.names import compute, is_f8, vector
 from jaxmono.codegen.operand import Operand, Source, analyse, stride
 from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
@@ -25,7 +25,7 @@ from jaxmono.fusion.demand import Demand, reduction_index
 from jaxmono.fusion.dots import result_index
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device, DotForm, Sig, Store
-from jaxmono.fusion.support import exact_matrix, plain_algorithm
+from jaxmono.fusion.support import byte_product, exact_matrix, plain_algorithm
 from jaxmono.fusion.vector_dots import SMALL
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
@@ -40,7 +40,8 @@ class DotCode:
     form: DotForm
     s: DotSchedule
     element: DType | None
-    """Operand type in tiles and streams; None: elements are converted as they are loaded."""
+    """Operand type in tiles and streams (see `rhs_element`); None: elements are converted as they
+    are loaded."""
     lhs: Operand
     rhs: Operand
 
@@ -85,10 +86,16 @@ class DotCode:
         return result_index(f.dot, Index.of(f.batch), Index.of(f.m), Index.of(f.n))
 
     @property
+    def rhs_element(self) -> DType | None:
+        """``element`` of the right operand; bytes may be of two types, it is the left's."""
+        mixed = self.element is not None and self.element.itemsize == 1
+        return self.form.dot.rhs.type.dtype if mixed else self.element
+
+    @property
     def accumulator(self) -> str:
         """C type of the accumulator. Integers wrap, so they are summed unsigned."""
         if self.element is not None:
-            return "float"
+            return "uint32_t" if self.element.is_integer else "float"
         t = self.form.dot.result.type.dtype
         wide = DType.F32 if t.is_float and t is not DType.F64 else t
         name = c_type(wide)
@@ -96,8 +103,10 @@ class DotCode:
 
 
 def operand_type(form: DotForm) -> DType | None:
-    """Element type on the tensor cores; None for ordinary arithmetic."""
+    """Element type (of the left operand) on the tensor cores; None for ordinary arithmetic."""
     d = form.dot
+    if byte_product(d):
+        return d.lhs.type.dtype
     if d.result.type.dtype is DType.F64:
         return None
     t = mma_type(d.lhs.type.dtype, d.rhs.type.dtype, d.precision, d.algorithm)
@@ -106,6 +115,11 @@ def operand_type(form: DotForm) -> DType | None:
             exact_matrix(m, n, k) or (min(m, n) == 1 and form.batch.size * m * n * k <= SMALL)):
         return None  # exact in XLA, too; larger products with a vector are none by now
     return t
+
+
+def matrix_flops(t: DType) -> float | None:
+    """The ``flops`` of `best_mma` for operands of type ``t``."""
+    return F8_FLOPS if is_f8(t) else None
 
 
 def fma_type(form: DotForm) -> DType | None:
@@ -130,7 +144,7 @@ def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
         return 0.0, choose_simt(form.m.size, form.n.size, warps * 32)
     return best_mma(form.batch.size * siblings, form.m.size, form.n.size, form.k.size,
                     t.itemsize, device=device, warps=warps, shared_bytes=shared_bytes,
-                    row_prologue=form.row_prologue)
+                    row_prologue=form.row_prologue, flops=matrix_flops(t))
 
 
 # ---- loaders -----------------------------------------------------------------------------------
@@ -139,7 +153,7 @@ def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
 def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                 pointers: Mapping[Value, str], names: Mapping[Var, str],
                 read_only: Sequence[Value], tiles: Mapping[Var, int], *,
-                strided: bool = False) -> None:
+                strided: bool = False, pair: str = "") -> None:
     """``const auto NAME = [&](void* to, int <outer or k>, int <k or outer>)``: fills one piece.
 
     The two indices come in the order of the tile's rows and columns: columns are ``x.major``.
@@ -150,8 +164,9 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
     Args:
       tiles: extent of a tile along the operand's Vars; no test is made where it divides the size.
       strided: the family knows ``Strided``.
+      pair: C type of two neighbouring bytes, of which the family makes tiles; `is_strided` holds.
     """
-    if strided and _emit_strided(w, name, body, x, element, pointers, names, tiles):
+    if strided and _emit_strided(w, name, body, x, element, pointers, names, tiles, pair):
         return
     row = x.outer if x.k_major else x.k
     r, c = ("o", "k") if x.k_major else ("k", "o")
@@ -189,20 +204,32 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
 
 def _emit_strided(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                   pointers: Mapping[Value, str], names: Mapping[Var, str],
-                  tiles: Mapping[Var, int]) -> bool:
+                  tiles: Mapping[Var, int], pair: str) -> bool:
     """Writes ``const Strided<...> NAME{...};`` if the operand is one buffer with such strides."""
-    if x.param is None or x.offset is None or not x.offset.is_static or x.guard.bounds or x.others:
+    if not is_strided(x):
         return False
+    assert x.param is not None and x.offset is not None
     row = x.outer if x.k_major else x.k
     pitch = stride(x.offset, row)
-    if pitch is None or stride(x.offset, x.major) != 1:
-        return False
+    assert pitch is not None
     origin = x.offset.substitute({row: Index.of(0), x.major: Index.of(0)})
     em = BodyEmitter(w, body, pointers, var_names=names)
     checks = ", ".join("true" if v.size % tiles[v] else "false" for v in (row, x.major))
-    w.line(f"const Strided<{c_type(element)}, {pitch}, {checks}> {name}{{{pointers[x.param]} + "
-           f"{em.code(origin)}, {row.size}, {x.major.size}}};")
+    first = f"{pointers[x.param]} + {em.code(origin)}"
+    if pair:
+        first = f"reinterpret_cast<const {pair}*>({first})"
+    per = 2 if pair else 1
+    w.line(f"const Strided<{pair or c_type(element)}, {pitch // per}, {checks}> {name}{{{first}, "
+           f"{row.size}, {x.major.size // per}}};")
     return True
+
+
+def is_strided(x: Operand) -> bool:
+    """Whether an operand is one buffer, whole, in which rows and columns have constant strides."""
+    if x.param is None or x.offset is None or not x.offset.is_static or x.guard.bounds or x.others:
+        return False
+    row = x.outer if x.k_major else x.k
+    return stride(x.offset, row) is not None and stride(x.offset, x.major) == 1
 
 
 def _emit_copy(w: Writer, body: Graph, x: Operand, piece: int, inside: str,

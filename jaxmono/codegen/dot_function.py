@@ -68,7 +68,8 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
         return
     _begin(w, code)
     tiles = {form.m: s.bm, form.n: s.bn, form.k: s.bk}
-    emit_loader(w, "load_b", body, code.rhs, code.element, pointers, names, read_only, tiles)
+    assert code.rhs_element is not None
+    emit_loader(w, "load_b", body, code.rhs, code.rhs_element, pointers, names, read_only, tiles)
     if form.row_prologue:
         w.line("const auto load_a = [](void*, int, int) {};  // the panel is computed below")
     else:
@@ -94,8 +95,8 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
                            threads=threads)
     emit_epilogue(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
                   n=form.n, tile_m=s.bm, bm=bm, bn=s.bn, lanes=lanes, read=read,
-                  accumulator="float", row0=row0, pointers=pointers, outputs=outputs, names=names,
-                  read_only=read_only, threads=threads)
+                  accumulator=code.accumulator, row0=row0, pointers=pointers, outputs=outputs,
+                  names=names, read_only=read_only, threads=threads)
 
 
 def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
@@ -106,7 +107,7 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     while the other blocks arrive.
     """
     form, s, body = code.form, code.s, code.sig.body
-    if code.element is None or code.rhs.param not in read_only:
+    if code.rhs_element is None or code.rhs.param not in read_only:
         return False
     assert code.rhs.offset is not None
     if not code.rhs.offset.is_static:
@@ -114,8 +115,8 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     _decode_task(w, code)
     w.line("(void)m0;")
     _begin(w, code)
-    emit_loader(w, "load_b", body, code.rhs, code.element, pointers, {form.batch: "b"}, read_only,
-                {form.m: s.bm, form.n: s.bn, form.k: s.bk})
+    emit_loader(w, "load_b", body, code.rhs, code.rhs_element, pointers, {form.batch: "b"},
+                read_only, {form.m: s.bm, form.n: s.bn, form.k: s.bk})
     w.line("G::prefetch(smem, n0, k0, k_tiles, load_b);")
     touch(w, [v for v in body.inputs if v is not code.rhs.param], pointers, read_only)
     return True
@@ -124,12 +125,13 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
 def _begin(w: Writer, code: DotCode) -> None:
     """The Gemm type and the share of k of a task."""
     s, form = code.s, code.form
-    assert code.element is not None
+    assert code.element is not None and code.rhs_element is not None
     warps = ", ".join(map(str, s.warps))
     flags = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
     panel = code.k_tiles * s.bk if form.row_prologue else 0
+    mixed = f", {c_type(code.rhs_element)}" if code.rhs_element is not code.element else ""
     w.line(f"using G = Gemm<{c_type(code.element)}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, {warps}, "
-           f"{flags}, {panel}>;")
+           f"{flags}, {panel}{mixed}>;")
     w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code)}, \"shared memory\");")
     k_tiles = str(code.k_tiles)
     if s.split_k > 1:

@@ -21,7 +21,10 @@ from jaxmono.hlo.types import DType
 # problem, not for predicting times.
 _L2_BYTES = 42_000.0
 _SHARED_BYTES = 224_000.0
-_FLOPS = {2: 4.6e6, 4: 1.2e6}
+_FLOPS = {1: 9.2e6, 2: 4.6e6, 4: 1.2e6}
+F8_FLOPS = 3.7e6
+"""8-bit floats: Hopper has no mma.sync for them. They are multiplied as f16, behind a conversion of
+every fragment."""
 _LATENCY_US = 0.8
 _SPLIT_US = 2.2
 _K_TILE_US = 0.06
@@ -83,12 +86,13 @@ def choose_mma(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Dev
 
 
 def best_mma(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Device, warps: int,
-             shared_bytes: int, row_prologue: bool = False,
-             allow_split: bool = True) -> tuple[float, DotSchedule]:
-    """`choose_mma`'s choice and its time in the model, in microseconds."""
+             shared_bytes: int, row_prologue: bool = False, allow_split: bool = True,
+             flops: float | None = None) -> tuple[float, DotSchedule]:
+    """`choose_mma`'s choice and its time in the model, in microseconds. ``flops``: per SM and
+    microsecond, where it is not that of the item size."""
     best: tuple[float, DotSchedule] | None = None
     for cost, s in _costed(batch, m, n, k, itemsize, device, warps, shared_bytes, row_prologue,
-                           allow_split):
+                           allow_split, flops):
         if best is None or cost < best[0] - 1e-9:
             best = (cost, s)
     if best is None:
@@ -97,31 +101,36 @@ def best_mma(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Devic
 
 
 def candidates_mma(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Device, warps: int,
-                   shared_bytes: int, row_prologue: bool = False,
+                   shared_bytes: int, row_prologue: bool = False, flops: float | None = None,
                    ) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model, cheapest first: what a tuner may measure."""
-    found = _costed(batch, m, n, k, itemsize, device, warps, shared_bytes, row_prologue, True)
+    found = _costed(batch, m, n, k, itemsize, device, warps, shared_bytes, row_prologue, True,
+                    flops)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
 def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, warps: int,
-            shared_bytes: int, row_prologue: bool, allow_split: bool,
+            shared_bytes: int, row_prologue: bool, allow_split: bool, flops: float | None,
             ) -> Iterator[tuple[float, DotSchedule]]:
     for s in _candidates(m, n, k, itemsize, warps, row_prologue, allow_split):
         fitted = _fit(s, k, itemsize, shared_bytes, row_prologue)
         if fitted is not None:
-            yield _cost(fitted, batch, m, n, k, itemsize, device, row_prologue), fitted
+            yield _cost(fitted, batch, m, n, k, itemsize, device, row_prologue,
+                        flops or _FLOPS[itemsize]), fitted
 
 
 _M_WARPS = ((16, 1), (32, 1), (32, 2), (64, 2), (64, 4), (128, 2), (128, 4))
 _NT_TF32 = {1: 16, 2: 10, 4: 6}
 """Most columns of 8 of a warp, by its rows of 16: f32 fragments of wider tiles spill."""
+_NT_BYTES = 20
+"""Likewise of bytes; 8-bit floats take registers for their conversion."""
 _N = (8, 16, 24, 32, 40, 48, 64, 72, 80, 96, 112, 128, 144, 192)
 
 
 def _candidates(m: int, n: int, k: int, itemsize: int, warps: int, row_prologue: bool,
                 allow_split: bool) -> list[DotSchedule]:
-    kstep = 16 if itemsize == 2 else 8
+    kstep = 32 // itemsize
+    narrow = 16 if itemsize == 1 else 8
     out: list[DotSchedule] = []
     splits = (1, 2, 4, 8) if allow_split and not row_prologue else (1,)
     for (bm, wm), bn, wn, split in itertools.product(_M_WARPS, _N, (1, 2, 4, 8), splits):
@@ -130,8 +139,10 @@ def _candidates(m: int, n: int, k: int, itemsize: int, warps: int, row_prologue:
             continue
         mt, nt = bm // (16 * wm), bn // (8 * wn)
         if mt * nt > 24 or (itemsize == 4 and nt > _NT_TF32[mt]) or (bm > 16 and bm >= 2 * m) or (
-                bn > 8 and bn >= 2 * n):
+                bn > narrow and bn >= 2 * n):
             continue
+        if itemsize == 1 and (nt % 2 or nt > _NT_BYTES):
+            continue  # columns of bytes are transposed 16 at a time
         for bk in (128 // itemsize, 256 // itemsize):
             if bk % (kstep * wk) or (split > 1 and k // split < 2 * bk):
                 continue
@@ -165,7 +176,7 @@ def _fit(s: DotSchedule, k: int, itemsize: int, shared_bytes: int,
 
 
 def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
-          row_prologue: bool) -> float:
+          row_prologue: bool, flops: float) -> float:
     tiles = batch * math.ceil(m / s.bm) * math.ceil(n / s.bn) * s.split_k
     if s.split_k > 1 and tiles > device.sm_count:
         return math.inf  # the blocks of a tile wait for each other: only in a single wave
@@ -179,7 +190,7 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     # Every warp column reads all of A, every warp row all of B; the ring is written once. Products
     # and shared-memory reads hardly overlap at two warps per scheduler, so their times add up.
     shared = (wn * s.bm + wm * s.bn + s.bm + s.bn) * depth * itemsize / _SHARED_BYTES
-    work = 2.0 * s.bm * s.bn * depth / _FLOPS[itemsize] + shared
+    work = 2.0 * s.bm * s.bn * depth / flops + shared
     if wk > 1 and s.bm * s.bn >= 8192:
         work *= 1.15  # every set of warps has accumulators for the whole tile
     work += _K_TILE_US * math.ceil(depth / s.bk)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_wgmma import LOW_BYTES, MAX_SLOTS, ROLES_BYTES, staging_bytes, tile_bytes
@@ -33,31 +34,33 @@ _TALL = 32
 """Fewer rows than this waste most of a 64-row product: other families take them."""
 
 
-def choose_wgmma(batch: int, m: int, n: int, k: int, *, device: Device, shared_bytes: int,
-                 row_prologue: bool, k_major: tuple[bool, bool],
+def choose_wgmma(batch: int, m: int, n: int, k: int, per_pair: int = 1, *, device: Device,
+                 shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
                  ) -> tuple[float, DotSchedule] | None:
     """The cheapest tile and its time in microseconds; None if no tile fits or pays.
 
     Args:
+      per_pair: elements in 16 bits. Bytes cost what half as many 16-bit elements do.
       shared_bytes: per block. k_major: of the left and the right operand.
     """
     best: tuple[float, DotSchedule] | None = None
-    for cost, s in _costed(batch, m, n, k, device, shared_bytes, row_prologue, k_major):
+    for cost, s in _costed(batch, m, n, k, per_pair, device, shared_bytes, row_prologue, k_major):
         if best is None or cost < best[0] - 1e-9:
             best = (cost, s)
     return best
 
 
-def candidates_wgmma(batch: int, m: int, n: int, k: int, *, device: Device, shared_bytes: int,
-                     row_prologue: bool, k_major: tuple[bool, bool],
+def candidates_wgmma(batch: int, m: int, n: int, k: int, per_pair: int = 1, *, device: Device,
+                     shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
                      ) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model, cheapest first: what a tuner may measure."""
-    found = _costed(batch, m, n, k, device, shared_bytes, row_prologue, k_major)
+    found = _costed(batch, m, n, k, per_pair, device, shared_bytes, row_prologue, k_major)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
-def _costed(batch: int, m: int, n: int, k: int, device: Device, shared_bytes: int,
+def _costed(batch: int, m: int, n: int, k: int, per_pair: int, device: Device, shared_bytes: int,
             row_prologue: bool, k_major: tuple[bool, bool]) -> Iterator[tuple[float, DotSchedule]]:
+    k = math.ceil(k / per_pair)
     if m < _TALL or n < 16:
         return
     splits = (1,) if row_prologue else (1, 2, 4, 8)
@@ -75,7 +78,8 @@ def _costed(batch: int, m: int, n: int, k: int, device: Device, shared_bytes: in
         if slots is None:
             continue
         s = DotSchedule("wgmma", bm, bn, 64, slots, warps, split)
-        yield _cost(s, batch, m, n, k, device, row_prologue), s
+        yield (_cost(s, batch, m, n, k, device, row_prologue),
+               replace(s, bk=64 * per_pair) if per_pair > 1 else s)
 
 
 def _slots(bm: int, bn: int, columns: int, k_warpgroups: int, k: int, split: int,

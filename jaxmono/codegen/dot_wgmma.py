@@ -11,9 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from jaxmono.codegen.dot import DotCode, emit_epilogue, emit_loader, emit_piece, legal_lanes
+from jaxmono.codegen.dot import (
+    DotCode,
+    emit_epilogue,
+    emit_loader,
+    emit_piece,
+    is_strided,
+    legal_lanes,
+)
 from jaxmono.codegen.early_loads import early_loads, emit_fetch
 from jaxmono.codegen.emit import c_type
+from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
@@ -35,11 +43,36 @@ the blocks wait for each other. More would stand in the way of the left operand.
 
 def takes(form: DotForm, code: DotCode, element: DType | None) -> str | None:
     """Why a contraction cannot run in this family; None if it can."""
+    if element is not None and is_f8(element):
+        return _takes_f8(form, code)
     if element not in (DType.BF16, DType.F16):
-        return "wgmma multiplies 16-bit operands"
+        return "wgmma multiplies 16-bit operands and 8-bit floats"
     if code.rhs.param is None or (code.lhs.param is None and not form.row_prologue):
         return "an operand is computed, not copied"
     return None
+
+
+def _takes_f8(form: DotForm, code: DotCode) -> str | None:
+    if not all(is_strided(x) and x.k_major for x in (code.lhs, code.rhs)):
+        return "wgmma reads bytes whose k are neighbours"
+    d = form.dot
+    imprecise = not d.algorithm or "allow_imprecise_accumulation = true" in d.algorithm
+    if d.precision != ("DEFAULT", "DEFAULT") or not imprecise:
+        return "wgmma adds products of 8-bit floats with 14 bits"
+    return None
+
+
+def per_pair(element: DType | None) -> int:
+    """Elements in 16 bits, which is what the family's tiles and its model count."""
+    return 2 if element is not None and is_f8(element) else 1
+
+
+def pair_type(code: DotCode) -> str:
+    """C type of 16 bits of 8-bit floats; "" for other types."""
+    if per_pair(code.element) == 1:
+        return ""
+    assert code.element is not None and code.rhs_element is not None
+    return f"F8Pair<{c_type(code.element)}, {c_type(code.rhs_element)}>"
 
 
 def shared_bytes(code: DotCode) -> int:
@@ -78,13 +111,14 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     emit_begin(w, code)
     names: dict[Var, str] = {form.batch: "b"}
     tiles = {form.m: s.bm, form.n: s.bn, form.k: s.bk}
+    pair = pair_type(code)
     emit_loader(w, "load_b", body, code.rhs, code.element, pointers, names, read_only, tiles,
-                strided=True)
+                strided=True, pair=pair)
     if form.row_prologue:
         w.line("const auto load_a = [](void*, int, int) {};  // consumers compute the panel")
     else:
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles,
-                    strided=True)
+                    strided=True, pair=pair)
     ahead = 0
     if code.rhs.param in read_only and code.rhs.offset is not None and code.rhs.offset.is_static:
         ahead = max(1, _AHEAD_BYTES // (s.bn * 128))
@@ -181,12 +215,12 @@ def emit_begin(w: Writer, code: DotCode) -> None:
     warps = ", ".join(map(str, s.warps))
     flags = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
     panel = code.k_tiles * s.bk if form.row_prologue else 0
-    w.line(f"using G = GemmWgmma<{c_type(code.element)}, {s.bm}, {s.bn}, {s.stages}, {warps}, "
-           f"{flags}, {panel}>;")
+    t = pair_type(code) or c_type(code.element)
+    w.line(f"using G = GemmWgmma<{t}, {s.bm}, {s.bn}, {s.stages}, {warps}, {flags}, {panel}>;")
     w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code) - LOW_BYTES}, \"tiles\");")
     k_tiles = str(code.k_tiles)
     if s.split_k > 1:
-        w.line(f"const int k0 = split * {code.split_tiles * s.bk};")
+        w.line(f"const int k0 = split * {code.split_tiles * s.bk // per_pair(code.element)};")
         k_tiles = f"min({code.split_tiles}, {code.k_tiles} - split * {code.split_tiles})"
     else:
         w.line("const int k0 = 0;")

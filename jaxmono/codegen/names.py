@@ -13,7 +13,7 @@ _STORAGE = {
     DType.PRED: "bool", DType.S8: "int8_t", DType.S16: "int16_t", DType.S32: "int32_t",
     DType.S64: "int64_t", DType.U8: "uint8_t", DType.U16: "uint16_t", DType.U32: "uint32_t",
     DType.U64: "uint64_t", DType.F16: "f16", DType.BF16: "bf16", DType.F32: "float",
-    DType.F64: "double",
+    DType.F64: "double", DType.F8E4M3FN: "f8e4m3", DType.F8E5M2: "f8e5m2",
 }
 _UNSIGNED_BITS = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t"}
 
@@ -31,13 +31,17 @@ def storage(dtype: DType) -> str:
 
 
 def compute(dtype: DType) -> str:
-    """C type of one element in a register: f16 and bf16 are held as float."""
+    """C type of one element in a register: floats below 32 bits are held as float."""
     return "float" if is_narrow(dtype) else storage(dtype)
 
 
 def is_narrow(dtype: DType) -> bool:
     """Types that live in memory only; registers hold their values as float."""
-    return dtype in (DType.F16, DType.BF16)
+    return dtype in (DType.F16, DType.BF16) or is_f8(dtype)
+
+
+def is_f8(dtype: DType) -> bool:
+    return dtype in (DType.F8E4M3FN, DType.F8E5M2)
 
 
 def vector(ctype: str, lanes: int) -> str:
@@ -61,8 +65,9 @@ def literal(value: Any, dtype: DType) -> str:
 def stored_literal(value: Any, dtype: DType) -> str:
     """An element as an initialiser of type ``storage(dtype)``, for tables."""
     if is_narrow(dtype):
-        bits = int(np.asarray(value, dtype.numpy).view(np.uint16))
-        return f"{bits:#06x}"
+        width = dtype.itemsize
+        bits = int(np.asarray(value, dtype.numpy).view(f"u{width}"))
+        return f"{bits:#0{2 + 2 * width}x}"
     return literal(value, dtype)
 
 

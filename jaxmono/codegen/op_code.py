@@ -5,6 +5,9 @@ the true result than rounding every step, and no slower. They are rounded where 
 where a convert in the program asks for it, and before ops at which a rounding error would jump
 (comparisons, rounding to integers, bit casts). `Emitted.exact` says that a float already is a value
 of its f16 or bf16 type.
+
+8-bit floats are rounded by every op, as XLA does: they have so few digits, and overflow so early
+(f8e4m3fn to NaN, above 448), that the result would be another one.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxmono.codegen.errors import CodegenError, refuse
-from jaxmono.codegen.names import compute, is_generated, is_narrow, storage
+from jaxmono.codegen.names import compute, is_f8, is_generated, is_narrow, storage
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op
 from jaxmono.hlo.types import DType
@@ -69,6 +72,8 @@ def expression(op: Op, args: Sequence[Emitted], rounded: Callable[[Emitted, DTyp
     """
     if reason := unsupported(op):
         raise refuse(op, reason)
+    args = [rounded(a, v.type.dtype) if is_f8(v.type.dtype) else a
+            for a, v in zip(args, op.inputs, strict=True)]
     vector = any(a.vector for a in args)
     p = "v_" if vector else "op_"
     if isinstance(op, ops.Elementwise):
@@ -106,6 +111,9 @@ def _elementwise(op: ops.Elementwise, args: Sequence[Emitted],
     kind = op.kind
     if is_narrow(op.result.type.dtype) and kind in _NARROW and not op.accuracy:
         kind = f"narrow_{kind}"
+    if is_f8(op.result.type.dtype) and not exact:
+        text = f"rounded<{storage(dtype)}>({p}{kind}({', '.join(a.name for a in args)}))"
+        return Emitted(text, vector)
     return Emitted(f"{p}{kind}({', '.join(a.name for a in args)})", vector, exact)
 
 
@@ -114,7 +122,7 @@ def _convert(x: Emitted, source: DType, target: DType,
     if source is target:
         return x
     if is_narrow(target):
-        if target is DType.F16 and source is DType.BF16:
+        if (target is DType.F16 and source is DType.BF16) or is_f8(target):
             x = rounded(x, source)
         return Emitted(f"rounded<{storage(target)}>({x})", vector)
     if is_narrow(source):

@@ -37,7 +37,7 @@ _ELEMENTS = {
     DType.PRED: "i1", DType.S8: "i8", DType.S16: "i16", DType.S32: "i32", DType.S64: "i64",
     DType.U8: "ui8", DType.U16: "ui16", DType.U32: "ui32", DType.U64: "ui64", DType.F16: "f16",
     DType.BF16: "bf16", DType.F32: "f32", DType.F64: "f64", DType.C64: "complex<f32>",
-    DType.C128: "complex<f64>",
+    DType.C128: "complex<f64>", DType.F8E4M3FN: "f8E4M3FN", DType.F8E5M2: "f8E5M2",
 }
 
 _Step: TypeAlias = Op | int

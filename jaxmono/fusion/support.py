@@ -37,6 +37,8 @@ EXACT_MATRIX_ELEMENTS = 100
 
 MATRIX_DTYPES = (DType.F32, DType.BF16, DType.F16)
 
+F8_DTYPES = (DType.F8E4M3FN, DType.F8E5M2)
+
 MAX_RANK = 16
 
 REFUSED_OPS: dict[type[Op], str] = {
@@ -56,8 +58,6 @@ REFUSED_DTYPES: dict[DType, str] = {
     DType.C128: "complex numbers are not generated",
     DType.S4: "4-bit integers are not generated yet",
     DType.U4: "4-bit integers are not generated yet",
-    DType.F8E4M3FN: "8-bit floats are not generated yet",
-    DType.F8E5M2: "8-bit floats are not generated yet",
     DType.OPAQUE: "jaxmono does not know this element type",
 }
 
@@ -85,6 +85,8 @@ def refusal(op: Op) -> str | None:
     if isinstance(op, ops.ReduceWindow) and (reason := reduce_window.refusal(op)):
         return reason
     if isinstance(op, (ops.Reduce, ops.ReduceWindow)):
+        if any(v.type.dtype in F8_DTYPES for v in op.results):
+            return "reductions in 8-bit floats are not generated yet"
         return _refused_reducer(op)
     return None
 
@@ -100,6 +102,28 @@ def matrix_dtype(op: ops.DotGeneral) -> DType | None:
     if op.result.type.dtype is DType.F64:
         return None
     return None if t is DType.F32 and op.precision != ("DEFAULT", "DEFAULT") else t
+
+
+def byte_product(op: ops.DotGeneral) -> bool:
+    """Whether a contraction of bytes runs on tensor cores: 8-bit integers whose sums wrap, in s32
+    or narrower, or 8-bit floats with sums in f32. The operands may be of two such types."""
+    lhs, rhs, out = (v.type.dtype for v in (op.lhs, op.rhs, op.result))
+    if {lhs, rhs} <= {DType.S8, DType.U8}:
+        return out.is_integer and out.itemsize <= 4 and not op.algorithm
+    if not {lhs, rhs} <= set(F8_DTYPES) or out is DType.F64:
+        return False
+    return out.is_float and _plain_f8(op)
+
+
+def _plain_f8(op: ops.DotGeneral) -> bool:
+    """`plain_algorithm` for 8-bit floats; sums may be less exact where it allows that."""
+    if not op.algorithm:
+        return True
+    names = [f"{side}_precision_type = {v.type.dtype.value},"
+             for side, v in (("lhs", op.lhs), ("rhs", op.rhs))]
+    return all(w.lower() in op.algorithm.lower() for w in (
+        *names, "accumulation_type = f32,", "lhs_component_count = 1,", "rhs_component_count = 1,",
+        "num_primitive_operations = 1,"))
 
 
 def exact_product(op: ops.DotGeneral) -> bool:

@@ -27,13 +27,13 @@ class DType(enum.Enum):
     BF16 = "bf16"
     F32 = "f32"
     F64 = "f64"
+    F8E4M3FN = "f8e4m3fn"
+    F8E5M2 = "f8e5m2"
     C64 = "c64"
     C128 = "c128"
     # Types that are imported but that no later room takes (XLA keeps them).
     S4 = "s4"
     U4 = "u4"
-    F8E4M3FN = "f8e4m3fn"
-    F8E5M2 = "f8e5m2"
     # Tokens, and element types that have no name here; only ops.Unknown uses such values.
     OPAQUE = "opaque"
 

@@ -266,12 +266,21 @@ _NUMPY = {"f16": np.float16, "f32": np.float32, "f64": np.float64, "s8": np.int8
           "u64": np.uint64}
 
 
+_F8 = {"f8e4m3fn": (7, 256.0), "f8e5m2": (8, 1.0)}
+"""Digits and factor by which f16 has more: its lower bits, and 8 less in the exponent."""
+
+
 def random_values(dtype: str, size: int) -> Any:
     """``size`` bytes of a type: floats from a normal distribution, integers from 0 to 3."""
     rng = np.random.default_rng(0)
     if dtype == "bf16":
         bits = (rng.standard_normal(size // 2, np.float32) * _SCALE).view(np.uint32)
         return (bits >> 16).astype(np.uint16)
+    if dtype in _F8:
+        drop, scale = _F8[dtype]
+        bits = (rng.standard_normal(size, np.float32) * (_SCALE / scale)).astype(np.float16)
+        return (bits.view(np.uint16) >> 8 & 0x80 | (bits.view(np.uint16) & 0x7fff) >> drop).astype(
+            np.uint8)
     if dtype == "pred":
         return rng.integers(0, 2, size).astype(np.uint8)
     t = np.dtype(_NUMPY.get(dtype, np.uint8))
@@ -285,6 +294,14 @@ def as_numbers(data: Any, dtype: str) -> Any:
     if dtype == "bf16":
         whole = data[: data.size // 2 * 2].view(np.uint16).astype(np.uint32) << 16
         return whole.view(np.float32).astype(np.float64)
+    if dtype in _F8:
+        drop, scale = _F8[dtype]
+        codes = data.view(np.uint8).astype(np.uint16)
+        with np.errstate(invalid="ignore"):  # NaN
+            x = ((codes & 0x7f) << drop).view(np.float16).astype(np.float64) * scale
+        if dtype == "f8e4m3fn":  # the other's infinities and NaN are those of f16
+            x[(codes & 0x7f) == 0x7f] = np.nan
+        return np.where(codes & 0x80, -x, x)
     t = np.dtype(_NUMPY.get(dtype, np.uint8))
     return data[: data.size // t.itemsize * t.itemsize].view(t).astype(np.float64)
 

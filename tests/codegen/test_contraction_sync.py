@@ -47,6 +47,19 @@ def gemm() -> Case:
 
 
 @functools.cache
+def bytes_() -> Case:
+    """`gemm` of 8-bit integers and floats, rounded again between them."""
+    def fn(x: Any, w: Any, u: Any) -> Any:
+        y = jnp.clip(jnp.dot(x, w, preferred_element_type=jnp.int32), -2, 2)
+        return jnp.dot(y.astype(jnp.float8_e4m3fn), u, preferred_element_type=F32)
+
+    plan = plan_of(fn, Spec((70, 640), jnp.int8), Spec((640, 64), jnp.int8),
+                   Spec((64, 32), jnp.float8_e5m2))
+    s = DotSchedule("mma", 32, 32, 128, 2, (1, 1, 4))
+    return plan, with_dots(plan, s), small_integers(plan.graph), 0
+
+
+@functools.cache
 def split_k() -> Case:
     plan = plan_of(lambda x, w: x @ w, Spec((50, 512), BF16), Spec((512, 40), BF16))
     return plan, with_dots(plan, DotSchedule("mma", 32, 24, 64, 2, (1, 1, 4), 4)), small_integers(
@@ -223,8 +236,14 @@ def test_every_sync_of_the_headers_matters(name: str, number: int,
     assert failure(CASES[name](), monkeypatch, removed(name, number)) != ""
 
 
+@pytest.mark.parametrize(("name", "number"), thinned(statements("gemm.cuh"), 4))
+def test_every_sync_matters_for_bytes(name: str, number: int,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    assert failure(bytes_(), monkeypatch, removed(name, number)) != ""
+
+
 @pytest.mark.parametrize("case", [
-    gemm, split_k, stream, simt, panel, heads, mixed_heads, flash_heads, few_heads])
+    gemm, bytes_, split_k, stream, simt, panel, heads, mixed_heads, flash_heads, few_heads])
 def test_nothing_fails_unchanged(case: Callable[[], Case], monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(case(), monkeypatch, lambda text: text) == ""
 
@@ -240,7 +259,7 @@ def generated(pattern: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
     return failure(case, monkeypatch, change)
 
 
-@pytest.mark.parametrize("case", [gemm, stream, panel, mixed_heads, flash_heads, few_heads])
+@pytest.mark.parametrize("case", [gemm, bytes_, stream, panel, mixed_heads, flash_heads, few_heads])
 def test_the_previous_task_must_be_done(case: Callable[[], Case],
                                         monkeypatch: pytest.MonkeyPatch) -> None:
     barrier = r"syncthreads\(\);  // the previous task is done[^\n]*"

@@ -223,3 +223,65 @@ def test_products_overlap_although_a_function_has_several_call_sites() -> None:
     binary = nvrtc.compile_cuda(headers.bundle(kernel.source), "sm_90a")
     assert not re.search(r"C75\d\d", binary.log), binary.log
     assert binary.spill_stores == binary.spill_loads == 0
+
+
+# ---- 8-bit floats ------------------------------------------------------------------------------
+
+E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
+
+
+def bytes_plan(a: Any, b: Any, spec: str = "mk,nk->mn", times: int = 1, **kw: Any) -> Plan:
+    shape = {"m": 136 * times, "k": 624, "n": 112 * times}
+    args = [Spec(tuple(shape[c] for c in x), t)
+            for x, t in zip(spec.split("->")[0].split(","), (a, b), strict=True)]
+    def fn(x: Any, w: Any, c: Any) -> Any:
+        return jnp.einsum(spec, x, w, preferred_element_type=F32, **kw) + c
+
+    return plan_of(fn, *args, Spec((112 * times,), F32), device=H200)
+
+
+@pytest.mark.parametrize("pair", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)])
+@pytest.mark.parametrize("s", [
+    wgmma(64, 48, 3, (1, 1, 2)), wgmma(128, 96, 2, (2, 1, 1)), wgmma(64, 128, 3, (1, 2, 1)),
+    wgmma(64, 48, 3, (1, 1, 2), 2)])
+def test_bytes(s: DotSchedule, pair: tuple[Any, Any]) -> None:
+    """128 of k a tile, of which the last one is partly there."""
+    s = dataclasses.replace(s, bk=128)
+    plan = bytes_plan(*pair)
+    run(plan, s, seeds=(0, 1))
+    check_near(plan, build(plan, forced(plan, s), threads=256), smooth(plan.graph), 1e-5)
+
+
+def test_bytes_in_a_batch_with_a_residual() -> None:
+    def fn(x: Any, w: Any, r: Any) -> Any:
+        y = jnp.einsum("bmk,bnk->bmn", x, w, preferred_element_type=F32) + r.astype(F32)
+        return y.astype(E4M3), y.astype(BF16)
+
+    plan = plan_of(fn, Spec((2, 70, 96), E4M3), Spec((2, 48, 96), E4M3), Spec((2, 70, 48), BF16))
+    run(plan, dataclasses.replace(wgmma(64, 48, 2, (1, 1, 2)), bk=128))
+
+
+def test_which_bytes_are_taken() -> None:
+    """Neighbouring k in both operands, and no precision asked for."""
+    def family(spec: str = "mk,nk->mn", **kw: Any) -> str:
+        plan = bytes_plan(E4M3, E5M2, spec, 16, **kw)
+        (s,) = default_schedule(plan, cuda_target("sm_90a"), H200).sigs.values()
+        return s.family
+
+    assert family() == "wgmma"
+    assert {family(precision="highest"), family("mk,kn->mn"), family("km,nk->mn")} == {"mma"}
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [
+    (512, 3072, 4096), (2048, 3072, 768), (4096, 4096, 4096)])
+def test_chosen_tiles_of_bytes_compile_for_hopper(m: int, n: int, k: int) -> None:
+    def fn(x: Any, w: Any, b: Any) -> Any:
+        y = jnp.einsum("mk,nk->mn", x, w, preferred_element_type=F32) * b
+        return jax.nn.gelu(y, approximate=False).astype(BF16)
+
+    plan = plan_of(fn, Spec((m, k), E4M3), Spec((n, k), E5M2), Spec((n,), F32), device=H200)
+    kernel = emit(plan, cuda_target("sm_90a"), H200, "test")
+    assert "GemmWgmma<F8Pair<f8e4m3, f8e5m2>" in kernel.source
+    binary = nvrtc.compile_cuda(headers.bundle(kernel.source), "sm_90a")
+    assert not re.search(r"C75\d\d", binary.log), binary.log
+    assert binary.spill_stores == binary.spill_loads == 0

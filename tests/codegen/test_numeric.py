@@ -21,7 +21,7 @@ from jaxmono.hlo.interp import elementwise
 from jaxmono.hlo.types import DType
 
 Array = np.ndarray[Any, Any]
-FLOATS = (DType.F32, DType.F64, DType.BF16, DType.F16)
+FLOATS = (DType.F32, DType.F64, DType.BF16, DType.F16, DType.F8E4M3FN, DType.F8E5M2)
 INTEGERS = (DType.S8, DType.S16, DType.S32, DType.S64, DType.U8, DType.U16, DType.U32, DType.U64)
 
 BITS = {"and", "or", "xor", "shift_left", "shift_right_arithmetic", "shift_right_logical"}
@@ -164,11 +164,13 @@ def test_every_kind_agrees_with_numpy(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", [DType.F32, DType.F64, DType.BF16, DType.S8, DType.U64, DType.PRED],
-    ids=lambda d: d.value)
-def test_every_kind_compiles_with_nvrtc(dtype: DType) -> None:
+    ("dtype", "arch"), [*((t, "sm_90a") for t in (
+        DType.F32, DType.F64, DType.BF16, DType.S8, DType.U64, DType.PRED, DType.F8E4M3FN)),
+        (DType.F8E5M2, "sm_80")],
+    ids=str)
+def test_every_kind_compiles_with_nvrtc(dtype: DType, arch: str) -> None:
     text, _ = source(dtype)
-    binary = nvrtc.compile_cuda(headers.bundle(text.replace("COUNT", "8")), "sm_90a")
+    binary = nvrtc.compile_cuda(headers.bundle(text.replace("COUNT", "8")), arch)
     assert binary.cubin.startswith(b"\x7fELF")
 
 

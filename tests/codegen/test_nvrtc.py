@@ -21,7 +21,8 @@ def test_gemm_compiles_without_spills(arch: str) -> None:
     assert 0 < binary.seconds < 60
 
 
-def test_every_wrapper_compiles() -> None:
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a"])
+def test_every_wrapper_compiles(arch: str) -> None:
     """Templates are only checked where they are used: use each, at each size."""
     loads = "\n".join(
         f"  {st}(static_cast<{t}*>(p.buf[1]), {ld}(static_cast<const {t}*>(p.buf[0])));"
@@ -50,6 +51,14 @@ extern "C" __global__ void test_kernel(const __grid_constant__ Params p) {{
   ldmatrix_x4(a[0], smem), ldmatrix_x4_trans(a[1], smem);
   ldmatrix_x2(b[0], smem), ldmatrix_x2_trans(b[1], smem);
   mma_tiles_bf16(d, a, b), mma_tiles_f16(d, a, b), mma_tiles_tf32(d, a, b);
+  uint32_t n[2][2][4] = {{}};
+  mma_tiles_bytes<int8_t, int8_t>(n, a, b), mma_tiles_bytes<int8_t, uint8_t>(n, a, b);
+  mma_tiles_bytes<uint8_t, int8_t>(n, a, b), mma_tiles_bytes<uint8_t, uint8_t>(n, a, b);
+#if __CUDA_ARCH__ >= 890
+  mma_tiles_bytes<f8e4m3, f8e4m3>(d, a, b), mma_tiles_bytes<f8e4m3, f8e5m2>(d, a, b);
+  mma_tiles_bytes<f8e5m2, f8e4m3>(d, a, b), mma_tiles_bytes<f8e5m2, f8e5m2>(d, a, b);
+#endif
+  counter_signal(static_cast<uint32_t*>(p.buf[2]) + byte_permute(n[0][0][0], n[1][1][3], 0x6420));
   st_global_16(p.buf[1], load_global_16_nc(p.buf[0]));
   st_global_16(p.buf[1], load_global_16_stream(p.buf[0]));
   st_global_16(p.buf[1], load_global_16_coherent(p.buf[0]));
@@ -65,7 +74,7 @@ extern "C" __global__ void test_kernel(const __grid_constant__ Params p) {{
                                     shfl_idx(bf16{{uint16_t(warp_ballot(warp_any(true)))}}, 3).bits;
   grid_barrier(&grid);
 }}
-"""), "sm_90a")
+"""), arch)
     assert binary.spill_stores == 0
 
 

@@ -29,7 +29,7 @@ JM_DEVICE T op_square(T x) {
 
 template <class T>
 JM_DEVICE T op_negate(T x) {
-  if constexpr (is_narrow<T>) return T{static_cast<uint16_t>(x.bits ^ SIGN_BIT<T>)};
+  if constexpr (is_narrow<T>) return T{static_cast<Bits<T>>(x.bits ^ SIGN_BIT<T>)};
   else if constexpr (is_wide_float<T>) return -x;
   else return static_cast<T>(0 - static_cast<Wrapping<T>>(x));
 }

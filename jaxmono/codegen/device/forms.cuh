@@ -6,10 +6,20 @@
 namespace jaxmono {
 
 template <class T>
-constexpr int MANTISSA = is_same<T, double> ? 52 : is_same<T, float> ? 23 : is_same<T, f16> ? 10 : 7;
+constexpr int MANTISSA = is_same<T, double>   ? 52
+                         : is_same<T, float>  ? 23
+                         : is_same<T, f16>    ? 10
+                         : is_same<T, f8e5m2> ? 2
+                         : is_same<T, f8e4m3> ? 3
+                                              : 7;
 template <class T>
 constexpr Bits<T> INFINITY_BITS = static_cast<Bits<T>>(
     static_cast<Bits<T>>(~SIGN_BIT<T>) >> MANTISSA<T> << MANTISSA<T>);
+// The largest magnitude that is a number, infinity included; of f8e4m3 only one is none.
+template <class T>
+constexpr Bits<T> LAST_NUMBER = INFINITY_BITS<T>;
+template <>
+inline constexpr uint8_t LAST_NUMBER<f8e4m3> = 0x7e;
 
 template <class T>
 JM_DEVICE Bits<T> magnitude_bits(T x) {
@@ -17,27 +27,28 @@ JM_DEVICE Bits<T> magnitude_bits(T x) {
 }
 template <class T>
 JM_DEVICE bool op_is_finite(T x) {
-  if constexpr (is_float<T>) return magnitude_bits(x) < INFINITY_BITS<T>;
+  if constexpr (is_same<T, f8e4m3>) return magnitude_bits(x) <= LAST_NUMBER<T>;
+  else if constexpr (is_float<T>) return magnitude_bits(x) < INFINITY_BITS<T>;
   else return true;
 }
 template <class T>
 JM_DEVICE bool op_is_inf(T x) {
-  return magnitude_bits(x) == INFINITY_BITS<T>;
+  return !is_same<T, f8e4m3> && magnitude_bits(x) == INFINITY_BITS<T>;
 }
 template <class T>
 JM_DEVICE bool op_is_pos_inf(T x) {
-  return bitcast<Bits<T>>(x) == INFINITY_BITS<T>;
+  return !is_same<T, f8e4m3> && bitcast<Bits<T>>(x) == INFINITY_BITS<T>;
 }
 template <class T>
 JM_DEVICE bool op_is_neg_inf(T x) {
-  return bitcast<Bits<T>>(x) == static_cast<Bits<T>>(INFINITY_BITS<T> | SIGN_BIT<T>);
+  return op_is_inf(x) && (bitcast<Bits<T>>(x) & SIGN_BIT<T>) != 0;
 }
 
 template <class T>
 JM_DEVICE T op_next_after(T a, T b) {
   const Bits<T> x = bitcast<Bits<T>>(a), y = bitcast<Bits<T>>(b);
-  if (magnitude_bits(a) > INFINITY_BITS<T>) return a;
-  if (magnitude_bits(b) > INFINITY_BITS<T>) return b;
+  if (magnitude_bits(a) > LAST_NUMBER<T>) return a;
+  if (magnitude_bits(b) > LAST_NUMBER<T>) return b;
   if (op_compare_eq(a, b)) return b;
   if (magnitude_bits(a) == 0) return bitcast<T>(static_cast<Bits<T>>((y & SIGN_BIT<T>) | 1));
   const bool outwards = op_compare_lt(a, b) == ((x & SIGN_BIT<T>) == 0);

@@ -12,27 +12,28 @@
 
 namespace jaxmono {
 
-// T: bf16, f16 or float (tf32). BM, BN, BK: tile. WARPS_M x WARPS_N warps share the tile; WARPS_K
-// such sets take alternate k steps and are summed at the end. *_K_MAJOR: the layout that the loader
+// T: bf16, f16, float (tf32), int8_t, uint8_t, f8e4m3 or f8e5m2; TB: that of the right operand, of the
+// same size. BM, BN, BK: tile. WARPS_M x WARPS_N warps share the tile; WARPS_K such sets take alternate k steps and are summed at the end. *_K_MAJOR: the layout that the loader
 // fills, [m or n][k] or [k][m or n]. PANEL: k steps of A that stay in shared memory as a whole (a
 // normalised operand that was computed there); 0: A is streamed through the ring with B.
 template <class T, int BM_, int BN_, int BK_, int STAGES_, int WARPS_M, int WARPS_N, int WARPS_K,
-          bool A_K_MAJOR, bool B_K_MAJOR, int PANEL = 0>
+          bool A_K_MAJOR, bool B_K_MAJOR, int PANEL = 0, class TB = T>
 struct Gemm {
+  using Acc = typename MmaTraits<T, TB>::Acc;
   static constexpr int BM = BM_, BN = BN_, BK = BK_, STAGES = STAGES_;
   static constexpr int THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
   static constexpr int MT = BM / WARPS_M / 16, NT = BN / WARPS_N / 8;
-  static constexpr int KSTEP = MmaTraits<T>::K;
+  static constexpr int KSTEP = MmaTraits<T, TB>::K;
   static_assert(MT * WARPS_M * 16 == BM && NT * WARPS_N * 8 == BN, "warps must divide the tile");
   static_assert(BK % (KSTEP * WARPS_K) == 0, "k warps must divide the k tile");
   static_assert(PANEL == 0 || A_K_MAJOR, "a panel is [m][k]");
 
   using TileA = Tile<T, A_K_MAJOR ? BM : BK, A_K_MAJOR ? (PANEL ? PANEL : BK) : BM>;
-  using TileB = Tile<T, B_K_MAJOR ? BN : BK, B_K_MAJOR ? BK : BN>;
+  using TileB = Tile<TB, B_K_MAJOR ? BN : BK, B_K_MAJOR ? BK : BN>;
   static constexpr int A_BYTES = PANEL ? 0 : TileA::BYTES;
   static constexpr int STAGE_BYTES = A_BYTES + TileB::BYTES;
   static constexpr int PANEL_BYTES = PANEL ? TileA::BYTES : 0;
-  static constexpr int PITCH = BN + 4;  // floats between rows of the partial sums
+  static constexpr int PITCH = BN + 4;  // elements between rows of the partial sums
   static constexpr int PARTIAL = BM * PITCH;
 
   // Layout: panel | ring; the partial sums reuse the ring.
@@ -42,8 +43,8 @@ struct Gemm {
       PANEL_BYTES + (RING_BYTES > SUM_BYTES ? RING_BYTES : SUM_BYTES);
 
   JM_DEVICE static unsigned char* ring(unsigned char* smem) { return smem + PANEL_BYTES; }
-  JM_DEVICE static float* sums(unsigned char* smem) {
-    return reinterpret_cast<float*>(smem + PANEL_BYTES);
+  JM_DEVICE static Acc* sums(unsigned char* smem) {
+    return reinterpret_cast<Acc*>(smem + PANEL_BYTES);
   }
 
   // Requests k tile `t` (0-based within this block's share) into its ring slot.
@@ -105,13 +106,13 @@ struct Gemm {
   template <class LoadA, class LoadB>
   JM_DEVICE static void mainloop(unsigned char* smem, int row0, int col0, int k0, int tiles,
                                  const LoadA& load_a_piece, const LoadB& load_b_piece) {
-    float acc[MT][NT][4];
+    Acc acc[MT][NT][4];
 #pragma unroll
     for (int i = 0; i < MT; ++i)
 #pragma unroll
       for (int j = 0; j < NT; ++j)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) acc[i][j][e] = 0.0f;
+        for (int e = 0; e < 4; ++e) acc[i][j][e] = Acc(0);
 
     const int warp = warp_id();
     const int row = warp % WARPS_M * (MT * 16);
@@ -153,24 +154,24 @@ struct Gemm {
           } else {
             load(f[1 - now], t, s + 1);
           }
-          multiply<T>(acc, f[now]);
+          multiply<T, TB>(acc, f[now]);
         }
       }
     }
     // The last barrier of the loop: nobody reads the ring any more, the sums may replace it.
     cp_async_wait<0>();
-    store_accumulators<PITCH, INTERLEAVED<T, B_K_MAJOR, NT>>(sums(smem) + wk * PARTIAL, acc, row,
-                                                             col);
+    store_accumulators<PITCH, INTERLEAVED<T, B_K_MAJOR, NT>, EVEN_ODD<T, A_K_MAJOR>,
+                       EVEN_ODD<T, B_K_MAJOR>>(sums(smem) + wk * PARTIAL, acc, row, col);
     syncthreads();
   }
 
   // VEC consecutive elements of row r of the tile, summed over the k warps in a fixed order.
   template <int VEC>
-  JM_DEVICE static void read(float (&out)[VEC], unsigned char* smem, int r, int c) {
-    const float* p = sums(smem) + r * PITCH + c;
-    Vec<float, VEC> part[WARPS_K];
+  JM_DEVICE static void read(Acc (&out)[VEC], unsigned char* smem, int r, int c) {
+    const Acc* p = sums(smem) + r * PITCH + c;
+    Vec<Acc, VEC> part[WARPS_K];
 #pragma unroll
-    for (int w = 0; w < WARPS_K; ++w) part[w] = load<float, VEC>(p + w * PARTIAL);
+    for (int w = 0; w < WARPS_K; ++w) part[w] = load<Acc, VEC>(p + w * PARTIAL);
 #pragma unroll
     for (int e = 0; e < VEC; ++e) out[e] = part[0].x[e];
 #pragma unroll

@@ -108,7 +108,23 @@ struct StagedRows {
   }
 };
 
-// T: bf16 or f16. The warpgroups share the tile along m (WG_M), n (WG_N) or k (WG_K: each has all of
+template <class T>
+struct Wgmma {
+  template <bool A_MN, bool B_MN, int NT>
+  JM_DEVICE static void run(float (&d)[NT][4], uint64_t a, uint64_t b) {
+    wgmma<T, A_MN, B_MN>(d, a, b);
+  }
+};
+template <class A, class B>
+struct Wgmma<F8Pair<A, B>> {
+  template <bool A_MN, bool B_MN, int NT>
+  JM_DEVICE static void run(float (&d)[NT][4], uint64_t a, uint64_t b) {
+    static_assert(!A_MN && !B_MN, "operands of bytes are K-major");
+    wgmma_f8<A, B>(d, a, b);
+  }
+};
+
+// T: bf16, f16 or F8Pair, then k counts pairs. The warpgroups share the tile along m (WG_M), n (WG_N) or k (WG_K: each has all of
 // the tile and every other k step, and the sums meet in the epilogue); one of them is 2. PANEL: k
 // tiles of A that the consumers compute and keep, as in Gemm; 0: A is streamed with B.
 template <class T, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int WG_K, bool A_K_MAJOR,
@@ -217,7 +233,7 @@ struct GemmWgmma {
 #pragma unroll
       for (int s = 0; s < STEPS; ++s) {
         const int k = (s * WG_K + wk) * 16;
-        wgmma<T, !A_K_MAJOR, !B_K_MAJOR>(
+        Wgmma<T>::template run<!A_K_MAJOR, !B_K_MAJOR>(
             acc.x, operand_slice<TileA, A_K_MAJOR>(a, row, PANEL ? t * BK + k : k),
             operand_slice<TileB, B_K_MAJOR>(b, first_col(), k));
       }

@@ -1,5 +1,5 @@
 // One function per element-wise op of hlo/ops.py, named op_<kind>, with XLA's semantics. T is any
-// element type for which StableHLO has the op; bf16 and f16 compute in float and round once.
+// element type for which StableHLO has the op; narrower ones compute in float and round once.
 //
 //   floats     abs add subtract multiply divide remainder power atan2 negate sign square sqrt rsqrt cbrt
 //              exponential exponential_minus_one log log_plus_one logistic sine cosine tan asin acos

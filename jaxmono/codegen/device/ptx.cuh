@@ -15,6 +15,9 @@
 //   void mma_tiles_bf16<MT, NT>(float (&d)[MT][NT][4], const uint32_t (&a)[MT][4],
 //                               const uint32_t (&b)[NT][2])            all products of a warp tile;
 //   void mma_tiles_f16, mma_tiles_tf32                                 one exchange in the emulator
+//   void mma_m16n8k32<A, B>(Acc (&d)[4], ...), mma_tiles_bytes<A, B>   likewise; int8_t, uint8_t with
+//                                    uint32_t sums, which wrap; f8e4m3, f8e5m2 (sm_89) with float sums
+//   uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector)   prmt, nibbles 0 to 7
 //   uint32_t to_tf32(float)                                            rounds to nearest, ties away
 // Hopper, each from a header of its own:
 //  ptx_mbarrier.cuh (sm_90). Barriers are words of shared memory. Meaning: see there.
@@ -32,6 +35,8 @@
 //   uint64_t wgmma_descriptor_at(uint64_t first, int bytes)   of an operand so far behind
 //   void wgmma<T, A_MN, B_MN>(float (&d)[NT][4], uint64_t a, uint64_t b)   d += a b, 64 x 8 NT x 16
 //                                    T bf16 or f16; runs until the wait that retires its group
+//   void wgmma_f8<A, B>(float (&d)[NT][4], uint64_t a, uint64_t b)   64 x 8 NT x 32, likewise;
+//                                    f8e4m3 or f8e5m2, [m or n][k]
 //   void wgmma_fence()               before the first wgmma, and the first after the accumulators
 //                                    were touched
 //   void wgmma_commit(), void wgmma_wait<N>()   all but the N newest groups are done

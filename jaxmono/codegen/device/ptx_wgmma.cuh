@@ -104,7 +104,7 @@ JM_DEVICE uint64_t wgmma_descriptor_at(uint64_t first, int bytes) {
 // Rows 16 * (warp_id() % 4) + g and + 8 of the 64, like mma's fragments.
 template <class T, bool A_MN, bool B_MN, bool ZERO = false, int NT>
 JM_DEVICE void wgmma(float (&d)[NT][4], uint64_t a, uint64_t b) {
-  static_assert(is_narrow<T>, "wgmma multiplies bf16 or f16");
+  static_assert(is_narrow<T> && !is_f8<T>, "wgmma multiplies bf16 or f16");
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
   if constexpr (false) {
   }
@@ -129,6 +129,48 @@ JM_DEVICE void wgmma(float (&d)[NT][4], uint64_t a, uint64_t b) {
 #undef JM_WGMMA
 #undef JM_WGMMA_TYPED
 
+#define JM_WGMMA_TYPED(NT, N, TYPES, A, B)                                                  \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." TYPES                      \
+               " {" JM_R##NT "}, %" #A ", %" #B ", 1, 1, 1;"                                \
+               : JM_D##NT                                                                   \
+               : "l"(a), "l"(b))
+#define JM_WGMMA(COUNT, N, AT, BT)                                                          \
+  else if constexpr (NT == COUNT) {                                                         \
+    if constexpr (is_same<A, f8e4m3> && is_same<B, f8e4m3>)                                 \
+      JM_WGMMA_TYPED(COUNT, N, "e4m3.e4m3", AT, BT);                                        \
+    else if constexpr (is_same<A, f8e4m3>) JM_WGMMA_TYPED(COUNT, N, "e4m3.e5m2", AT, BT);   \
+    else if constexpr (is_same<B, f8e4m3>) JM_WGMMA_TYPED(COUNT, N, "e5m2.e4m3", AT, BT);   \
+    else JM_WGMMA_TYPED(COUNT, N, "e5m2.e5m2", AT, BT);                                     \
+  }
+
+// A, B: f8e4m3 or f8e5m2, both operands K-major. The sums keep some 14 bits of each product only.
+template <class A, class B, int NT>
+JM_DEVICE void wgmma_f8(float (&d)[NT][4], uint64_t a, uint64_t b) {
+  static_assert(is_f8<A> && is_f8<B>, "");
+  static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
+  if constexpr (false) {
+  }
+  JM_WGMMA(2, 16, 8, 9)
+  JM_WGMMA(4, 32, 16, 17)
+  JM_WGMMA(6, 48, 24, 25)
+  JM_WGMMA(8, 64, 32, 33)
+  JM_WGMMA(10, 80, 40, 41)
+  JM_WGMMA(12, 96, 48, 49)
+  JM_WGMMA(14, 112, 56, 57)
+  JM_WGMMA(16, 128, 64, 65)
+  JM_WGMMA(18, 144, 72, 73)
+  JM_WGMMA(20, 160, 80, 81)
+  JM_WGMMA(22, 176, 88, 89)
+  JM_WGMMA(24, 192, 96, 97)
+  JM_WGMMA(26, 208, 104, 105)
+  JM_WGMMA(28, 224, 112, 113)
+  JM_WGMMA(30, 240, 120, 121)
+  JM_WGMMA(32, 256, 128, 129)
+}
+
+#undef JM_WGMMA
+#undef JM_WGMMA_TYPED
+
 // A0 .. A3, B, TB: the numbers of the other operands.
 #define JM_WGMMA_TYPED(NT, N, TYPE, A0, A1, A2, A3, B, TB)                                  \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE              \
@@ -145,7 +187,7 @@ JM_DEVICE void wgmma(float (&d)[NT][4], uint64_t a, uint64_t b) {
 // The left operand in registers, as a fragment of mma: of 16 rows a warp.
 template <class T, bool B_MN, int NT>
 JM_DEVICE void wgmma_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64_t b) {
-  static_assert(is_narrow<T>, "wgmma multiplies bf16 or f16");
+  static_assert(is_narrow<T> && !is_f8<T>, "wgmma multiplies bf16 or f16");
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
   if constexpr (false) {
   }

@@ -25,8 +25,8 @@ JM_DEVICE void group_barrier(uint32_t* count) {
 template <class G, int SPLIT>
 struct SplitK {
   static constexpr int ROWS = (G::BM + SPLIT - 1) / SPLIT;  // rows that one block finishes
-  static constexpr int TILE = G::BM * G::BN;                // floats of one partial tile
-  static constexpr int FLOATS = SPLIT * TILE;               // workspace of one output tile
+  static constexpr int TILE = G::BM * G::BN;                // elements of one partial tile
+  static constexpr int FLOATS = SPLIT * TILE;  // workspace of one output tile; integers are as wide
   static_assert(G::BN % 4 == 0, "rows move in 16-byte pieces");
 
   // Writes four neighbouring elements of this block's partial tile.
@@ -37,23 +37,25 @@ struct SplitK {
   // Writes this block's partial tile and waits until all SPLIT are there.
   JM_DEVICE static void exchange(unsigned char* smem, float* workspace, int split,
                                  uint32_t* arrivals) {
+    using Acc = typename G::Acc;
     constexpr int QUADS = G::BN / 4;
     for (int i = thread_id(); i < G::BM * QUADS; i += G::THREADS) {
       const int r = i / QUADS, c = i % QUADS * 4;
-      Vec<float, 4> sum;
+      Vec<Acc, 4> sum;
       G::template read<4>(sum.x, smem, r, c);
-      store<float, 4>(workspace + split * TILE + r * G::BN + c, sum);
+      store<Acc, 4>(reinterpret_cast<Acc*>(workspace) + split * TILE + r * G::BN + c, sum);
     }
     group_barrier<SPLIT>(arrivals);
   }
 
   // VEC consecutive elements of row r, summed over the splits in order.
-  template <int VEC>
-  JM_DEVICE static void read(float (&out)[VEC], const float* workspace, int r, int c) {
-    Vec<float, VEC> part[SPLIT];
+  template <int VEC, class Acc>
+  JM_DEVICE static void read(Acc (&out)[VEC], const float* workspace, int r, int c) {
+    const Acc* const parts = reinterpret_cast<const Acc*>(workspace);
+    Vec<Acc, VEC> part[SPLIT];
 #pragma unroll
     for (int s = 0; s < SPLIT; ++s)
-      part[s] = load<float, VEC>(workspace + s * TILE + r * G::BN + c);
+      part[s] = load<Acc, VEC>(parts + s * TILE + r * G::BN + c);
 #pragma unroll
     for (int e = 0; e < VEC; ++e) out[e] = part[0].x[e];
 #pragma unroll

@@ -141,6 +141,21 @@ JM_DEVICE Vec<To, N> convert(const Vec<T, N>& v) {
       r.x[i] = bitcast<To>(static_cast<uint16_t>(pair));
       r.x[i + 1] = bitcast<To>(static_cast<uint16_t>(pair >> 16));
     }
+  } else if constexpr (N % 2 == 0 && same_type<T, float> && is_f8<To>) {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      const uint16_t pair = floats_to_f8x2<To>(v.x[i], v.x[i + 1]);
+      r.x[i] = To{static_cast<uint8_t>(pair)};
+      r.x[i + 1] = To{static_cast<uint8_t>(pair >> 8)};
+    }
+  } else if constexpr (N % 2 == 0 && is_f8<T> && same_type<To, float>) {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      const uint32_t pair =
+          f8x2_to_f16x2<T>(static_cast<uint16_t>(v.x[i].bits | v.x[i + 1].bits << 8));
+      r.x[i] = f16_to_float(static_cast<uint16_t>(pair));
+      r.x[i + 1] = f16_to_float(static_cast<uint16_t>(pair >> 16));
+    }
   } else {
 #pragma unroll
     for (int i = 0; i < N; ++i) r.x[i] = convert<To>(v.x[i]);
@@ -156,7 +171,7 @@ JM_DEVICE Vec<To, N> bitcast(const Vec<T, N>& v) {
   return r;
 }
 
-// To is f16 or bf16: the nearest value of that type, still held as float.
+// To is f16, bf16 or an 8-bit float: the nearest value of that type, still held as float.
 template <class To, class T>
 JM_DEVICE float rounded(const T& x) {
   return convert<float>(convert<To>(x));

@@ -15,7 +15,8 @@ void fence_proxy_async();
 // ---- warpgroup.h -------------------------------------------------------------------------------
 
 enum WgmmaForm : uint32_t {
-  WGMMA_F16 = 1, WGMMA_A_MN = 2, WGMMA_B_MN = 4, WGMMA_ZERO = 8, WGMMA_A_REGISTERS = 16
+  WGMMA_F16 = 1, WGMMA_A_MN = 2, WGMMA_B_MN = 4, WGMMA_ZERO = 8, WGMMA_A_REGISTERS = 16,
+  WGMMA_F8 = 32, WGMMA_A_E5M2 = 64, WGMMA_B_E5M2 = 128
 };
 
 struct Wgmma {

@@ -76,52 +76,92 @@ struct Tf32 {
   static void expand(float* out, uint32_t x) { out[0] = bits_float(x & 0xffffe000u); }
 };
 
+template <int FORMAT>
+struct Byte {
+  static constexpr int E = 4;
+  static void expand(float* out, uint32_t x) {
+    for (int i = 0; i < 4; ++i) {
+      const uint8_t code = static_cast<uint8_t>(x >> 8 * i);
+      out[i] = FORMAT == MMA_E4M3   ? f8e4m3_to_float(code)
+               : FORMAT == MMA_E5M2 ? f8e5m2_to_float(code)
+               : FORMAT == MMA_S8   ? static_cast<float>(static_cast<int8_t>(code))
+                                    : static_cast<float>(code);
+    }
+  }
+};
+
 constexpr int MAX_MT = 16, MAX_NT = 64;
 
-template <class T>
+// INTEGERS: products are exact in f32 over one step of k (32 * 255 * 255 < 2^24), and are added to the
+// sums as integers, which wrap.
+template <class TA, class TB = TA, bool INTEGERS = false>
 static void mma(void* const* args) {
-  constexpr int E = T::E, K = 8 * E;
+  constexpr int E = TA::E, K = 8 * E;
   const Mma* lanes[32];
   for (int l = 0; l < 32; ++l) lanes[l] = static_cast<const Mma*>(args[l]);
   const int mt = lanes[0]->mt, nt = lanes[0]->nt;
   if (mt > MAX_MT || nt > MAX_NT)
     fail("mma_tiles of %d x %d tiles: at most %d x %d", mt, nt, MAX_MT, MAX_NT);
-  alignas(64) float a[MAX_MT][16 * K], d[16 * 8];
+  alignas(64) float a[MAX_MT][16 * K], d[16 * 8] = {};
   alignas(64) float b[MAX_NT][K * 8];
   for (int l = 0; l < 32; ++l) {
     const int g = l / 4, t = l % 4;
     const uint32_t* f = lanes[l]->a;
     for (int i = 0; i < mt; ++i, f += 4) {
-      T::expand(&a[i][g * K + t * E], f[0]);
-      T::expand(&a[i][(g + 8) * K + t * E], f[1]);
-      T::expand(&a[i][g * K + (t + 4) * E], f[2]);
-      T::expand(&a[i][(g + 8) * K + (t + 4) * E], f[3]);
+      TA::expand(&a[i][g * K + t * E], f[0]);
+      TA::expand(&a[i][(g + 8) * K + t * E], f[1]);
+      TA::expand(&a[i][g * K + (t + 4) * E], f[2]);
+      TA::expand(&a[i][(g + 8) * K + (t + 4) * E], f[3]);
     }
     f = lanes[l]->b;
     for (int j = 0; j < nt; ++j, f += 2)
       for (int h = 0; h < 2; ++h) {
         float x[E];
-        T::expand(x, f[h]);
+        TB::expand(x, f[h]);
         for (int e = 0; e < E; ++e) b[j][((t + 4 * h) * E + e) * 8 + g] = x[e];
       }
   }
   for (int i = 0; i < mt; ++i)
     for (int j = 0; j < nt; ++j) {
       const int at = (i * nt + j) * 4;
-      for (int l = 0; l < 32; ++l) {
-        memcpy(&d[l / 4 * 8 + l % 4 * 2], lanes[l]->d + at, 8);
-        memcpy(&d[(l / 4 + 8) * 8 + l % 4 * 2], lanes[l]->d + at + 2, 8);
-      }
+      const auto sums = [&](int l) { return static_cast<uint32_t*>(lanes[l]->d) + at; };
+      const auto place = [&](int l, int half) { return &d[(l / 4 + 8 * half) * 8 + l % 4 * 2]; };
+      if constexpr (INTEGERS) memset(d, 0, sizeof d);
+      else
+        for (int l = 0; l < 32; ++l)
+          for (int h = 0; h < 2; ++h) memcpy(place(l, h), sums(l) + 2 * h, 8);
       product<K>(reinterpret_cast<Row*>(d), a[i], reinterpret_cast<const Row*>(b[j]));
-      for (int l = 0; l < 32; ++l) {
-        memcpy(lanes[l]->d + at, &d[l / 4 * 8 + l % 4 * 2], 8);
-        memcpy(lanes[l]->d + at + 2, &d[(l / 4 + 8) * 8 + l % 4 * 2], 8);
-      }
+      for (int l = 0; l < 32; ++l)
+        for (int h = 0; h < 2; ++h) {
+          if constexpr (INTEGERS)
+            for (int e = 0; e < 2; ++e)
+              sums(l)[2 * h + e] += static_cast<uint32_t>(static_cast<int32_t>(place(l, h)[e]));
+          else memcpy(sums(l) + 2 * h, place(l, h), 8);
+        }
     }
 }
 
 void mma_bf16(void* const* args) { mma<Bf16>(args); }
 void mma_f16(void* const* args) { mma<F16>(args); }
 void mma_tf32(void* const* args) { mma<Tf32>(args); }
+
+void mma_bytes(void* const* args) {
+  const Mma& first = *static_cast<const Mma*>(args[0]);
+  using S8 = Byte<MMA_S8>;
+  using U8 = Byte<MMA_U8>;
+  using E4M3 = Byte<MMA_E4M3>;
+  using E5M2 = Byte<MMA_E5M2>;
+  switch (first.a_format * 4 + first.b_format) {
+    case MMA_S8 * 4 + MMA_S8: return mma<S8, S8, true>(args);
+    case MMA_S8 * 4 + MMA_U8: return mma<S8, U8, true>(args);
+    case MMA_U8 * 4 + MMA_S8: return mma<U8, S8, true>(args);
+    case MMA_U8 * 4 + MMA_U8: return mma<U8, U8, true>(args);
+    case MMA_E4M3 * 4 + MMA_E4M3: return mma<E4M3, E4M3>(args);
+    case MMA_E4M3 * 4 + MMA_E5M2: return mma<E4M3, E5M2>(args);
+    case MMA_E5M2 * 4 + MMA_E4M3: return mma<E5M2, E4M3>(args);
+    case MMA_E5M2 * 4 + MMA_E5M2: return mma<E5M2, E5M2>(args);
+    default: fail("mma of operand formats %d and %d", first.a_format, first.b_format);
+  }
+}
 
 }  // namespace jaxmono::emulate

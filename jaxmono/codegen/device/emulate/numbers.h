@@ -32,6 +32,13 @@ inline float f16_to_float(uint16_t x) {
   return bits_float(bits | static_cast<uint32_t>(x & 0x8000) << 16);
 }
 
+inline float f8e5m2_to_float(uint8_t x) { return f16_to_float(static_cast<uint16_t>(x << 8)); }
+inline float f8e4m3_to_float(uint8_t x) {
+  if ((x & 0x7f) == 0x7f) return bits_float(0x7fc00000u);
+  const float magnitude = f16_to_float(static_cast<uint16_t>((x & 0x7f) << 7)) * 256.0f;
+  return x & 0x80 ? -magnitude : magnitude;
+}
+
 inline uint16_t float_to_f16(float x) {
   const uint32_t bits = float_bits(x), magnitude = bits & 0x7fffffffu;
   const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);

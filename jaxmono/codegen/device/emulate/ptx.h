@@ -13,11 +13,14 @@ struct Ldmatrix {
   uint32_t* out;
 };
 struct Mma {
-  float* d;
+  void* d;  // float or uint32_t
   const uint32_t *a, *b;
   int mt, nt;
+  int a_format = 0, b_format = 0;  // of bytes: MMA_S8 ...
 };
+enum { MMA_S8, MMA_U8, MMA_E4M3, MMA_E5M2 };
 Compute ldmatrix_x4, ldmatrix_x4_trans, ldmatrix_x2, ldmatrix_x2_trans, mma_bf16, mma_f16, mma_tf32;
+Compute mma_bytes;
 
 inline void check_shared(const Lane& lane, const void* p, uint32_t bytes, const char* what) {
   const size_t offset = static_cast<const unsigned char*>(p) - lane.shared;
@@ -115,6 +118,37 @@ JM_MMA(mma_m16n8k16_bf16, mma_tiles_bf16, mma_bf16)
 JM_MMA(mma_m16n8k16_f16, mma_tiles_f16, mma_f16)
 JM_MMA(mma_m16n8k8_tf32, mma_tiles_tf32, mma_tf32)
 #undef JM_MMA
+
+namespace emulate {
+template <class T>
+constexpr int mma_format = T::MMA;  // of the types that elements.cuh declares
+template <>
+inline constexpr int mma_format<int8_t> = MMA_S8;
+template <>
+inline constexpr int mma_format<uint8_t> = MMA_U8;
+}  // namespace emulate
+
+template <class A, class B, class Acc, int MT, int NT>
+inline void mma_tiles_bytes(Acc (&d)[MT][NT][4], const uint32_t (&a)[MT][4],
+                            const uint32_t (&b)[NT][2]) {
+  emulate::Mma arg = {&d[0][0][0], &a[0][0], &b[0][0], MT, NT,
+                      emulate::mma_format<A>, emulate::mma_format<B>};
+  emulate::collective(&arg, emulate::mma_bytes, "mma_m16n8k32");
+}
+
+template <class A, class B, class Acc>
+inline void mma_m16n8k32(Acc (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  emulate::Mma arg = {d, a, b, 1, 1, emulate::mma_format<A>, emulate::mma_format<B>};
+  emulate::collective(&arg, emulate::mma_bytes, "mma_m16n8k32");
+}
+
+inline uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector) {
+  const uint64_t bytes = low | static_cast<uint64_t>(high) << 32;
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i)
+    out |= static_cast<uint32_t>(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return out;
+}
 
 inline uint32_t to_tf32(float x) {
   const uint32_t bits = emulate::float_bits(x);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int WG_ROWS = 64, WG_K = 16, WG_MAX_COLUMNS = 256;
 // Floats: accumulators, a, b.
-constexpr size_t WG_SCRATCH = WG_ROWS * WG_MAX_COLUMNS + WG_K * (WG_ROWS + WG_MAX_COLUMNS);
+constexpr size_t WG_SCRATCH = WG_ROWS * WG_MAX_COLUMNS + 2 * WG_K * (WG_ROWS + WG_MAX_COLUMNS);
 
 // A descriptor's fields, in bytes.
 struct Operand {
@@ -59,14 +59,29 @@ void expand(float* out, const unsigned char* memory, uint64_t bits, bool mn, int
     }
 }
 
-// d [64][n] += a [16][64] transposed times b [16][n].
+// A K-major operand of bytes as float [32 k][rows].
+template <class T>
+void expand_bytes(float* out, const unsigned char* memory, uint64_t bits, int rows) {
+  const Operand o = operand(bits);
+  for (int k = 0; k < WG_K; k += 8)
+    for (int n = 0; n < rows; ++n) {
+      uint32_t fours[4];
+      memcpy(fours, memory + piece_address(o, false, static_cast<uint32_t>(n),
+                                           static_cast<uint32_t>(k)), sizeof fours);
+      float x[16];
+      for (int i = 0; i < 4; ++i) T::expand(x + 4 * i, fours[i]);
+      for (int i = 0; i < 16; ++i) out[(2 * k + i) * rows + n] = x[i];
+    }
+}
+
+// d [64][n] += a [depth][64] transposed times b [depth][n].
 void multiply(float* __restrict__ d, const float* __restrict__ a, const float* __restrict__ b,
-              int n) {
+              int n, int depth) {
   for (int c = 0; c < n; c += 16)
     for (int r = 0; r < WG_ROWS; r += 4) {
       Row acc[4][2];
       for (int i = 0; i < 4; ++i) memcpy(acc[i], d + (r + i) * n + c, sizeof acc[i]);
-      for (int k = 0; k < WG_K; ++k) {
+      for (int k = 0; k < depth; ++k) {
         Row x[2];
         memcpy(x, b + k * n + c, sizeof x);
         for (int i = 0; i < 4; ++i) {
@@ -119,7 +134,7 @@ uint64_t issued_by_all(const Warpgroup& g) {
 void multiply_until(Lane& me, Warpgroup& g, uint64_t end) {
   float* const d = me.warp->worker->scratch;
   float* const a = d + WG_ROWS * WG_MAX_COLUMNS;
-  float* const b = a + WG_K * WG_ROWS;
+  float* const b = a + 2 * WG_K * WG_ROWS;
   const unsigned char* const memory = me.block->view;
   while (g.done < end) {
     const Product& p = g.ring[g.done & g.mask];
@@ -128,12 +143,23 @@ void multiply_until(Lane& me, Warpgroup& g, uint64_t end) {
     // Products into the same accumulators one after another, without going through the fragments.
     do {
       const Product& q = g.ring[g.done & g.mask];
+      if (q.form & WGMMA_F8) {
+        const auto left = q.form & WGMMA_A_E5M2 ? expand_bytes<Byte<MMA_E5M2>>
+                                                : expand_bytes<Byte<MMA_E4M3>>;
+        const auto right = q.form & WGMMA_B_E5M2 ? expand_bytes<Byte<MMA_E5M2>>
+                                                 : expand_bytes<Byte<MMA_E4M3>>;
+        left(a, memory, q.a, WG_ROWS);
+        right(b, memory, q.b, n);
+        multiply(d, a, b, n, 2 * WG_K);
+        ++g.done;
+        continue;
+      }
       const auto fill = q.form & WGMMA_F16 ? expand<F16> : expand<Bf16>;
       if (q.form & WGMMA_ZERO) memset(d, 0, sizeof(float) * static_cast<size_t>(WG_ROWS * n));
       if (q.form & WGMMA_A_REGISTERS) (q.form & WGMMA_F16 ? expand_registers<F16> : expand_registers<Bf16>)(a, q);
       else fill(a, memory, q.a, (q.form & WGMMA_A_MN) != 0, WG_ROWS);
       fill(b, memory, q.b, (q.form & WGMMA_B_MN) != 0, n);
-      multiply(d, a, b, n);
+      multiply(d, a, b, n, WG_K);
       ++g.done;
     } while (g.done < end && memcmp(g.ring[g.done & g.mask].d, p.d, sizeof p.d) == 0 &&
              g.ring[g.done & g.mask].columns == p.columns);

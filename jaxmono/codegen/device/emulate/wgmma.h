@@ -36,7 +36,7 @@ inline uint64_t wgmma_descriptor_at(uint64_t first, int bytes) {
 namespace emulate {
 template <class T, int NT>
 void issue(float (&d)[NT][4], uint64_t a, uint64_t b, const uint32_t* registers, uint32_t form) {
-  static_assert(is_narrow<T>, "wgmma multiplies bf16 or f16");
+  static_assert(is_narrow<T> && !is_f8<T>, "wgmma multiplies bf16 or f16");
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
   Wgmma arg = {&d[0][0], a, b, registers, 8 * NT, (is_same<T, f16> ? WGMMA_F16 : 0u) | form};
   collective(&arg, wgmma_issue, "wgmma");
@@ -48,6 +48,15 @@ inline void wgmma(float (&d)[NT][4], uint64_t a, uint64_t b) {
   emulate::issue<T>(d, a, b, nullptr,
                     (A_MN ? emulate::WGMMA_A_MN : 0u) | (B_MN ? emulate::WGMMA_B_MN : 0u) |
                         (ZERO ? emulate::WGMMA_ZERO : 0u));
+}
+template <class A, class B, int NT>
+inline void wgmma_f8(float (&d)[NT][4], uint64_t a, uint64_t b) {
+  static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
+  using namespace emulate;
+  Wgmma arg = {&d[0][0], a, b, nullptr, 8 * NT,
+               WGMMA_F8 | (mma_format<A> == MMA_E5M2 ? WGMMA_A_E5M2 : 0u) |
+                   (mma_format<B> == MMA_E5M2 ? WGMMA_B_E5M2 : 0u)};
+  collective(&arg, wgmma_issue, "wgmma_f8");
 }
 template <class T, bool B_MN, int NT>
 inline void wgmma_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64_t b) {

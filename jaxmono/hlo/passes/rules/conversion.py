@@ -12,6 +12,7 @@ from jaxmono.hlo.types import DType
 # Bits of exponent and of significand after the leading one.
 FORMATS: dict[DType, tuple[int, int]] = {
     DType.F64: (11, 52), DType.F32: (8, 23), DType.F16: (5, 10), DType.BF16: (8, 7),
+    DType.F8E4M3FN: (4, 3), DType.F8E5M2: (5, 2),
 }
 
 
