@@ -158,7 +158,7 @@ def few_heads() -> Case:
     sizes = ((64, 12, 64), (70, 3, 32), (128, 1, 32))
     plan = plan_of(fn, *[Spec((5, m if i == 0 else n, d), BF16)
                          for n, m, d in sizes for i in range(3)])
-    schedules = {64: (64, 1), 70: (80, 1), 128: (64, 2)}
+    schedules = {64: (64, 1), 70: (80, 1), 128: (16, 8)}
     sigs = {}
     for sig in plan.sigs:
         assert isinstance(sig.form, AttentionForm)
@@ -290,6 +290,20 @@ def test_the_last_block_must_find_the_others(monkeypatch: pytest.MonkeyPatch) ->
     change = rewritten("last_block.cuh", lambda text: text.replace("% SPLIT == SPLIT - 1",
                                                                    "% SPLIT == 0"))
     assert failure(few_heads(), monkeypatch, change) != ""
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_shares_must_be_written_before_the_arrival(barrier: bool,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow warps: thread 0 counts its block as arrived long before they have written."""
+    slow = rewritten("attention_few.cuh", lambda text: text.replace(
+        "    float* const part = SPLIT > 1",
+        "    if (warp_id() > 0) for (int i = 0; i < 3000; ++i) syncwarp();\n"
+        "    float* const part = SPLIT > 1"))
+    lost = removed("last_block.cuh", 0)
+    found = failure(few_heads(), monkeypatch,
+                    lambda text: slow(text) if barrier else lost(slow(text)))
+    assert (found == "") is barrier
 
 
 def test_a_stream_does_not_read_what_has_not_landed(monkeypatch: pytest.MonkeyPatch) -> None:
