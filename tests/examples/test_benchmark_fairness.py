@@ -102,7 +102,7 @@ def test_a_wrong_variant_is_left_out_however_fast(monkeypatch: pytest.MonkeyPatc
         return jax.jit(program, donate_argnums=(1,)).lower(*of.arguments()).compile(), run_facts()
 
     def scores(running: Any) -> Any:
-        return [(us, lambda us=us: us) for us in (speeds[r.chosen.flags] for r in running)]
+        return [(us, us) for us in (speeds[r.chosen.flags] for r in running)]
 
     monkeypatch.setattr(xla_best, "compile_xla", compile_xla)
     monkeypatch.setattr(xla_best, "scores", scores)

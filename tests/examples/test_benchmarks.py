@@ -332,7 +332,7 @@ def test_what_jaxmono_leaves_to_xla_gets_xlas_flags(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(jaxmono_best, "_running", running)
     monkeypatch.setattr(jaxmono_best, "scores", lambda all: [
-        (times[r.label], lambda: 0.0) for r in all])
+        (times[r.label], 0.0) for r in all])
     check = Check(of, data.reference(of, sets=3))
     monkeypatch.setattr(check, "right", lambda function: case != "wrong")
     found = jaxmono_best.prepare(of, "auto", interpret=True, phases=Phases(), check=check)
@@ -355,7 +355,7 @@ def test_a_variant_that_is_wrong_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
     made_of = {"early": early, "slow": slow}
     monkeypatch.setattr(xla_best, "_running", lambda of, variant: made_of[variant.flags])
     monkeypatch.setattr(xla_best, "scores", lambda all: [
-        ({"early": 1.0, "best": 10.0, "slow": 20.0}[r.label], lambda: 0.0) for r in all])
+        ({"early": 1.0, "best": 10.0, "slow": 20.0}[r.label], 0.0) for r in all])
     failed: list[str] = []
     fastest: Any = xla_best._fastest  # pyright: ignore[reportPrivateUsage]
     found = fastest(best, [xla_best.Variant(n) for n in made_of], of, failed, Phases(), check)
