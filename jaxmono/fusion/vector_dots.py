@@ -7,6 +7,11 @@ A GPU's default precision lets both round the operands of a matrix product to tf
 turns products with a vector, and outer products, into multiplications (`support.exact_product`),
 so that a program's gradient of a bias or its scores have f32's own digits; sums that nearly cancel
 lose all of tf32's. Attention's two contractions stay: their scores never leave a block.
+
+Products with a vector that sum a handful of elements are written so in every float type, summed in
+f32 as they would be: they are part of a row, and need no stage of their own.
+
+    f16[2464, 1] dot(x[2464, 4], w[4, 1]) -> f16[2464, 4] dot(y, v[1, 4])   one row group, no barrier
 """
 
 from __future__ import annotations
@@ -26,10 +31,14 @@ SMALL = 1 << 18
 stage's latency: such products with a vector stay contractions, exact as they are."""
 
 
+FEW = 8
+"""Summed elements up to which any product with a vector is one of elements."""
+
+
 def exact_dots(graph: Graph) -> tuple[ops.DotGeneral, ...]:
     """The contractions of ``graph`` that `as_products` is for."""
-    return tuple(o for o in graph.ops if isinstance(o, ops.DotGeneral) and _large(o)
-                 and exact_product(o))
+    return tuple(o for o in graph.ops if isinstance(o, ops.DotGeneral)
+                 and (_few(o) or (_large(o) and exact_product(o))))
 
 
 def as_products(graph: Graph, dots: Iterable[ops.DotGeneral], groups: Iterable[Draft]) -> Graph:
@@ -54,6 +63,13 @@ def _large(o: ops.DotGeneral) -> bool:
     return min(dims.m, dims.n) > 1 or dims.batch * dims.m * dims.n * dims.k > SMALL
 
 
+def _few(o: ops.DotGeneral) -> bool:
+    dims = dot_dims(o)
+    kinds = {v.type.dtype for v in (o.lhs, o.rhs, o.result)}
+    return (kinds <= {DType.BF16, DType.F16, DType.F32} and min(dims.m, dims.n) == 1
+            and max(dims.m, dims.n) > 1 and 0 < dims.k <= FEW)
+
+
 def _product(o: ops.DotGeneral) -> list[Op]:
     """Over (batch, left, right, contracted) dimensions of which each operand has its own; those
     of one element are left out, so that a vector has none."""
@@ -70,10 +86,11 @@ def _product(o: ops.DotGeneral) -> list[Op]:
     factors = [_spread(b, v, order, at, space, whole) for v, order, at in (
         (o.lhs, (*o.lhs_batch, *dims.lhs_free, *o.lhs_contract), left),
         (o.rhs, (*o.rhs_batch, *dims.rhs_free, *o.rhs_contract), right))]
-    made = b.elementwise("multiply", *factors)
+    made = b.elementwise("multiply", *(b.convert(x, DType.F32) for x in factors))
     summed = [i for i, d in enumerate(whole) if d >= last]
     if summed:
         made = b.reduce(made, b.constant(0, DType.F32), "add", summed)
+    made = b.convert(made, o.result.type.dtype)
     b.append(ops.Reshape(results=o.results, loc=o.loc, operand=made))
     return b.ops
 

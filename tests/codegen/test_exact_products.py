@@ -103,3 +103,12 @@ def test_attention_of_one_query_stays_one_group() -> None:
     plan = plan_of(attend, Spec((12, 1, 64), F32), Spec((12, 512, 64), F32),
                    Spec((12, 512, 64), F32))
     assert [s.kind for s in plan.sigs] == ["attention"]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, F32])
+def test_a_handful_of_products_is_part_of_a_row(dtype: Any) -> None:
+    """The first row of Bolt's Table 1: two products, one stage."""
+    plan = plan_of(lambda x, w, v: jax.nn.relu(jax.nn.relu(x @ w) @ v), Spec((300, 4), dtype),
+                   Spec((4, 1), dtype), Spec((1, 4), dtype))
+    assert len(plan.stages) == 1 and not dot_sigs(plan)
+    check_near(plan, build(plan), smooth(plan.graph), NEAR if dtype is F32 else 1e-2, seeds=(0,))

@@ -57,7 +57,7 @@ def test_a_dot_writes_straight_into_the_cache() -> None:
     def fn(cache: Any, x: Any, w: Any, pos: Any) -> Any:
         return jax.lax.dynamic_update_slice(cache, x @ w, (pos, 0))
 
-    p = plan(fn, f32(16, 8), f32(1, 4), f32(4, 8), POS)
+    p = plan(fn, f32(16, 8), f32(1, 20), f32(20, 8), POS)
     assert aliases(p) == [(0, 0)]
     (group,) = p.groups
     assert isinstance(group.sig.form, DotForm)
