@@ -11,6 +11,7 @@ no GPU is needed.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 import sys
@@ -50,6 +51,7 @@ Source lines are those of the models. Ops that only move data next to such an op
 """
 
 
+@functools.cache  # the test asks for it twice
 def report(workload: Workload) -> tuple[str, Report]:
     """The shape, and the plan of one workload at batch ``batches[0]``, without compiling it."""
     program = workload.program(batch=workload.batches[0])

@@ -90,7 +90,7 @@ def _deepfm(request: Request) -> Program:
 
 
 WORKLOADS = (
-    Workload("dien", "DIEN", "recommender", _dien, batches=(1, 256),
+    Workload("dien", "DIEN", "recommender", _dien, batches=(1, 256), slow=True,
              notes="Amazon Books sizes; batch 256 is FusionStitching's"),
     Workload("dien_train", "DIEN, training step", "recommender", _dien_train, batches=(256,),
              dtype="f32", slow=True,

@@ -11,7 +11,7 @@ lose all of tf32's. Attention's two contractions stay: their scores never leave 
 Products with a vector that sum a handful of elements are written so in every float type, summed in
 f32 as they would be: they are part of a row, and need no stage of their own.
 
-    f16[2464, 1] dot(x[2464, 4], w[4, 1]) -> f16[2464, 4] dot(y, v[1, 4])   one row group, no barrier
+    f16[2464, 1] dot(x[2464, 4], w[4, 1])  ──►  dot(y, v[1, 4])     one row group, no barrier
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from contraction_harness import Array, build, check_near, plan_of, smooth
 from harness import DEVICE
+from thinned import thinned
 
 from jaxmono.codegen import attention
 from jaxmono.codegen.attention import AttentionSchedule
@@ -62,7 +63,7 @@ def qkv(m: int, n: int, d: int, dtype: Any, *, heads: int = 2, batch: int = 1, d
     return [Spec(s, dtype) for s in shapes]
 
 
-@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize("dtype", thinned([BF16, F16, F32]))
 @pytest.mark.parametrize(("m", "n", "d"), [(16, 16, 16), (33, 50, 24), (5, 127, 8), (70, 64, 64)])
 def test_sizes(dtype: Any, m: int, n: int, d: int) -> None:
     """Rows and keys below, at and above a tile; keys not a multiple of 16."""
@@ -81,7 +82,8 @@ def test_values_of_another_width(d: int, dv: int) -> None:
     run(attend, *qkv(17, 33, d, BF16, dv=dv), rtol=RTOL[BF16])
 
 
-@pytest.mark.parametrize("layout", ["".join(p) for p in itertools.permutations("bhmd")][::3])
+@pytest.mark.parametrize("layout", thinned(
+    ["".join(p) for p in itertools.permutations("bhmd")][::3]))
 def test_layouts(layout: str) -> None:
     """Heads and positions anywhere: loaders copy along d, along positions, or neither."""
     for dtype in (BF16, F32):

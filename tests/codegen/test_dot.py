@@ -22,6 +22,7 @@ from contraction_harness import (
 )
 from harness import DEVICE, run_program
 from jax import lax
+from thinned import thinned
 
 from jaxmono.codegen.dot import operand_type
 from jaxmono.codegen.dot_schedule import DotSchedule, choose_mma
@@ -242,7 +243,7 @@ def norm_plan(norm: Callable[..., Any], rows: int, k: int, n: int, dtype: Any, *
     return plan
 
 
-@pytest.mark.parametrize("norm", [layer_norm, rms_norm, softmax])
+@pytest.mark.parametrize("norm", thinned([layer_norm, rms_norm, softmax]))
 @pytest.mark.parametrize(("dtype", "rtol"), [(BF16, 2e-2), (F32, 4e-3)])
 @pytest.mark.parametrize("k", [64, 96, 37])
 def test_row_prologue(norm: Any, dtype: Any, rtol: float, k: int) -> None:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from contraction_harness import build, check_exact, plan_of, with_dots
+from thinned import thinned
 
 from jaxmono.codegen import dot_schedule
 from jaxmono.codegen.dot_schedule import DotSchedule, choose_mma, choose_simt, mma_type
@@ -145,7 +146,7 @@ def test_every_warp_layout(warps: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-@pytest.mark.parametrize("split", [2, 4, 8])
+@pytest.mark.parametrize("split", thinned([4, 2, 8], 3))
 def test_split_k(split: int, dtype: Any) -> None:
     """More tasks than blocks, a last split with fewer k tiles, rows that splits share unevenly."""
     bk = 64 if dtype is jnp.bfloat16 else 32
@@ -180,7 +181,7 @@ def test_split_k_twice_in_one_launch_and_over_launches() -> None:
 
 
 @pytest.mark.parametrize("stages", [2, 3, 5])
-@pytest.mark.parametrize("k", [40, 64, 320])
+@pytest.mark.parametrize("k", thinned([40, 64, 320]))
 def test_ring_depths(stages: int, k: int) -> None:
     """Rings that are shallower and deeper than there are k tiles; odd and even steps of a tile."""
     plan = product(33, k, 40)

@@ -20,6 +20,7 @@ from contraction_harness import (
     small_integers,
     smooth,
 )
+from thinned import thinned
 
 from jaxmono.codegen import cuda_target, generate, headers, nvrtc
 from jaxmono.codegen.dot import DotCode
@@ -240,7 +241,7 @@ def bytes_plan(a: Any, b: Any, spec: str = "mk,nk->mn", times: int = 1, **kw: An
     return plan_of(fn, *args, Spec((112 * times,), F32), device=H200)
 
 
-@pytest.mark.parametrize("pair", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)])
+@pytest.mark.parametrize("pair", thinned([(E4M3, E5M2), (E4M3, E4M3), (E5M2, E4M3), (E5M2, E5M2)]))
 @pytest.mark.parametrize("s", [
     wgmma(64, 48, 3, (1, 1, 2)), wgmma(128, 96, 2, (2, 1, 1)), wgmma(64, 128, 3, (1, 2, 1)),
     wgmma(64, 48, 3, (1, 1, 2), 2)])

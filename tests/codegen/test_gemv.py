@@ -24,6 +24,7 @@ from contraction_harness import (
 )
 from harness import run_program
 from jax import lax
+from thinned import thinned
 
 from jaxmono.codegen import cuda_target, generate
 from jaxmono.codegen.dot import DotCode
@@ -76,7 +77,7 @@ def test_rows_of_x(m: int) -> None:
     check_exact(plan, build(plan, forced(plan, gemv(m, 16, 2), gemv(m, 20, 2))), seeds=(0, 1, 2))
 
 
-@pytest.mark.parametrize("t", [BF16, F16, F32])
+@pytest.mark.parametrize("t", thinned([BF16, F16, F32]))
 @pytest.mark.parametrize(("columns", "rows"), [
     (gemv(1, 8, 1), gemv(1, 4, 1)),
     (gemv(1, 24, 3), gemv(1, 24, 3)),  # 3 pieces a row (f32: 6): lanes left over
@@ -90,7 +91,7 @@ def test_tiles(columns: DotSchedule, rows: DotSchedule, t: Any) -> None:
     check_exact(plan, build(plan, forced(plan, columns, rows)), seeds=(0, 1), blocks=(1, 5))
 
 
-@pytest.mark.parametrize("t", [BF16, F16])
+@pytest.mark.parametrize("t", thinned([BF16, F16]))
 @pytest.mark.parametrize("m", [3, 7, 8, 9, 16])
 @pytest.mark.parametrize(("columns", "rows"), [
     (gemv(1, 64, 2), gemv(1, 16, 2)),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from models import graph_of
+from thinned import thinned
 
 import jaxmono
 from jaxmono.fusion import make_plan
@@ -56,7 +57,7 @@ FORMS: dict[str, Callable[[], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", thinned(FORMS))
 def test_scores_stay_inside_one_kernel(name: str) -> None:
     fn, *args = FORMS[name]()
     plan = make_plan(graph_of(fn, *args), Device())

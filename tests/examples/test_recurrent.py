@@ -155,6 +155,7 @@ def test_dien_is_the_papers() -> None:
     assert len({round(float(x), 4) for x in logits}) == BATCH
 
 
+@pytest.mark.slow
 def test_dien_does_not_see_padding() -> None:
     config = dien.tiny(dtype=jnp.float32)
     model, history = _shaken(dien.create(config)), _history(config)
@@ -195,6 +196,7 @@ def test_dien_training_step_follows_the_gradient_of_the_papers_loss() -> None:
     assert checked == len(jax.tree.leaves(nnx.filter_state(weights, nnx.Param)))
 
 
+@pytest.mark.slow
 def test_dien_training_step_updates_the_running_statistics() -> None:
     config = dien.tiny(dtype=jnp.float32)
     train_step, weights = dien.training(_shaken(dien.create(config)))
@@ -205,6 +207,7 @@ def test_dien_training_step_updates_the_running_statistics() -> None:
         assert np.all(old != new) and np.max(np.abs(old - new)) < 0.1
 
 
+@pytest.mark.slow
 def test_dien_learns() -> None:
     config = dien.tiny(dtype=jnp.float32)
     train_step, weights = dien.training(dien.create(config))

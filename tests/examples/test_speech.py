@@ -126,6 +126,7 @@ def test_ctc_loss_sums_all_paths() -> None:
     assert float(got) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_fine_tuning_learns_and_freezes_the_feature_encoder() -> None:
     config = dataclasses.replace(wav2vec2.tiny(weight_norm=True, dtype=jnp.float32), layers=1)
     model = wav2vec2.create(config)
