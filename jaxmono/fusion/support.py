@@ -84,6 +84,8 @@ def refusal(op: Op) -> str | None:
         return f"a literal of {op.value.nbytes} bytes is kept in a buffer by XLA"
     if isinstance(op, ops.ReduceWindow) and (reason := reduce_window.refusal(op)):
         return reason
+    if isinstance(op, ops.DotGeneral) and (reason := _refused_product(op)):
+        return reason
     if isinstance(op, (ops.Reduce, ops.ReduceWindow)):
         if any(v.type.dtype in F8_DTYPES for v in op.results):
             return "reductions in 8-bit floats are not generated yet"
@@ -190,6 +192,24 @@ def softmax_attention_bytes(k: int, v: int, itemsize: int) -> int:
 
     tiles = tile(64, k) + 2 * (tile(32, k) + tile(32, v))
     return 2 * 64 * 8 + max(tiles, 8 * 16 * (v + 8) * 4)
+
+
+_F8_PRODUCT = 1 << 30
+"""Multiplications of a product of 8-bit floats from which its rate counts, not its weights' bytes."""
+
+
+def _refused_product(op: ops.DotGeneral) -> str | None:
+    """Hopper multiplies 8-bit floats only where the summed elements are neighbours. Others run as
+    f16 products, at a third of the rate; where the weights' bytes decide, that does not matter."""
+    m, n, k = matrix_sizes(op)
+    if op.lhs.type.dtype.itemsize > 1 or not op.lhs.type.dtype.is_float or min(m, n) <= 64 \
+            or op.result.type.size * k < _F8_PRODUCT:
+        return None
+    inner = all(tuple(dims) == tuple(range(v.type.rank - len(dims), v.type.rank))
+                for v, dims in ((op.lhs, op.lhs_contract), (op.rhs, op.rhs_contract)))
+    return None if inner else (
+        "a large product of 8-bit floats whose summed dimension is not the last one of both "
+        "operands is not generated yet; transpose the weights")
 
 
 def _refused_type(v: Value) -> str | None:
