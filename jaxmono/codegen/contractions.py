@@ -24,6 +24,9 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.fold import STREAMED_ROWS
 from jaxmono.fusion.plan import DotForm, Sig
 
+_PRODUCED = ("wgmma", dot_wgmma.SWAPPED)
+"""Families whose operands come from producer warps."""
+
 
 def _room(request: Request) -> int:
     """Shared memory of a family without producers: another Sig of the kernel may have some."""
@@ -67,7 +70,7 @@ class _Dot:
     def shared_bytes(self, sig: Sig, schedule: DotSchedule, threads: int) -> int:
         if schedule.family == "gemv":
             return dot_gemv.shape(DotCode.of(sig, schedule), threads).shared_bytes
-        family = dot_wgmma if schedule.family == "wgmma" else dot_function
+        family = dot_wgmma if schedule.family in _PRODUCED else dot_function
         return family.shared_bytes(DotCode.of(sig, schedule))
 
     def workspace_bytes(self, sig: Sig, schedule: DotSchedule) -> int:
@@ -79,7 +82,7 @@ class _Dot:
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: DotSchedule,
                       function: Function) -> bool:
-        if schedule.family == "wgmma":
+        if schedule.family in _PRODUCED:
             return False  # producers are ahead of the barrier anyway
         if schedule.family == "gemv":
             return dot_gemv.emit_prefetch(w, DotCode.of(sig, schedule),
@@ -91,14 +94,14 @@ class _Dot:
                                           read_only=tuple(function.read_only))
 
     def emit_load(self, w: Writer, sig: Sig, schedule: DotSchedule, function: Function) -> bool:
-        if schedule.family != "wgmma":
+        if schedule.family not in _PRODUCED:
             return False
         dot_wgmma.emit_load(w, DotCode.of(sig, schedule), pointers=function.pointers,
                             read_only=tuple(function.read_only))
         return True
 
     def emit_body(self, w: Writer, sig: Sig, schedule: DotSchedule, function: Function) -> None:
-        if schedule.family == "wgmma":
+        if schedule.family in _PRODUCED:
             dot_wgmma.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
                                 outputs=function.outputs, read_only=tuple(function.read_only),
                                 workspace=function.workspace, arrivals=function.arrivals)

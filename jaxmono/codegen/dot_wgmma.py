@@ -39,6 +39,12 @@ stage runs, the producers already load the weights of the next one."""
 _AHEAD_BYTES = 40 * 1024
 """Of the right operand that are requested before the stage's grid barrier opens: what arrives while
 the blocks wait for each other. More would stand in the way of the left operand."""
+SWAPPED = "swapped"
+"""Family of the same products with the weights on the left (device/gemm_swapped.cuh)."""
+_IN_FLIGHT_BYTES = 40 * 1024
+"""Of weights on the left that are requested only behind the barrier. The rows' first k tile counts
+as landed when all that a thread has requested before it has: these keep memory busy from then on
+until the consumers have freed slots."""
 
 
 def takes(form: DotForm, code: DotCode, element: DType | None) -> str | None:
@@ -50,6 +56,15 @@ def takes(form: DotForm, code: DotCode, element: DType | None) -> str | None:
     if code.rhs.param is None or (code.lhs.param is None and not form.row_prologue):
         return "an operand is computed, not copied"
     return None
+
+
+def takes_swapped(form: DotForm, code: DotCode, element: DType | None) -> str | None:
+    """Why a contraction cannot run with its operands swapped; None if it can."""
+    if form.row_prologue:
+        return "the rows are normalised while they are loaded"
+    if element not in (DType.BF16, DType.F16):
+        return "swapped operands have 16 bits"
+    return takes(form, code, element)
 
 
 def _takes_f8(form: DotForm, code: DotCode) -> str | None:
@@ -80,6 +95,8 @@ def shared_bytes(code: DotCode) -> int:
     s = code.s
     a = tile_bytes(s.bm, 64) if code.lhs.k_major else tile_bytes(64, s.bm)
     b = tile_bytes(s.bn, 64) if code.rhs.k_major else tile_bytes(64, s.bn)
+    if s.family == SWAPPED:
+        return LOW_BYTES + s.stages * (a + b) + swapped_staging_bytes(s.bm, s.bn, s.warps[2])
     panel = 0
     if code.form.row_prologue:
         panel, a = tile_bytes(s.bm, code.k_tiles * 64), 0
@@ -97,6 +114,11 @@ def staging_bytes(n: int, k_warpgroups: int) -> int:
     chunk = n if k_warpgroups == 2 or n <= 80 else next(
         (c for c in (64, 80, 48) if n % c == 0), 16)
     return 8 * 16 * (chunk + 8) * 4
+
+
+def swapped_staging_bytes(bm: int, bn: int, k_warpgroups: int) -> int:
+    """Shared memory for the sums of a tile with swapped operands."""
+    return k_warpgroups * bm * (bn + 4) * 4
 
 
 def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
@@ -121,7 +143,8 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
                     strided=True, pair=pair)
     ahead = 0
     if code.rhs.param in read_only and code.rhs.offset is not None and code.rhs.offset.is_static:
-        ahead = max(1, _AHEAD_BYTES // (s.bn * 128))
+        ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * 128))) \
+            if s.family == SWAPPED else max(1, _AHEAD_BYTES // (s.bn * 128))
     w.line('const auto ready = [&] { hear(&roles->opened, opened, "the grid barrier"); };')
     w.line(f"G::produce<{ahead}>(smem, roles, at, m0, n0, k0, k_tiles, ready, load_a, load_b);")
     w.line("return at;")
@@ -164,7 +187,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
         # Not where two warpgroups share a small tile: a piece or two a thread, of which the loads
         # overlap anyway (BERT-base b1: 334 us with, 329 us without; ResNet-50 b32: 1464, 1635).
         early = early_loads(body, stores, form.dot.result, form.n, lanes, read_only) \
-            if s.warps[2] == 1 else []
+            if s.warps[2] == 1 and s.family != SWAPPED else []
         emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
                    pointers=pointers, names=names)
         head = (f"G::finish<{lanes}>(smem, sums, fetch, "
@@ -182,6 +205,8 @@ def _lanes(code: DotCode, per_thread: int) -> int:
     """Elements per thread at a time in the epilogue: 16 bytes where the stores allow it."""
     stores = [x for x in code.form.stores if code.form.k not in x.over]
     widest = legal_lanes(code.sig.body, stores, code.form.n, 8)
+    if code.s.family == SWAPPED:  # a small tile: 16 bytes of sums, whichever threads that leaves
+        widest, per_thread = min(widest, 4), 4
     fits = [n for n in (8, 4, 2, 1)
             if n <= min(widest, max(per_thread, 1)) and code.form.n.size % n == 0]
     return fits[0]
@@ -216,7 +241,12 @@ def emit_begin(w: Writer, code: DotCode) -> None:
     flags = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
     panel = code.k_tiles * s.bk if form.row_prologue else 0
     t = pair_type(code) or c_type(code.element)
-    w.line(f"using G = GemmWgmma<{t}, {s.bm}, {s.bn}, {s.stages}, {warps}, {flags}, {panel}>;")
+    if s.family == SWAPPED:
+        w.line(f"using G = GemmSwapped<{t}, {s.bm}, {s.bn}, {s.stages}, {s.warps[1]}, "
+               f"{s.warps[2]}, {flags}>;")
+    else:
+        w.line(f"using G = GemmWgmma<{t}, {s.bm}, {s.bn}, {s.stages}, {warps}, {flags}, "
+               f"{panel}>;")
     w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code) - LOW_BYTES}, \"tiles\");")
     k_tiles = str(code.k_tiles)
     if s.split_k > 1:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxmono.codegen.calls import UNIT, Call, Span, Unit
-from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES
+from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES, SWAPPED
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.producers import emit_producers, has_load, is_mixed, trips
@@ -176,6 +176,8 @@ class _Assembly:
             headers.add("attention_few")
         if self.roles:
             headers |= {"gemm_wgmma", "roles"}
+            if any(getattr(u.schedule, "family", "") == SWAPPED for u in self.units.values()):
+                headers.add("gemm_swapped")
             if any(u.load and u.sig.kind == "attention" for u in self.units.values()):
                 headers |= {"attention_wgmma", "back_to_back"}
             shared = roles_at + ROLES_BYTES

@@ -158,9 +158,9 @@ struct GemmWgmma {
 
   // ---- producers -----------------------------------------------------------------------------
 
-  // Requests all k tiles of a task. AHEAD: of the first tiles the right operand is requested before
-  // ready() returns, which waits until the left one may be read.
-  template <int AHEAD, class Ready, class LoadA, class LoadB>
+  // Requests all k tiles of a task. AHEAD: of the first tiles one operand, the left one if LEFT, is
+  // requested before ready() returns, which waits until the other one may be read.
+  template <int AHEAD, bool LEFT = false, class Ready, class LoadA, class LoadB>
   JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int row0, int col0,
                                 int k0, int tiles, const Ready& ready, const LoadA& load_a,
                                 const LoadB& load_b) {
@@ -180,12 +180,16 @@ struct GemmWgmma {
       else
         TileB::template fill<PRODUCERS>(to, thread, k0 + t * BK, col0, load_b);
     };
+    const auto first = [&](int i, int t) {
+      if constexpr (LEFT) fetch_a(i, t);
+      else fetch_b(i, t);
+    };
     constexpr int FIRST = AHEAD < SLOTS ? AHEAD : SLOTS;
     Place from = at;
 #pragma unroll 1
     for (int t = 0; t < FIRST && t < tiles; ++t) {
       mbarrier_wait(&roles->empty[from.slot], from.parity() ^ 1);
-      fetch_b(from.slot, t);
+      first(from.slot, t);
       from.template next<SLOTS>();
     }
     ready();
@@ -193,9 +197,10 @@ struct GemmWgmma {
     for (int t = 0; t < tiles; ++t) {
       if (t >= FIRST) {
         mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
-        fetch_b(at.slot, t);
+        first(at.slot, t);
       }
-      fetch_a(at.slot, t);
+      if constexpr (LEFT) fetch_b(at.slot, t);
+      else fetch_a(at.slot, t);
       cp_async_mbarrier_arrive(&roles->full[at.slot]);
       at.template next<SLOTS>();
     }
