@@ -16,7 +16,13 @@ from jaxmono.codegen import (
 )
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.dot import DotCode
-from jaxmono.codegen.dot_candidates import dot_candidates, gemv_bound, gemv_candidates
+from jaxmono.codegen.dot_candidates import (
+    dot_candidates,
+    gemv_bound,
+    gemv_candidates,
+    swapped_bound,
+    swapped_candidates,
+)
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.sig_code import Function, Request, register
@@ -54,6 +60,9 @@ class _Dot:
                     row_prologue=form.row_prologue, k_major=(code.lhs.k_major, code.rhs.k_major))
                 if other is not None and other[0] < cost:
                     cost, s = other
+        swapped = swapped_candidates(sig, request)
+        if swapped and swapped[0][0] < swapped_bound(sig, request, s.family, cost):
+            cost, s = swapped[0]
         few = form.m.size <= dot_gemv_shape.MAX_ROWS  # 16 rows: llama_decode 1188 us, not 1423
         if skinny and (s.family == "simt" or (
                 few and skinny[0][0] < gemv_bound(sig, request, cost))):

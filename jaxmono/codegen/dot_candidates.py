@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from jaxmono.codegen import dot_gemv_shape, dot_wgmma
+from jaxmono.codegen import dot_gemv_shape, dot_schedule_swapped, dot_wgmma
 from jaxmono.codegen.dot import DotCode, fma_type, matrix_flops, operand_type
 from jaxmono.codegen.dot_schedule import DotSchedule, candidates_mma
 from jaxmono.codegen.dot_schedule_gemv import (
@@ -56,7 +56,7 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
                 batch, m, n, k, dot_wgmma.per_pair(code.element), device=request.device,
                 shared_bytes=request.shared_bytes,
                 row_prologue=form.row_prologue, k_major=(code.lhs.k_major, code.rhs.k_major)))
-    return varied(choice, [*families, skinny])
+    return varied(choice, [*families, swapped_candidates(sig, request), skinny])
 
 
 def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
@@ -77,18 +77,47 @@ def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
         row_prologue=form.row_prologue)
 
 
+def swapped_candidates(sig: Sig, request: Request) -> list[Costed]:
+    """What wgmma can do for a Sig with the weights on its left, cheapest first."""
+    form = sig.form
+    assert isinstance(form, DotForm)
+    batch, m, n, k = form.batch.size, form.m.size, form.n.size, form.k.size
+    if not request.wgmma or m > dot_schedule_swapped.MAX_ROWS:
+        return []
+    code = DotCode.of(sig, DotSchedule(dot_wgmma.SWAPPED, 64, 64, 64, 2, (1, 1, 2)))
+    if dot_wgmma.takes_swapped(form, code, code.element) is not None:
+        return []
+    own = (batch, n, k)
+    return dot_schedule_swapped.candidates_swapped(
+        batch, m, n, k, device=request.device, shared_bytes=request.shared_bytes,
+        k_major=(code.lhs.k_major, code.rhs.k_major), computed=code.lhs.param is None,
+        blocks=blocks_of(own, request.stage or (own,), request.device.sm_count))
+
+
+def swapped_bound(sig: Sig, request: Request, family: str, cost: float) -> float:
+    """What swapped operands have to beat where another family takes ``cost`` microseconds by its
+    model, which was fitted to tiles that share what they load: never less than its stream."""
+    return max(cost, dot_schedule_swapped.stream_us(family, stage_bytes(sig, request),
+                                                    request.device))
+
+
 def gemv_bound(sig: Sig, request: Request, cost: float) -> float:
     """What the gemv family has to beat, in microseconds, where another family takes ``cost``.
 
     That is never less than the time in which the weights of the stage can be read: the other models
     were fitted to tiles that share what they load.
     """
+    return max(cost, 1.1 * (LATENCY_US + stage_bytes(sig, request) / (
+        STREAM * request.device.read_bytes_per_us)))
+
+
+def stage_bytes(sig: Sig, request: Request) -> int:
+    """Bytes of weights in the stage of a Sig, if all have the type of its own."""
     form = sig.form
     assert isinstance(form, DotForm)
     own = (form.batch.size, form.n.size, form.k.size)
     size = sum(b * n * k for b, n, k in request.stage or (own,))
-    return max(cost, 1.1 * (LATENCY_US + size * form.dot.rhs.type.dtype.itemsize / (
-        STREAM * request.device.read_bytes_per_us)))
+    return size * form.dot.rhs.type.dtype.itemsize
 
 
 def varied(choice: DotSchedule, families: Iterable[list[Costed]]) -> tuple[DotSchedule, ...]:

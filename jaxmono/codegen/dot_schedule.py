@@ -38,12 +38,14 @@ class DotSchedule:
     """How one contraction is tiled.
 
     Attributes:
-      family: "wgmma" (Hopper's warpgroup products), "mma" (tensor cores, warp by warp), "gemv" (a
-        few rows, weights streamed through ordinary arithmetic) or "simt" (ordinary arithmetic).
+      family: "wgmma" (Hopper's warpgroup products), "swapped" (the same with the weights on the
+        left), "mma" (tensor cores, warp by warp), "gemv" (a few rows, weights streamed through
+        ordinary arithmetic) or "simt" (ordinary arithmetic).
       bm, bn, bk: tile of the output and of k, in elements; "gemv": bk is what shares of k are
         multiples of.
       stages: k tiles (steps of the stream) in the shared-memory ring.
-      warps: (m, n, k) warps, their product is the block's warps; "wgmma": warpgroups.
+      warps: (m, n, k) warps, their product is the block's warps; "wgmma", "swapped":
+        warpgroups.
       split_k: blocks that share one output tile, each with its share of k.
     """
 

@@ -64,7 +64,15 @@ def takes_swapped(form: DotForm, code: DotCode, element: DType | None) -> str | 
         return "the rows are normalised while they are loaded"
     if element not in (DType.BF16, DType.F16):
         return "swapped operands have 16 bits"
-    return takes(form, code, element)
+    if code.rhs.param is None or not (code.lhs.param is not None or code.lhs.k_major):
+        return "weights are computed, or rows whose k are no neighbours"
+    return None
+
+
+def swapped_panel(code: DotCode) -> int:
+    """Elements of k of the left operand that a task of swapped operands computes and keeps; 0 where
+    they are copied."""
+    return code.split_tiles * 64 if code.lhs.param is None else 0
 
 
 def _takes_f8(form: DotForm, code: DotCode) -> str | None:
@@ -96,7 +104,10 @@ def shared_bytes(code: DotCode) -> int:
     a = tile_bytes(s.bm, 64) if code.lhs.k_major else tile_bytes(64, s.bm)
     b = tile_bytes(s.bn, 64) if code.rhs.k_major else tile_bytes(64, s.bn)
     if s.family == SWAPPED:
-        return LOW_BYTES + s.stages * (a + b) + swapped_staging_bytes(s.bm, s.bn, s.warps[2])
+        if panel := swapped_panel(code):
+            a = 0
+        return (LOW_BYTES + tile_bytes(s.bm, panel) + s.stages * (a + b)
+                + swapped_staging_bytes(s.bm, s.bn, s.warps[2]))
     panel = 0
     if code.form.row_prologue:
         panel, a = tile_bytes(s.bm, code.k_tiles * 64), 0
@@ -136,7 +147,7 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     pair = pair_type(code)
     emit_loader(w, "load_b", body, code.rhs, code.element, pointers, names, read_only, tiles,
                 strided=True, pair=pair)
-    if form.row_prologue:
+    if form.row_prologue or (s.family == SWAPPED and swapped_panel(code)):
         w.line("const auto load_a = [](void*, int, int) {};  // consumers compute the panel")
     else:
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles,
@@ -164,6 +175,11 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
         panel.emit(w, pointers, outputs, read_only, names, CONSUMERS, behind=0)
         w.line("fence_proxy_async();")
         w.line("syncthreads();")
+    if s.family == SWAPPED and swapped_panel(code):
+        assert code.element is not None
+        emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only,
+                    {form.m: s.bm, form.n: s.bn, form.k: s.bk})
+        w.line("G::fill(smem, m0, k0, k_tiles, load_a);")
     w.line("G::Accumulators sums;")
     w.line("G::consume(smem, roles, at, k_tiles, sums);")
     stores = [x for x in form.stores if form.k not in x.over]
@@ -243,7 +259,7 @@ def emit_begin(w: Writer, code: DotCode) -> None:
     t = pair_type(code) or c_type(code.element)
     if s.family == SWAPPED:
         w.line(f"using G = GemmSwapped<{t}, {s.bm}, {s.bn}, {s.stages}, {s.warps[1]}, "
-               f"{s.warps[2]}, {flags}>;")
+               f"{s.warps[2]}, {flags}, {swapped_panel(code)}>;")
     else:
         w.line(f"using G = GemmWgmma<{t}, {s.bm}, {s.bn}, {s.stages}, {warps}, {flags}, "
                f"{panel}>;")

@@ -44,3 +44,21 @@ def test_all_layouts_of_both_operands(s: DotSchedule) -> None:
     plan = plan_of(fn, Spec((m, k), BF16), Spec((k, m), BF16), Spec((k, n), BF16),
                    Spec((n, k), BF16), Spec((n,), F32), Spec((m, n), F32))
     run(plan, s)
+
+
+@pytest.mark.parametrize("s", [swapped(32, 64, 3), swapped(32, 128, 2, 2), swapped(32, 64, 2, 4)])
+def test_computed_rows(s: DotSchedule) -> None:
+    """silu(gate) * up of earlier stages: the consumers make a panel of it; the last split of k has
+    fewer tiles than the others."""
+    def fn(x: Any, u: Any, v: Any, w: Any) -> Any:
+        gate, up = jnp.maximum(x @ u, 0), x @ v
+        return product(gate * up, w)
+
+    m, k = 20, 584
+    plan = plan_of(fn, Spec((m, 64), BF16), Spec((64, k), BF16), Spec((64, k), BF16),
+                   Spec((k, 136), BF16))
+    assert len(plan.stages) == 2
+    sigs = {x.key: s for x in dot_sigs(plan)}
+    program = build(plan, sigs, threads=256)
+    assert "G::fill(" in program.source
+    check_near(plan, program, smooth(plan.graph, scale=0.3), 2e-2, seeds=(0, 1, 2), blocks=(2, 4))

@@ -12,18 +12,20 @@
 
 namespace jaxmono {
 
-// The warpgroups share the tile along n (WG_N) or k (WG_K); one of them is 2.
-template <class T, int BM_, int BN_, int SLOTS, int WG_N, int WG_K, bool X_K_MAJOR, bool W_K_MAJOR>
+// The warpgroups share the tile along n (WG_N) or k (WG_K); one of them is 2. PANEL: k tiles of x that
+// the consumers compute while the first weights arrive, times 64; 0: x is streamed with the weights.
+template <class T, int BM_, int BN_, int SLOTS, int WG_N, int WG_K, bool X_K_MAJOR, bool W_K_MAJOR,
+          int PANEL = 0>
 struct GemmSwapped {
-  using G = GemmWgmma<T, BN_, BM_, SLOTS, WG_N, 1, WG_K, W_K_MAJOR, X_K_MAJOR>;
+  using G = GemmWgmma<T, BN_, BM_, SLOTS, WG_N, 1, WG_K, W_K_MAJOR, X_K_MAJOR, 0, PANEL>;
   static constexpr int BM = BM_, BN = BN_;
   using Accumulators = typename G::Accumulators;
 
-  // Layout: ring | sums as [m][n], once for each warpgroup along k. Rows that are two apart begin 8
+  // Layout: panel | ring | sums as [m][n], once for each warpgroup along k. Rows that are two apart begin 8
   // banks apart: what a fragment's lanes store falls on all 32.
   static constexpr int PITCH = BN + 4;
-  static constexpr int RING_BYTES = SLOTS * G::STAGE_BYTES;
-  static constexpr int SHARED_BYTES = RING_BYTES + WG_K * BM * PITCH * 4;
+  static constexpr int SUMS = G::PANEL_BYTES + SLOTS * G::STAGE_BYTES;
+  static constexpr int SHARED_BYTES = SUMS + WG_K * BM * PITCH * 4;
 
   // As GemmWgmma::produce; of the first AHEAD tiles the weights do not wait for ready().
   template <int AHEAD, class Ready, class LoadX, class LoadW>
@@ -31,6 +33,32 @@ struct GemmSwapped {
                                 int tiles, const Ready& ready, const LoadX& load_x,
                                 const LoadW& load_w) {
     G::template produce<AHEAD, true>(smem, roles, at, n0, m0, k0, tiles, ready, load_w, load_x);
+  }
+
+  // The consumers' part of the loads: `tiles` k tiles of x, which load_x computes in pieces of 16 bytes.
+  // Pieces wait in registers, so that the loads of several are in flight.
+  template <class LoadX>
+  JM_DEVICE static void fill(unsigned char* smem, int m0, int k0, int tiles, const LoadX& load_x) {
+    constexpr int BATCH = 8;
+    const int pieces = tiles * BM * 8;
+#pragma unroll 1
+    for (int base = thread_id(); base < pieces; base += BATCH * CONSUMERS) {
+      Piece<T> x[BATCH];
+#pragma unroll
+      for (int j = 0; j < BATCH; ++j) {
+        const int i = base + j * CONSUMERS < pieces ? base + j * CONSUMERS : pieces - 1;
+        load_x(static_cast<void*>(&x[j]), m0 + i / 8 % BM, k0 + i / (8 * BM) * 64 + i % 8 * 8);
+      }
+#pragma unroll
+      for (int j = 0; j < BATCH; ++j) {
+        const int i = base + j * CONSUMERS;
+        if (i < pieces)
+          *reinterpret_cast<Piece<T>*>(G::TileB::at(smem, i / 8 % BM, i / (8 * BM) * 64 + i % 8 * 8)) =
+              x[j];
+      }
+    }
+    fence_proxy_async();
+    syncthreads();
   }
 
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
@@ -44,7 +72,7 @@ struct GemmSwapped {
   JM_DEVICE static void finish(unsigned char* smem, const Accumulators& acc, const Fetch&,
                                const F& f) {
     static_assert(LANES <= 4, "rows begin at multiples of 16 bytes");
-    float* const staging = reinterpret_cast<float*>(smem + RING_BYTES);
+    float* const staging = reinterpret_cast<float*>(smem + SUMS);
     const int column = G::first_row() + lane_id() / 4, row = lane_id() % 4 * 2;
     float* const own = staging + (WG_K == 2 ? G::warpgroup() * BM * PITCH : 0) + row * PITCH + column;
 #pragma unroll

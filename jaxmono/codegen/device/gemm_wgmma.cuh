@@ -126,23 +126,25 @@ struct Wgmma<F8Pair<A, B>> {
 
 // T: bf16, f16 or F8Pair, then k counts pairs. The warpgroups share the tile along m (WG_M), n (WG_N) or k (WG_K: each has all of
 // the tile and every other k step, and the sums meet in the epilogue); one of them is 2. PANEL: k
-// tiles of A that the consumers compute and keep, as in Gemm; 0: A is streamed with B.
+// tiles of A that the consumers compute and keep, as in Gemm; 0: A is streamed with B. PANEL_B: the
+// same of B.
 template <class T, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int WG_K, bool A_K_MAJOR,
-          bool B_K_MAJOR, int PANEL = 0>
+          bool B_K_MAJOR, int PANEL = 0, int PANEL_B = 0>
 struct GemmWgmma {
   static constexpr int BM = BM_, BN = BN_, BK = 64, SLOTS = SLOTS_;
   static constexpr int N = BN / WG_N, NT = N / 8, STEPS = BK / 16 / WG_K;
   static_assert(WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M, "two warpgroups of 64 rows");
   static_assert(N % 16 == 0 && N <= 256 && SLOTS >= 2 && SLOTS <= MAX_SLOTS, "");
   static_assert(PANEL == 0 || A_K_MAJOR, "a panel is [m][k]");
+  static_assert(PANEL_B == 0 || (B_K_MAJOR && PANEL == 0), "or [n][k]");
   // A slice along n begins at a panel of 64 columns.
   static_assert(B_K_MAJOR || WG_N == 1 || N % 64 == 0, "");
 
   using TileA = SwizzledTile<T, A_K_MAJOR ? BM : BK, A_K_MAJOR ? (PANEL ? PANEL : BK) : BM>;
-  using TileB = SwizzledTile<T, B_K_MAJOR ? BN : BK, B_K_MAJOR ? BK : BN>;
+  using TileB = SwizzledTile<T, B_K_MAJOR ? BN : BK, B_K_MAJOR ? (PANEL_B ? PANEL_B : BK) : BN>;
   static constexpr int A_BYTES = PANEL ? 0 : TileA::BYTES;
-  static constexpr int STAGE_BYTES = A_BYTES + TileB::BYTES;
-  static constexpr int PANEL_BYTES = PANEL ? TileA::BYTES : 0;
+  static constexpr int STAGE_BYTES = A_BYTES + (PANEL_B ? 0 : TileB::BYTES);
+  static constexpr int PANEL_BYTES = PANEL ? TileA::BYTES : PANEL_B ? TileB::BYTES : 0;
 
   using Staged = StagedRows<NT, WG_K == 2>;
   static constexpr int PITCH = Staged::PITCH, STAGING_BYTES = 8 * Staged::BYTES;
@@ -159,7 +161,8 @@ struct GemmWgmma {
   // ---- producers -----------------------------------------------------------------------------
 
   // Requests all k tiles of a task. AHEAD: of the first tiles one operand, the left one if LEFT, is
-  // requested before ready() returns, which waits until the other one may be read.
+  // requested before ready() returns, which waits until the other one may be read; where that is a
+  // panel there is nothing to wait for.
   template <int AHEAD, bool LEFT = false, class Ready, class LoadA, class LoadB>
   JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int row0, int col0,
                                 int k0, int tiles, const Ready& ready, const LoadA& load_a,
@@ -175,16 +178,19 @@ struct GemmWgmma {
     };
     const auto fetch_b = [&](int i, int t) {
       unsigned char* const to = slot(smem, i) + A_BYTES;
-      if constexpr (B_K_MAJOR)
-        TileB::template fill<PRODUCERS>(to, thread, col0, k0 + t * BK, load_b);
-      else
-        TileB::template fill<PRODUCERS>(to, thread, k0 + t * BK, col0, load_b);
+      if constexpr (PANEL_B == 0) {
+        if constexpr (B_K_MAJOR)
+          TileB::template fill<PRODUCERS>(to, thread, col0, k0 + t * BK, load_b);
+        else
+          TileB::template fill<PRODUCERS>(to, thread, k0 + t * BK, col0, load_b);
+      }
     };
     const auto first = [&](int i, int t) {
       if constexpr (LEFT) fetch_a(i, t);
       else fetch_b(i, t);
     };
-    constexpr int FIRST = AHEAD < SLOTS ? AHEAD : SLOTS;
+    constexpr bool ALONE = LEFT && PANEL_B && AHEAD;
+    constexpr int FIRST = ALONE ? 0 : AHEAD < SLOTS ? AHEAD : SLOTS;
     Place from = at;
 #pragma unroll 1
     for (int t = 0; t < FIRST && t < tiles; ++t) {
@@ -192,7 +198,7 @@ struct GemmWgmma {
       first(from.slot, t);
       from.template next<SLOTS>();
     }
-    ready();
+    if constexpr (!ALONE) ready();
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
       if (t >= FIRST) {
@@ -233,14 +239,14 @@ struct GemmWgmma {
       mbarrier_wait(&roles->full[at.slot], at.parity());
       fence_proxy_async();  // cp.async wrote the tile as ordinary stores do
       unsigned char* const a = PANEL ? smem : slot(smem, at.slot);
-      unsigned char* const b = slot(smem, at.slot) + A_BYTES;
+      unsigned char* const b = PANEL_B ? smem : slot(smem, at.slot) + A_BYTES;
       wgmma_fence();
 #pragma unroll
       for (int s = 0; s < STEPS; ++s) {
         const int k = (s * WG_K + wk) * 16;
         Wgmma<T>::template run<!A_K_MAJOR, !B_K_MAJOR>(
             acc.x, operand_slice<TileA, A_K_MAJOR>(a, row, PANEL ? t * BK + k : k),
-            operand_slice<TileB, B_K_MAJOR>(b, first_col(), k));
+            operand_slice<TileB, B_K_MAJOR>(b, first_col(), PANEL_B ? t * BK + k : k));
       }
       wgmma_commit();
       wgmma_wait<1>();

@@ -1,0 +1,114 @@
+"""Tiles for products with few rows whose weights are wgmma's left operand (gemm_swapped.cuh).
+
+Such a stage is a stream of weights. mma.sync passes them through fragments in registers: on an H200
+a stage with 46 MB of them took 21.6 us, 2.1 TB/s. Here the tensor core reads them from shared
+memory, and what is left is memory's own time, in proportion to the SMs that have a tile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_wgmma import (
+    LOW_BYTES,
+    MAX_SLOTS,
+    ROLES_BYTES,
+    SWAPPED,
+    swapped_staging_bytes,
+    tile_bytes,
+)
+from jaxmono.fusion.plan import Device
+
+ENABLED = True
+"""Whether the family is a candidate at all: for comparisons."""
+MIN_ROWS, MAX_ROWS = 9, 64
+"""Rows of activations. Fewer are the gemv family's; of more, a tile of 64 rows on the left wastes
+nothing."""
+MIN_COLUMNS = 512
+"""Of weights. Tiles have at least 64: fewer columns leave most SMs idle."""
+STREAM = 0.9
+"""Of read bandwidth, as in the gemv family."""
+_STREAM = {"mma": 0.55, "wgmma": STREAM}
+"""Of read bandwidth, what other families reach on a stream of weights: measured 2.0 to 2.5 of
+4.2 TB/s (mma)."""
+LATENCY_US = 0.8
+"""x in shared memory: the weights are under way before the barrier opens."""
+_LOAD_BYTES = 68_000.0
+_FLOPS = 5.3e6
+_K_TILE_US = 0.03
+_SPLIT_US = 2.0
+"""These per SM and microsecond, as in dot_schedule_wgmma.py."""
+_LEFT_BYTES = 200_000.0
+"""Of weights that the tensor core reads from shared memory, however few columns a product has: 128
+a clock."""
+_PANEL_US = 0.03 / 1024
+"""Per byte of x that is computed: loads and stores (fusion/fold.py). Weights arrive meanwhile."""
+_EPILOGUE_US = 0.3
+_EPILOGUE_BYTES = 160_000.0
+
+_LAYOUTS = ((1, 2, 1), (1, 1, 2))
+"""Warpgroups along m, n, k: 128 columns of weights, or 64."""
+
+
+def candidates_swapped(batch: int, m: int, n: int, k: int, *, device: Device, shared_bytes: int,
+                       k_major: tuple[bool, bool], computed: bool, blocks: int,
+                       ) -> list[tuple[float, DotSchedule]]:
+    """Every legal tile with its time in the model in microseconds, cheapest first.
+
+    Args:
+      k_major: of x and of the weights. computed: x is, a task's share at once.
+      shared_bytes: per block.
+      blocks: that this contraction has for itself.
+    """
+    if not ENABLED or not MIN_ROWS <= m <= MAX_ROWS or n < MIN_COLUMNS:
+        return []
+    found = _costed(batch, m, n, k, device, shared_bytes, k_major, computed, blocks)
+    return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
+
+
+def stream_us(family: str, stage_bytes: int, device: Device) -> float:
+    """The least time in which a family passes the weights of a stage; 0 where there is no bound."""
+    rate = _STREAM.get(family)
+    return 0.0 if rate is None else LATENCY_US + stage_bytes / (rate * device.read_bytes_per_us)
+
+
+def _costed(batch: int, m: int, n: int, k: int, device: Device, shared_bytes: int,
+            k_major: tuple[bool, bool], computed: bool, blocks: int,
+            ) -> Iterator[tuple[float, DotSchedule]]:
+    bm = math.ceil(m / 16) * 16
+    for warps, split in itertools.product(_LAYOUTS, (1, 2, 4, 8)):
+        bn = 64 * warps[1]
+        if split > 1 and k < 256 * split:
+            continue
+        x = tile_bytes(bm, 64) if k_major[0] else tile_bytes(64, bm)
+        w = tile_bytes(bn, 64) if k_major[1] else tile_bytes(64, bn)
+        tiles = math.ceil(math.ceil(k / 64) / split)
+        panel = tile_bytes(bm, tiles * 64) if computed else 0
+        if computed:
+            x = 0
+        room = (shared_bytes - ROLES_BYTES - LOW_BYTES - panel
+                - swapped_staging_bytes(bm, bn, warps[2]))
+        slots = min(room // (x + w), MAX_SLOTS, max(tiles, 2))
+        if slots >= min(3, max(tiles, 2)):
+            s = DotSchedule(SWAPPED, bm, bn, 64, slots, warps, split)
+            yield _cost(s, batch, n, k, device, blocks, panel), s
+
+
+def _cost(s: DotSchedule, batch: int, n: int, k: int, device: Device, blocks: int,
+          panel: int) -> float:
+    tasks = batch * math.ceil(n / s.bn) * s.split_k
+    if s.split_k > 1 and tasks > blocks:
+        return math.inf  # the blocks of a tile wait for each other: only in a single wave
+    depth = math.ceil(math.ceil(k / 64) / s.split_k) * 64
+    weights, x = s.bn * depth * 2, s.bm * depth * 2
+    load = max(weights / (STREAM * device.read_bytes_per_us / device.sm_count),
+               (weights + x) / _LOAD_BYTES)
+    work = max(2.0 * s.bm * s.bn * depth / _FLOPS, weights / _LEFT_BYTES) \
+        + _K_TILE_US * depth / 64 + _PANEL_US * panel
+    epilogue = _EPILOGUE_US + s.bm * s.bn * 4 / _EPILOGUE_BYTES
+    split = _SPLIT_US + s.bm * s.bn * 4 / 12_000.0 if s.split_k > 1 else 0.0
+    # While a tile is in its epilogue the next one's loads go on.
+    return LATENCY_US + math.ceil(tasks / blocks) * max(load, work) + epilogue + split
