@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from jaxmono.codegen import dot_wgmma
+from jaxmono.codegen.dot import DotCode
+from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.sig_code import SigCode
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import Sig
@@ -36,6 +41,14 @@ class Unit:
     """Body of its load function for the producer warps, where it has one."""
     shared: int
     """Bytes of shared memory of a task."""
+
+    @cached_property
+    def ring(self) -> Hashable:
+        """Equal for Units whose tasks use shared memory alike: the producers may run ahead from one
+        to the next."""
+        if self.load is None or not isinstance(self.schedule, DotSchedule):
+            return self.name
+        return self.schedule, dot_wgmma.layout(DotCode.of(self.sig, self.schedule))
 
 
 @dataclass(frozen=True)

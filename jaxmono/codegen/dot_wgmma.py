@@ -69,12 +69,6 @@ def takes_swapped(form: DotForm, code: DotCode, element: DType | None) -> str | 
     return None
 
 
-def swapped_panel(code: DotCode) -> int:
-    """Elements of k of the left operand that a task of swapped operands computes and keeps; 0 where
-    they are copied."""
-    return code.split_tiles * 64 if code.lhs.param is None else 0
-
-
 def _takes_f8(form: DotForm, code: DotCode) -> str | None:
     if not all(is_strided(x) and x.k_major for x in (code.lhs, code.rhs)):
         return "wgmma reads bytes whose k are neighbours"
@@ -99,20 +93,29 @@ def pair_type(code: DotCode) -> str:
 
 
 def shared_bytes(code: DotCode) -> int:
-    """Dynamic shared memory of a task: panel, ring, staging (as GemmWgmma lays them out)."""
+    """Dynamic shared memory of a task: panel, ring, staging (as the device's classes lay them out)."""
+    s = code.s
+    panel, slot = layout(code)
+    staging = swapped_staging_bytes(s.bm, s.bn, s.warps[2]) if s.family == SWAPPED else \
+        staging_bytes(s.bn // s.warps[1], s.warps[2])
+    return LOW_BYTES + panel + s.stages * slot + staging
+
+
+def layout(code: DotCode) -> tuple[int, int]:
+    """Bytes of the panel and of a slot."""
     s = code.s
     a = tile_bytes(s.bm, 64) if code.lhs.k_major else tile_bytes(64, s.bm)
     b = tile_bytes(s.bn, 64) if code.rhs.k_major else tile_bytes(64, s.bn)
-    if s.family == SWAPPED:
-        if panel := swapped_panel(code):
-            a = 0
-        return (LOW_BYTES + tile_bytes(s.bm, panel) + s.stages * (a + b)
-                + swapped_staging_bytes(s.bm, s.bn, s.warps[2]))
-    panel = 0
+    panel = panel_columns(code)
+    return tile_bytes(s.bm, panel), b if panel else a + b
+
+
+def panel_columns(code: DotCode) -> int:
+    """Elements of k of the left operand that the consumers of a task compute and keep; 0 where they
+    are copied."""
     if code.form.row_prologue:
-        panel, a = tile_bytes(s.bm, code.k_tiles * 64), 0
-    ring = s.stages * (a + b)
-    return LOW_BYTES + panel + ring + staging_bytes(s.bn // s.warps[1], s.warps[2])
+        return code.k_tiles * 64
+    return code.split_tiles * 64 if code.lhs.param is None else 0
 
 
 def tile_bytes(rows: int, cols: int) -> int:
@@ -147,7 +150,7 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     pair = pair_type(code)
     emit_loader(w, "load_b", body, code.rhs, code.element, pointers, names, read_only, tiles,
                 strided=True, pair=pair)
-    if form.row_prologue or (s.family == SWAPPED and swapped_panel(code)):
+    if panel_columns(code):
         w.line("const auto load_a = [](void*, int, int) {};  // consumers compute the panel")
     else:
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles,
@@ -175,7 +178,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
         panel.emit(w, pointers, outputs, read_only, names, CONSUMERS, behind=0)
         w.line("fence_proxy_async();")
         w.line("syncthreads();")
-    if s.family == SWAPPED and swapped_panel(code):
+    elif panel_columns(code):
         assert code.element is not None
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only,
                     {form.m: s.bm, form.n: s.bn, form.k: s.bk})
@@ -253,16 +256,11 @@ def emit_begin(w: Writer, code: DotCode) -> None:
         w.line(f"const int n0 = inside / rows * {s.bn};")
     w.line(f"const int b = {tile} / {tm * tn};")
     w.line("(void)b;")
-    warps = ", ".join(map(str, s.warps))
-    flags = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
-    panel = code.k_tiles * s.bk if form.row_prologue else 0
     t = pair_type(code) or c_type(code.element)
-    if s.family == SWAPPED:
-        w.line(f"using G = GemmSwapped<{t}, {s.bm}, {s.bn}, {s.stages}, {s.warps[1]}, "
-               f"{s.warps[2]}, {flags}, {swapped_panel(code)}>;")
-    else:
-        w.line(f"using G = GemmWgmma<{t}, {s.bm}, {s.bn}, {s.stages}, {warps}, {flags}, "
-               f"{panel}>;")
+    kind, warps = ("GemmSwapped", s.warps[1:]) if s.family == SWAPPED else ("GemmWgmma", s.warps)
+    args = [t, s.bm, s.bn, s.stages, *warps, _cpp(code.lhs.k_major), _cpp(code.rhs.k_major),
+            panel_columns(code)]
+    w.line(f"using G = {kind}<{', '.join(map(str, args))}>;")
     w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code) - LOW_BYTES}, \"tiles\");")
     k_tiles = str(code.k_tiles)
     if s.split_k > 1:

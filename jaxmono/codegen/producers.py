@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -25,6 +25,8 @@ class Unit(Protocol):
     def load(self) -> Writer | None: ...
     @property
     def shared(self) -> int: ...
+    @property
+    def ring(self) -> Hashable: ...
 
 
 class Call(Protocol):
@@ -57,7 +59,7 @@ def has_load(calls: Sequence[Call]) -> bool:
 def is_mixed(calls: Sequence[Call]) -> bool:
     """Whether the tasks of such a stage use shared memory differently, so that producers may not
     run ahead from one task to the next."""
-    return has_load(calls) and len({c.unit.name for c in calls}) > 1
+    return has_load(calls) and len({c.unit.ring for c in calls}) > 1
 
 
 def emit_producers(w: Writer, spans: Sequence[Span],
