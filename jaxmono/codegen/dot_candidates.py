@@ -87,18 +87,18 @@ def swapped_candidates(sig: Sig, request: Request) -> list[Costed]:
     code = DotCode.of(sig, DotSchedule(dot_wgmma.SWAPPED, 64, 64, 64, 2, (1, 1, 2)))
     if dot_wgmma.takes_swapped(form, code, code.element) is not None:
         return []
-    own = (batch, n, k)
+    own, sms = (batch, n, k), request.device.sm_count
     return dot_schedule_swapped.candidates_swapped(
         batch, m, n, k, device=request.device, shared_bytes=request.shared_bytes,
         k_major=(code.lhs.k_major, code.rhs.k_major), computed=code.lhs.param is None,
-        blocks=blocks_of(own, request.stage or (own,), request.device.sm_count))
+        blocks=min(blocks_of(own, request.stage or (own,), sms), max(sms // request.siblings, 1)))
 
 
 def swapped_bound(sig: Sig, request: Request, family: str, cost: float) -> float:
     """What swapped operands have to beat where another family takes ``cost`` microseconds by its
     model, which was fitted to tiles that share what they load: never less than its stream."""
-    return max(cost, dot_schedule_swapped.stream_us(family, stage_bytes(sig, request),
-                                                    request.device))
+    stream = dot_schedule_swapped.stream_us(family, stage_bytes(sig, request), request.device)
+    return dot_schedule_swapped.GAIN * max(cost, stream)
 
 
 def gemv_bound(sig: Sig, request: Request, cost: float) -> float:

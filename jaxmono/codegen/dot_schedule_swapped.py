@@ -29,6 +29,9 @@ MIN_ROWS, MAX_ROWS = 9, 64
 nothing."""
 MIN_COLUMNS = 512
 """Of weights. Tiles have at least 64: fewer columns leave most SMs idle."""
+GAIN = 0.95
+"""Of another family's time, what this one may take to be chosen: both are models, and equal times
+are no reason for warps of another role in a kernel."""
 STREAM = 0.9
 """Of read bandwidth, as in the gemv family."""
 _STREAM = {"mma": 0.55, "wgmma": STREAM}

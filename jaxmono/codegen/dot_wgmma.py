@@ -93,7 +93,7 @@ def pair_type(code: DotCode) -> str:
 
 
 def shared_bytes(code: DotCode) -> int:
-    """Dynamic shared memory of a task: panel, ring, staging (as the device's classes lay them out)."""
+    """Dynamic shared memory of a task: panel, ring, staging (as the classes lay them out)."""
     s = code.s
     panel, slot = layout(code)
     staging = swapped_staging_bytes(s.bm, s.bn, s.warps[2]) if s.family == SWAPPED else \
@@ -237,7 +237,7 @@ def emit_begin(w: Writer, code: DotCode) -> None:
     Tiles go in bands of up to 16 rows of tiles, down before right: the blocks that run at one time
     share few rows of the left and few columns of the right operand, which L2 then holds.
     """
-    s, form = code.s, code.form
+    s = code.s
     assert code.element is not None
     tile = "task"
     if s.split_k > 1:

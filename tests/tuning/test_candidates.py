@@ -50,7 +50,7 @@ def check(problem: Problem) -> None:
                       KernelSchedule(at.target.threads, 1, {problem.sig.key: s}))
         assert kernel.shared_bytes <= at.target.shared_bytes
         m, n, k = s.warps
-        assert m * n * k == (2 if s.family == "wgmma" else 8)
+        assert m * n * k == (2 if s.family in ("wgmma", "swapped") else 8)
         if s.split_k > 1 and s.family != "gemv":  # whose last block adds up: none waits
             tiles = form.batch.size * math.ceil(form.m.size / s.bm) * math.ceil(form.n.size / s.bn)
             assert problem.siblings * tiles * s.split_k <= at.device.sm_count
