@@ -139,6 +139,8 @@ def _fit(s: DotSchedule, m: int, n: int, k: int, itemsize: int, k_major: bool, t
         return Shape(made, m=m, n=n, k=k, itemsize=itemsize, k_major=k_major, threads=threads)
 
     one = of(1)
+    if one.empty:
+        return None
     room = min(_RING_BYTES, shared_bytes - one.fixed)
     slots = min(room // one.slot_bytes, one.steps)
     if slots < min(2, one.steps) or of(slots).shared_bytes > shared_bytes:

@@ -332,6 +332,24 @@ def test_no_tile_is_far_from_an_even_share() -> None:
             assert most <= 1.4 * max(n * k / 132, 8 * k)
 
 
+@pytest.mark.parametrize(("k", "n", "m", "t", "k_major", "bn", "wk"), [
+    (7680, 96, 4, F32, True, 8, 4), (5376, 512, 8, BF16, False, 64, 1),
+    (5376, 96, 2, F32, True, 8, 1)])
+def test_no_share_of_k_begins_behind_the_weights(k: int, n: int, m: int, t: Any, k_major: bool,
+                                                 bn: int, wk: int) -> None:
+    """84 tiles of 64 over 16 blocks would be 14 shares of 6: the others would read what follows."""
+    found = candidates_gemv(1, m, n, k, jnp.dtype(t).itemsize, k_major=k_major, device=H200,
+                            threads=256, shared_bytes=H200.shared_bytes, blocks=132)
+    assert found and all((s.split_k - 1) * math.ceil(math.ceil(k / s.bk) / s.split_k) * s.bk < k
+                         for _, s in found)
+    spec, shape = ("mk,nk->mn", (n, k)) if k_major else ("mk,kn->mn", (k, n))
+    plan = plan_of(lambda x, w: jnp.einsum(spec, x, w, preferred_element_type=F32),
+                   Spec((m, k), t), Spec(shape, t))
+    (sig,) = dot_sigs(plan)
+    s = DotSchedule("gemv", m, bn, GRANULE, 2, (1, 8 // wk, wk), 16)  # forced, it is right as well
+    check_exact(plan, build(plan, {sig.key: s}, threads=256))
+
+
 def test_every_candidate_fits() -> None:
     room = 100 * 1024
     for m, n, k, size in itertools.product((1, 3, 8), (512, 50257), (768, 8192), (2, 4)):
