@@ -150,6 +150,7 @@ def probe(program: Program) -> Residency | None:
         raise CompileError(error.value.decode(errors="replace"))
     residency = Residency(*found)
     if residency.grid < program.min_blocks:
-        raise CompileError(f"kernel {program.name}: {program.min_blocks} of its blocks wait for each "
-                           f"other, and this device runs {residency.grid} at once")
+        raise CompileError(
+            f"kernel {program.name}: {program.min_blocks} of its blocks wait for each other, and "
+            f"this device runs {residency.grid} at once")
     return residency
