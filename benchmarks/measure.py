@@ -11,6 +11,7 @@ import jax
 
 from benchmarks import data as datas
 from benchmarks import errors, load, timing, trace
+from benchmarks.compile_times import CompileTimes
 from benchmarks.data import Case, Data
 from benchmarks.floor import Floor, floor_of
 from benchmarks.jaxmono_best import prepare as prepare_jaxmono
@@ -61,6 +62,7 @@ class Settings:
     search: bool = True
     interpret: bool = False
     choices: Choices = field(default_factory=lambda: Choices(None))
+    compiled: CompileTimes = field(default_factory=lambda: CompileTimes(None))
     nvml: Nvml = field(default_factory=Nvml)
 
 
@@ -149,7 +151,7 @@ def _run(case: Case, settings: Settings, found: _Found, phases: Phases,
                                                                         check))
             if made is not None:
                 running[key] = made
-                found.facts[key] = made.facts
+                found.facts[key] = settings.compiled.told(f"{case.name}, {key}", made.facts)
         if settings.speed is not None:
             _time(running, found, settings, phases)
         with phases.phase("errors"):

@@ -27,7 +27,8 @@ class Row:
       roofline: floor_us / device_us, from 0 to 1.
       kernels: launched per call. barriers: grid barriers inside jaxmono's kernels.
       scratch_bytes: device memory for intermediate values.
-      compile_s: from traced function to executable; None when it came from a cache.
+      compile_s: from traced function to executable, when that was done; None when it came from a
+        cache of which no more is known.
       error, reference_error: |x - ref| / |ref| against the f32 program, of this row and of XLA;
         `errors.py` says how several outputs count.
       ok: verdict on the error; None where there is no comparison (other frameworks' weights).

@@ -30,6 +30,7 @@ import jax
 from absl import app, flags
 
 from benchmarks import depth, first_result, machine, select, supervise
+from benchmarks.compile_times import CompileTimes
 from benchmarks.data import Case
 from benchmarks.measure import Key, Settings
 from benchmarks.parts import Run
@@ -66,8 +67,8 @@ _LOADS = flags.DEFINE_list("cpu_load", [], "Shares of the cores; measures latenc
 _VARIANTS = flags.DEFINE_enum("xla_variants", "all", ["all", "default"], "Search XLA's fastest "
                               "flags and attention, or take the default.")
 _CACHE = flags.DEFINE_string("cache_dir", None, "Keeps compiled programs and chosen variants, so "
-                             "that the next run is quick; what comes from it has no compile_s. "
-                             "Default: a temporary folder.")
+                             "that the next run is quick; what comes from it has the compile_s "
+                             "of the run that compiled it. Default: a temporary folder.")
 _WORKERS = flags.DEFINE_integer("workers", 1, "GPUs to spread the cases over, one process and a "
                                 "share of the cores each.", lower_bound=1)
 _LIMIT = flags.DEFINE_float("case_limit_s", 300, "A case that takes longer (a kernel hangs) is "
@@ -213,7 +214,8 @@ def _run(cases: Sequence[Case], systems: tuple[Key, ...], cache: Path) -> int:
         systems, speed, header["commit"], _ROUNDS.value, _CALLS.value, _SECONDS.value,
         profile=_PROFILE.value, cpu_loads=select.shares(_LOADS.value),
         search=_VARIANTS.value == "all", interpret=_INTERPRET.value,
-        choices=Choices(cache / "variants.json" if timed else None), nvml=nvml)
+        choices=Choices(cache / "variants.json" if timed else None),
+        compiled=CompileTimes(cache / "compiled.json" if timed else None), nvml=nvml)
     try:
         bad = 0
         if "time" in _PARTS.value:

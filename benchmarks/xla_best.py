@@ -11,20 +11,18 @@ buffers, a beam search ended after its first trips, and was fast.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import jax
 
 from benchmarks import timing
 from benchmarks.data import Data
 from benchmarks.errors import Check
+from benchmarks.kept import Kept
 from benchmarks.phases import Phases
 from benchmarks.running import Running
 from benchmarks.systems_jax import JaxRunning, Options, compile_xla
@@ -69,30 +67,17 @@ class Choices:
     """Variants chosen before, in a file: a second run of a commit need not try them all again."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._known: dict[str, Any] = {}
-        if path is not None and path.exists():
-            with open(path, encoding="utf-8") as file:
-                fcntl.flock(file, fcntl.LOCK_SH)
-                self._known = json.loads(file.read() or "{}")
+        self._kept = Kept(path)
 
     def get(self, data: Data) -> Variant | None:
         """What was chosen for a case under this version of JAX."""
-        found = self._known.get(self._key(data))
+        found = self._kept.get(self._key(data))
         known = found and found["flags"] in FLAGS and found["attention"] in ATTENTION
         return Variant(found["flags"], found["attention"]) if known else None
 
     def put(self, data: Data, chosen: Variant) -> None:
         """Remembers it."""
-        self._known[self._key(data)] = {"flags": chosen.flags, "attention": chosen.attention}
-        if self._path is None:
-            return
-        with open(self._path, "a+", encoding="utf-8") as file:  # other processes add theirs
-            fcntl.flock(file, fcntl.LOCK_EX)
-            file.seek(0)
-            self._known = {**json.loads(file.read() or "{}"), **self._known}
-            file.truncate(0)
-            file.write(json.dumps(self._known, indent=1))
+        self._kept.put(self._key(data), {"flags": chosen.flags, "attention": chosen.attention})
 
     @staticmethod
     def _key(data: Data) -> str:

@@ -7,15 +7,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxmono.codegen.attention import AttentionSchedule
+from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
+from jaxmono.codegen.attention_groups import grouped, largest_group
 from jaxmono.codegen.attention_logits import softmax_of
 from jaxmono.fusion.key_range import Numbers, at_rows, find_key_range
-from jaxmono.fusion.plan import AttentionForm, Device
+from jaxmono.fusion.plan import AttentionForm, Device, Sig
 from jaxmono.fusion.softmax import scaled_scores
 from jaxmono.hlo.ir import Graph
 
@@ -46,6 +48,10 @@ class Keys(NamedTuple):
         begin = np.pad(self.begin, edge, mode="edge").reshape(-1, s.bq).min(1)
         end = np.pad(self.end, edge, mode="edge").reshape(-1, s.bq).max(1)
         return np.ceil((end // s.chunk - begin // s.chunk + 1) / s.split)
+
+
+Model: TypeAlias = Callable[[AttentionForm, AttentionSchedule, Device, int, Keys], float]
+"""Microseconds of all tasks of a form; the number is that of its groups in a stage."""
 
 
 def keys_of(body: Graph, form: AttentionForm) -> Keys:
@@ -97,3 +103,34 @@ def snake(task: Numbers, tasks: int, blocks: int) -> Numbers:
     forth = np.where(rounds * blocks + blocks > tasks, at, (at + blocks - extra) % blocks)
     count = np.minimum(blocks, tasks - rounds * blocks)
     return rounds * blocks + np.where(rounds % 2, count - 1 - forth, forth)
+
+
+def cheapest(sig: Sig, device: Device, siblings: int, model_us: Model,
+             candidates: Callable[[AttentionForm], Iterable[AttentionSchedule]],
+             order: Callable[[AttentionSchedule], tuple[int, ...]],
+             ) -> tuple[float, AttentionSchedule] | None:
+    """A family's fastest schedule with its microseconds; None if the chain is no softmax, or the
+    family has no candidate.
+
+    Args:
+      model_us: of a form, which may be a grouped one. candidates: legal schedules of such a form.
+      order: decides between schedules that the model takes for equally fast.
+    """
+    form = sig.form
+    assert isinstance(form, AttentionForm)
+    if softmax_of(sig.body, form) is None:
+        return None
+    found: list[tuple[float, AttentionSchedule]] = []
+    for group in groups(sig):
+        one = grouped(form, group)
+        keys = keys_of(sig.body, one)
+        found += [(model_us(one, s, device, siblings, keys), replace(s, group=group))
+                  for s in candidates(one)]
+    return min(found, key=lambda x: (round(x[0], 2), *order(x[1])), default=None)
+
+
+def groups(sig: Sig) -> tuple[int, ...]:
+    """The groups of query heads to choose from."""
+    code = AttentionCode.of(sig, AttentionSchedule(16, 16, 2, 1, "flash"))
+    most = largest_group(code.form, (code.k, code.v))
+    return (1, most) if most > 1 else (1,)

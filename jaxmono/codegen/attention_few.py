@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
-from jaxmono.codegen.attention_cost import LOAD, Keys, keys_of, total_us
-from jaxmono.codegen.attention_flash import groups
-from jaxmono.codegen.attention_groups import grouped
-from jaxmono.codegen.attention_logits import emit_logits, emit_visible, key_range, softmax_of
+from jaxmono.codegen.attention_cost import LOAD, Keys, cheapest, total_us
+from jaxmono.codegen.attention_logits import emit_logits, emit_visible, key_range
 from jaxmono.codegen.dot import emit_loader, emit_piece, epilogue_lanes, lane_of
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
 from jaxmono.codegen.operand import Operand
@@ -43,19 +40,9 @@ def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
              siblings: int = 1) -> tuple[float, AttentionSchedule] | None:
     """The fastest in the model with its microseconds; None if there are more rows, the chain is not
     a softmax, or a block's keys do not fit."""
-    form = sig.form
-    assert isinstance(form, AttentionForm)
-    if softmax_of(sig.body, form) is None:
-        return None
-    found: list[tuple[float, AttentionSchedule]] = []
-    for group in groups(sig):
-        one = grouped(form, group)
-        if one.m.size > MAX_ROWS:
-            continue
-        keys = keys_of(sig.body, one)
-        found += [(model_us(one, s, device, siblings, keys), replace(s, group=group))
-                  for s in candidates(one, warps=warps, shared_bytes=shared_bytes)]
-    return min(found, key=lambda x: (round(x[0], 2), x[1].split, x[1].group), default=None)
+    return cheapest(sig, device, siblings, model_us,
+                    lambda form: candidates(form, warps=warps, shared_bytes=shared_bytes),
+                    lambda s: (s.split, s.group))
 
 
 def candidates(form: AttentionForm, *, warps: int,

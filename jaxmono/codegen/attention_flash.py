@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
-from jaxmono.codegen.attention_cost import LOAD, Keys, keys_of, total_us
-from jaxmono.codegen.attention_groups import grouped, largest_group
-from jaxmono.codegen.attention_logits import emit_logits, emit_range, key_range, softmax_of
+from jaxmono.codegen.attention_cost import LOAD, Keys, cheapest, total_us
+from jaxmono.codegen.attention_logits import emit_logits, emit_range, key_range
 from jaxmono.codegen.dot import emit_loader, emit_piece, epilogue_lanes
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.writer import Writer
@@ -35,25 +33,9 @@ def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
              siblings: int = 1) -> tuple[float, AttentionSchedule] | None:
     """The fastest in the model with its microseconds; None if the chain is not a softmax or nothing
     fits."""
-    form = sig.form
-    assert isinstance(form, AttentionForm)
-    if softmax_of(sig.body, form) is None:
-        return None
-    found: list[tuple[float, AttentionSchedule]] = []
-    for group in groups(sig):
-        one = grouped(form, group)
-        keys = keys_of(sig.body, one)
-        found += [(model_us(one, s, device, siblings, keys), replace(s, group=group))
-                  for s in candidates(one, warps=warps, shared_bytes=shared_bytes)]
-    return min(found, key=lambda x: (round(x[0], 2), x[1].group, x[1].split, -x[1].bq, x[1].chunk),
-               default=None)
-
-
-def groups(sig: Sig) -> tuple[int, ...]:
-    """The groups of query heads to choose from."""
-    code = AttentionCode.of(sig, AttentionSchedule(16, 16, 2, 1, "flash"))
-    most = largest_group(code.form, (code.k, code.v))
-    return (1, most) if most > 1 else (1,)
+    return cheapest(sig, device, siblings, model_us,
+                    lambda form: candidates(form, warps=warps, shared_bytes=shared_bytes),
+                    lambda s: (s.group, s.split, -s.bq, s.chunk))
 
 
 def candidates(form: AttentionForm, *, warps: int,

@@ -10,21 +10,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
-from jaxmono.codegen.attention_cost import CLOCKS_PER_US, GLOBAL, LOAD, Keys, keys_of, total_us
+from jaxmono.codegen.attention_cost import (
+    CLOCKS_PER_US,
+    GLOBAL,
+    LOAD,
+    Keys,
+    cheapest,
+    keys_of,
+    total_us,
+)
 from jaxmono.codegen.attention_flash import (
     emit_finish,
     emit_loaders,
     emit_task,
-    groups,
     out_bytes,
 )
-from jaxmono.codegen.attention_groups import grouped
-from jaxmono.codegen.attention_logits import emit_logits, emit_range, softmax_of
+from jaxmono.codegen.attention_logits import emit_logits, emit_range
 from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, MAX_SLOTS, ROLES_BYTES
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.writer import Writer
@@ -43,18 +48,9 @@ _REGISTERS = 200
 def schedule(sig: Sig, device: Device, *, shared_bytes: int,
              siblings: int = 1) -> tuple[float, AttentionSchedule] | None:
     """The fastest in the model with its microseconds; None if the family cannot take the Sig."""
-    form = sig.form
-    assert isinstance(form, AttentionForm)
-    if softmax_of(sig.body, form) is None:
-        return None
-    found: list[tuple[float, AttentionSchedule]] = []
-    for group in groups(sig):
-        one = grouped(form, group)
-        keys = keys_of(sig.body, one)
-        found += [(model_us(one, s, device, siblings, keys), replace(s, group=group))
-                  for s in candidates(sig, one, shared_bytes=shared_bytes)]
-    return min(found, key=lambda x: (round(x[0], 2), x[1].group, x[1].split, -x[1].bq,
-                                     -x[1].stages), default=None)
+    return cheapest(sig, device, siblings, model_us,
+                    lambda form: candidates(sig, form, shared_bytes=shared_bytes),
+                    lambda s: (s.group, s.split, -s.bq, -s.stages))
 
 
 def candidates(sig: Sig, form: AttentionForm, *, shared_bytes: int) -> Iterator[AttentionSchedule]:

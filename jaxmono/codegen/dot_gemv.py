@@ -187,7 +187,8 @@ def _begin(w: Writer, code: DotCode, threads: int) -> None:
     wk = s.warps[2] if code.rhs.k_major else 1
     w.line(f"using G = Gemv<{c_type(code.element)}, {form.m.size}, {form.n.size}, {form.k.size}, "
            f"{s.bn}, {of.share}, {s.stages}, {of.u}, {wk}, {threads}, "
-           f"{'true' if code.rhs.k_major else 'false'}, {'true' if of.mma else 'false'}>;")
+           f"{'true' if code.rhs.k_major else 'false'}, {'true' if of.mma else 'false'}"
+           f"{', true' if of.empty else ''}>;")
     w.line(f"static_assert(G::SHARED_BYTES == {of.shared_bytes}, \"shared memory\");")
 
 

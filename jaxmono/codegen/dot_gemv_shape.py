@@ -72,7 +72,11 @@ class Shape:
         self.shared_bytes = self.fixed + (sums + ring if k_major else max(sums, ring))
         if k_major:
             self.fixed += sums
-        self.k_tail = self.spans * self.span != self.share or k % self.share != 0
+        self.empty = (s.split_k - 1) * self.share >= k
+        """Whether the last share has no elements at all (84 tiles of 64 over 16 blocks are 14
+        shares of 6): nothing that a chooser takes."""
+        self.k_tail = (self.spans * self.span != self.share or k % self.share != 0
+                       or self.empty)
         """Whether steps reach past a task's k. n_tail: past its rows of weights [n][k]."""
         self.n_tail = k_major and self.groups * group != s.bn
 

@@ -68,24 +68,14 @@ def _tasks(group: Group, size: int) -> int:
     return batch * math.ceil(n / 8) * math.ceil(8 * k / max(size, 1))
 
 
-def choose_gemv(batch: int, m: int, n: int, k: int, itemsize: int, *, k_major: bool,
-                device: Device, threads: int, shared_bytes: int, blocks: int,
-                row_prologue: bool = False) -> tuple[float, DotSchedule] | None:
-    """The cheapest tile and its time in the model in microseconds; None if nothing fits.
+def candidates_gemv(batch: int, m: int, n: int, k: int, itemsize: int, *, k_major: bool,
+                    device: Device, threads: int, shared_bytes: int, blocks: int,
+                    row_prologue: bool = False) -> list[tuple[float, DotSchedule]]:
+    """Every sensible tile with its time in the model in microseconds, cheapest first.
 
     Args:
       blocks: that this contraction has for itself. k_major: weights are [n][k].
     """
-    found = candidates_gemv(batch, m, n, k, itemsize, k_major=k_major, device=device,
-                            threads=threads, shared_bytes=shared_bytes, blocks=blocks,
-                            row_prologue=row_prologue)
-    return found[0] if found else None
-
-
-def candidates_gemv(batch: int, m: int, n: int, k: int, itemsize: int, *, k_major: bool,
-                    device: Device, threads: int, shared_bytes: int, blocks: int,
-                    row_prologue: bool = False) -> list[tuple[float, DotSchedule]]:
-    """Every sensible tile with its time in the model, cheapest first."""
     out: list[tuple[float, DotSchedule]] = []
     splits = [x for x in _SPLITS if x == 1 or (not row_prologue and k >= 4 * GRANULE * x)]
     tiles = _rows(m, n, batch, blocks, splits, threads) if k_major else _columns(
@@ -139,6 +129,8 @@ def _fit(s: DotSchedule, m: int, n: int, k: int, itemsize: int, k_major: bool, t
         return Shape(made, m=m, n=n, k=k, itemsize=itemsize, k_major=k_major, threads=threads)
 
     one = of(1)
+    if one.empty:
+        return None
     room = min(_RING_BYTES, shared_bytes - one.fixed)
     slots = min(room // one.slot_bytes, one.steps)
     if slots < min(2, one.steps) or of(slots).shared_bytes > shared_bytes:

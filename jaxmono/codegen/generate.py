@@ -124,14 +124,14 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
         aliases=tuple((b.index, b.alias) for b in plan.outputs if b.alias is not None),
         stages=len(plan.stages), barriers=plan.barriers, resources=resources,
         plan_text=plan_to_text(plan), compile_seconds=time.perf_counter() - begin,
-        min_blocks=max(map(_partners, chosen.sigs.values()), default=1))
+        min_blocks=max(map(partners, chosen.sigs.values()), default=1))
 
 
-def _partners(schedule: Any) -> int:
-    """Blocks that wait for each other in a task of this schedule."""
+def partners(schedule: Any) -> int:
+    """Blocks that wait for each other in a task of this schedule: a smaller grid would hang."""
+    # Of a gemv and of few rows the last block combines what the others have left: none waits.
     if isinstance(schedule, AttentionSchedule):
-        return schedule.split
-    # Of a gemv the last block combines what the others have left: none waits.
+        return 1 if schedule.family == "few" else schedule.split
     return schedule.split_k if isinstance(schedule, DotSchedule) \
         and schedule.family != "gemv" else 1
 

@@ -34,6 +34,9 @@ _INCLUDES = {
     "attention": ("attention", "attention_flash", "reduce"),
 }
 """Device headers that a kind of Sig needs besides kernel and vec."""
+
+_FAMILY_INCLUDES = {"gemv": ("gemv", "last_block"), "few": ("attention_few",)}
+"""Those that only a family of schedules needs."""
 _CONSTANT_BYTES = 32 * 1024
 """Larger tables of references leave constant memory."""
 
@@ -170,10 +173,8 @@ class _Assembly:
         w = self.w
         w.comment(header)
         headers = {"kernel", "vec"}.union(*(_INCLUDES[u.sig.kind] for u in self.units.values()))
-        if any(getattr(u.schedule, "family", "") == "gemv" for u in self.units.values()):
-            headers |= {"gemv", "last_block"}
-        if any(getattr(u.schedule, "family", "") == "few" for u in self.units.values()):
-            headers.add("attention_few")
+        for u in self.units.values():
+            headers.update(_FAMILY_INCLUDES.get(getattr(u.schedule, "family", ""), ()))
         if self.roles:
             headers |= {"gemm_wgmma", "roles"}
             if any(getattr(u.schedule, "family", "") == SWAPPED for u in self.units.values()):

@@ -148,4 +148,9 @@ def probe(program: Program) -> Residency | None:
         program.shared_bytes, int(program.cooperative), ordinal, found, error, _ERROR_BYTES)
     if failed:
         raise CompileError(error.value.decode(errors="replace"))
-    return Residency(*found)
+    residency = Residency(*found)
+    if residency.grid < program.min_blocks:
+        raise CompileError(
+            f"kernel {program.name}: {program.min_blocks} of its blocks wait for each other, and "
+            f"this device runs {residency.grid} at once")
+    return residency

@@ -195,7 +195,7 @@ def softmax_attention_bytes(k: int, v: int, itemsize: int) -> int:
 
 
 _F8_PRODUCT = 1 << 30
-"""Multiplications of a product of 8-bit floats from which its rate counts, not its weights' bytes."""
+"""Multiplications of a product of 8-bit floats from which its rate counts, not its bytes."""
 
 
 def _refused_product(op: ops.DotGeneral) -> str | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxmono.codegen.errors import CodegenError
-from jaxmono.codegen.generate import emit
+from jaxmono.codegen.generate import emit, partners
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.fusion.plan import Plan
 from jaxmono.tuning.child import Child, ChildError, python
@@ -123,7 +123,7 @@ class CompilePool:
         return Compiled({
             "cubin": str(cubin), "name": _NAME, "threads": kernel.threads,
             "shared_bytes": kernel.shared_bytes, "max_blocks": kernel.max_blocks,
-            "blocks_per_sm": 1, "min_blocks": int(getattr(schedule, "split_k", 1)),
+            "blocks_per_sm": 1, "min_blocks": partners(schedule),
             "cooperative": plan.barriers > 0 or kernel.waits}, kernel.scratch_bytes)
 
 

@@ -24,8 +24,9 @@ _ERROR_BYTES = 1024
 
 
 def buffer(nbytes: int) -> np.ndarray[Any, Any]:
-    """Bytes aligned as XLA aligns buffers, full of 0xFF: NaN in every float type."""
-    raw = np.full(nbytes + 256, 0xFF, np.uint8)
+    """Bytes aligned as XLA aligns buffers, full of 0xFF, NaN in every float type; so is what lies
+    behind them, which a kernel must not read."""
+    raw = np.full(nbytes + 256 + (1 << 20), 0xFF, np.uint8)
     start = -raw.ctypes.data % 256
     return raw[start:start + nbytes]
 

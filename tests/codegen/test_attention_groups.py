@@ -13,7 +13,7 @@ from test_attention import attend, attention_sig, qkv
 from thinned import thinned
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
-from jaxmono.codegen.attention_flash import groups
+from jaxmono.codegen.attention_cost import groups
 from jaxmono.codegen.generate import default_schedule
 from jaxmono.codegen.target import cuda_target
 from jaxmono.fusion.plan import Device, Plan

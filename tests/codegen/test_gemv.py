@@ -31,7 +31,7 @@ from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_gemv import shape
 from jaxmono.codegen.dot_gemv_shape import GRANULE, Shape
 from jaxmono.codegen.dot_schedule import DotSchedule
-from jaxmono.codegen.dot_schedule_gemv import blocks_of, candidates_gemv, choose_gemv
+from jaxmono.codegen.dot_schedule_gemv import blocks_of, candidates_gemv
 from jaxmono.codegen.generate import default_schedule
 from jaxmono.fusion.plan import Device, DotForm, Plan
 
@@ -323,13 +323,29 @@ def test_siblings_share_the_blocks_by_their_weights() -> None:
 def test_no_tile_is_far_from_an_even_share() -> None:
     for n, k in itertools.product((768, 2304, 3072, 4096, 8192, 50257, 128256), (768, 2048, 4096)):
         for k_major in (False, True):
-            found = choose_gemv(1, 1, n, k, 2, k_major=k_major, device=H200, threads=256,
-                                shared_bytes=H200.shared_bytes, blocks=132)
-            assert found is not None
-            s = found[1]
+            s = candidates_gemv(1, 1, n, k, 2, k_major=k_major, device=H200, threads=256,
+                                shared_bytes=H200.shared_bytes, blocks=132)[0][1]
             most = math.ceil(k / s.split_k) * s.bn * math.ceil(
                 math.ceil(n / s.bn) * s.split_k / 132)
             assert most <= 1.4 * max(n * k / 132, 8 * k)
+
+
+@pytest.mark.parametrize(("k", "n", "m", "t", "k_major", "bn", "wk"), [
+    (7680, 96, 4, F32, True, 8, 4), (5376, 512, 8, BF16, False, 64, 1),
+    (5376, 96, 2, F32, True, 8, 1)])
+def test_no_share_of_k_begins_behind_the_weights(k: int, n: int, m: int, t: Any, k_major: bool,
+                                                 bn: int, wk: int) -> None:
+    """84 tiles of 64 over 16 blocks would be 14 shares of 6: the others would read what follows."""
+    found = candidates_gemv(1, m, n, k, jnp.dtype(t).itemsize, k_major=k_major, device=H200,
+                            threads=256, shared_bytes=H200.shared_bytes, blocks=132)
+    assert found and all((s.split_k - 1) * math.ceil(math.ceil(k / s.bk) / s.split_k) * s.bk < k
+                         for _, s in found)
+    spec, shape = ("mk,nk->mn", (n, k)) if k_major else ("mk,kn->mn", (k, n))
+    plan = plan_of(lambda x, w: jnp.einsum(spec, x, w, preferred_element_type=F32),
+                   Spec((m, k), t), Spec(shape, t))
+    (sig,) = dot_sigs(plan)
+    s = DotSchedule("gemv", m, bn, GRANULE, 2, (1, 8 // wk, wk), 16)  # forced, it is right as well
+    check_exact(plan, build(plan, {sig.key: s}, threads=256))
 
 
 def test_every_candidate_fits() -> None:
@@ -363,9 +379,10 @@ def test_no_spills(m: int, t: Any) -> None:
 
 def _own(sig: Any, m: int, t: Any) -> Any:
     code = DotCode.of(sig, DotSchedule("gemv", m, 8, GRANULE, 1, (1, 1, 1)))
-    return choose_gemv(1, m, 2048, 2048, jnp.dtype(t).itemsize, k_major=code.rhs.k_major,
-                       device=H200, threads=256, shared_bytes=H200.shared_bytes, blocks=66,
-                       row_prologue=sig.form.row_prologue)
+    found = candidates_gemv(1, m, 2048, 2048, jnp.dtype(t).itemsize, k_major=code.rhs.k_major,
+                            device=H200, threads=256, shared_bytes=H200.shared_bytes, blocks=66,
+                            row_prologue=sig.form.row_prologue)
+    return found[0] if found else None
 
 
 def test_shared_memory_is_what_the_header_says() -> None:

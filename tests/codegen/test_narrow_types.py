@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ from jaxmono.codegen.generate import default_schedule
 from jaxmono.fusion.plan import Device, DotForm, Plan
 from jaxmono.fusion.support import refusal
 from jaxmono.hlo import ops
+from jaxmono.hlo.importer import import_module
 from jaxmono.hlo.types import DType
 from jaxmono.tuning.gpu_worker import as_numbers, random_values
 
@@ -403,3 +405,15 @@ def test_reductions_are_refused_with_a_reason() -> None:
     (op,) = [o for o in graph.ops if isinstance(o, ops.Reduce)]
     assert refusal(op) == "reductions in 8-bit floats are not generated yet"
     assert op.results[0].type.dtype is DType.F8E5M2
+
+
+@pytest.mark.parametrize(("spec", "m", "taken"), [
+    ("mk,nk->mn", 1024, True), ("mk,kn->mn", 1024, False), ("mk,kn->mn", 16, True)])
+def test_large_products_need_neighbours(spec: str, m: int, taken: bool) -> None:
+    """Hopper's fast product of 8-bit floats reads only operands whose k are neighbours."""
+    left, right = (Spec(tuple({"m": m, "n": 2048, "k": 1024}[d] for d in dims), E4M3)
+                   for dims in spec.split("->")[0].split(","))
+    fn = functools.partial(jnp.einsum, spec, preferred_element_type=F32)
+    graph = import_module(jax.jit(fn).lower(left, right).compiler_ir("stablehlo")).graph
+    reasons = [r for o in graph.ops if (r := refusal(o))]
+    assert not reasons if taken else "transpose the weights" in reasons[0]

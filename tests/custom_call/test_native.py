@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import shutil
 import subprocess
 from pathlib import Path
@@ -79,3 +80,22 @@ def test_cuda_probe_without_a_driver_says_so() -> None:
     assert failed == 1
     text = error.value.decode()
     assert "mono_f" in text and ("libcuda.so.1" in text or "cuInit" in text)
+
+
+def test_a_grid_smaller_than_blocks_that_wait_for_each_other_is_refused(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a part of a GPU with 16 multiprocessors a split over 32 blocks would never end."""
+    class Library:
+        def jaxmono_cuda_probe(self, *given: Any) -> int:
+            given[-3][:] = [16, 1, 16]
+            return 0
+
+    monkeypatch.setattr(registration, "library", Library)
+    monkeypatch.setattr(registration._compat, "local_gpu_ordinal",  # pyright: ignore[reportPrivateUsage]
+                        lambda: 0)
+    one = [TensorType((1,), DType.F32)]
+    small = dataclasses.replace(program("", one, one, name="mono_f"), target="cuda", min_blocks=16)
+    residency = registration.probe(small)
+    assert residency is not None and residency.grid == 16
+    with pytest.raises(CompileError, match="32 of its blocks wait for each other"):
+        registration.probe(dataclasses.replace(small, min_blocks=32))

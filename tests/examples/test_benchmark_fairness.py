@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import data, parts, trace, xla_best
+from benchmarks.compile_times import CompileTimes
 from benchmarks.data import Case, Data
 from benchmarks.errors import Check
 from benchmarks.machine import Speed
@@ -18,6 +19,7 @@ from benchmarks.measure import Anchor, Key, Settings, measure
 from benchmarks.phases import Phases
 from benchmarks.results import Folder
 from benchmarks.row import Row
+from benchmarks.running import Facts
 from benchmarks.systems_jax import JaxRunning
 from benchmarks.workloads.workload import Program, Request, Workload
 from benchmarks.xla_best import Variant
@@ -112,3 +114,19 @@ def test_a_wrong_variant_is_left_out_however_fast(monkeypatch: pytest.MonkeyPatc
     assert found.facts.variant == str(Variant("no triton gemm"))
     assert "all in command buffers: its results are wrong" in found.facts.notes
     assert "cudnn gemm fusion: ValueError" in found.facts.notes
+
+
+def test_what_comes_from_a_cache_shows_what_compiling_took(tmp_path: Path) -> None:
+    path = tmp_path / "compiled.json"
+    first, other = CompileTimes(path), CompileTimes(path)
+    fresh = Facts(variant="default", compile_s=2.0, tune_s=3.0)
+    assert first.told("bert b1, xla", fresh) == fresh
+    other.told("bert b1, jaxmono", Facts(compile_s=5.0))  # neither loses what the other has put
+    later = CompileTimes(path)
+    cached = later.told("bert b1, xla", Facts(variant="default", kernels=7))
+    assert (cached.compile_s, cached.tune_s, cached.kernels) == (2.0, 3.0, 7)
+    assert "earlier run" in cached.notes
+    assert later.told("bert b1, jaxmono", Facts()).compile_s == 5.0
+    unknown = Facts(variant="no triton gemm")
+    assert later.told("bert b1, xla", unknown) == unknown
+    assert CompileTimes(None).told("bert b1, xla", Facts()) == Facts()

@@ -247,6 +247,9 @@ def test_readme_shows_the_telling_lines_of_the_newest_run(tmp_path: Path) -> Non
     telling = [replace(r, model={"bert": "bert_base"}.get(r.model, r.model)) for r in rows()]
     folder = write(runs / "new", telling, {**HEADER, "commit": "0123456789abcdef-dirty"})
     text = head.part(tmp_path)
+    assert "Note:" not in text
+    write(runs / "new", telling, {**HEADER, "commit": "0123456789abcdef-dirty", "note": "of two"})
+    assert "Note: of two." in head.part(tmp_path)
     assert "(Some GPU, 2026-11-21, commit `0123456789-dirty`)" in text
     assert "| bert_base | 1 | s128 | bf16 | 52.0 | 400.0 | 1200 | failed | **200.0** |" in text
     assert "| conv |" not in text and "torch_compile / xla" not in text and "999" not in text

@@ -81,8 +81,9 @@ def test_dequantising_epilogue() -> None:
 
 
 @pytest.mark.parametrize("pair", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)])
-@pytest.mark.parametrize("spec", ["mk,kn->mn", "mk,nk->mn", "km,kn->mn"])
-@pytest.mark.parametrize(("m", "k", "n"), SHAPES)
+@pytest.mark.parametrize(("spec", "m", "k", "n"), [
+    (spec, *sizes) for spec in ("mk,kn->mn", "mk,nk->mn", "km,kn->mn") for sizes in SHAPES
+    if spec == "mk,nk->mn" or sizes != SHAPES[-1]])  # the largest of other layouts are XLA's
 def test_floats(spec: str, m: int, k: int, n: int, pair: tuple[Any, Any]) -> None:
     """With sums in f32 at the highest precision; Hopper's own, as XLA's, keep some 14 bits."""
     rng = np.random.default_rng(m)

@@ -30,9 +30,10 @@
 namespace jaxmono {
 
 // T: bf16, f16 or float. K, N: of the whole operand; KS: elements of k of a task (the last one of a
-// tile may have fewer). Loads at k = K or n = N are outside: the loader writes zeros.
+// tile may have fewer, or none at all if EMPTY). Loads at k = K or n = N are outside: the loader writes
+// zeros.
 template <class T, int M, int N, int K, int BN_, int KS, int SLOTS, int U, int WK, int THREADS_,
-          bool K_MAJOR, bool MMA = false>
+          bool K_MAJOR, bool MMA = false, bool EMPTY = false>
 struct Gemv {
   static constexpr int BM = M, BN = BN_, THREADS = THREADS_, WARPS = THREADS / 32;
   static constexpr int E = 16 / sizeof(T);  // elements of a piece
@@ -58,7 +59,7 @@ struct Gemv {
   static constexpr int SPANS = (KS + SPAN - 1) / SPAN;
   static constexpr int GROUPS = K_MAJOR ? (BN + GROUP - 1) / GROUP : 1;
   static constexpr int STEPS = GROUPS * SPANS;
-  static constexpr bool K_TAIL = SPANS * SPAN != KS || K % KS != 0;
+  static constexpr bool K_TAIL = SPANS * SPAN != KS || K % KS != 0 || EMPTY;
   static constexpr bool N_TAIL = K_MAJOR && GROUPS * GROUP != BN;
   static constexpr int PARTS = K_MAJOR ? WK : MMA ? WARPS / WC : PACKED ? WARPS : ROWS;
 
@@ -163,7 +164,7 @@ struct Gemv {
                                 const Between& between) {
     constexpr int PER_ROW = PITCH / E, TOTAL = M * PER_ROW;
     constexpr int TRIPS = (TOTAL + THREADS - 1) / THREADS, HELD = TRIPS < 4 ? TRIPS : 4;
-    constexpr bool WHOLE = PITCH == KS && K % KS == 0;
+    constexpr bool WHOLE = PITCH == KS && !K_TAIL;
     Piece<T> held[HELD];
     const auto request = [&](int p) {
       const int i = TOTAL % THREADS == 0 || p < TOTAL ? p : TOTAL - 1;

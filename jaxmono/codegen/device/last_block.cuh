@@ -1,8 +1,8 @@
 // Blocks that share k: each leaves its sums in global memory, and the last one to come adds them up,
 // in the order of the shares whichever block that is. Nobody waits.
 #pragma once
+#include "jaxmono/split_k.cuh"
 #include "jaxmono/sync.cuh"
-#include "jaxmono/vec.cuh"
 
 namespace jaxmono {
 
@@ -34,16 +34,7 @@ struct LastBlock {
 
   template <int VEC>
   JM_DEVICE static void read(float (&out)[VEC], const float* parts, int r, int c) {
-    Vec<float, VEC> part[SPLIT];
-#pragma unroll
-    for (int s = 0; s < SPLIT; ++s)
-      part[s] = load<float, VEC>(parts + s * TILE + r * G::BN + c);
-#pragma unroll
-    for (int e = 0; e < VEC; ++e) out[e] = part[0].x[e];
-#pragma unroll
-    for (int s = 1; s < SPLIT; ++s)
-#pragma unroll
-      for (int e = 0; e < VEC; ++e) out[e] += part[s].x[e];
+    sum_shares<SPLIT, TILE>(out, parts + r * G::BN + c);
   }
 };
 

@@ -20,6 +20,20 @@ JM_DEVICE void group_barrier(uint32_t* count) {
   syncthreads();
 }
 
+// VEC neighbouring elements of SPLIT shares that lie TILE elements apart, summed in their order.
+template <int SPLIT, int TILE, int VEC, class Acc>
+JM_DEVICE void sum_shares(Acc (&out)[VEC], const Acc* first) {
+  Vec<Acc, VEC> part[SPLIT];
+#pragma unroll
+  for (int s = 0; s < SPLIT; ++s) part[s] = load<Acc, VEC>(first + s * TILE);
+#pragma unroll
+  for (int e = 0; e < VEC; ++e) out[e] = part[0].x[e];
+#pragma unroll
+  for (int s = 1; s < SPLIT; ++s)
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) out[e] += part[s].x[e];
+}
+
 // G: the Gemm whose partial sums are exchanged. The SPLIT tasks of a tile are neighbours in the task
 // order, so they run at the same time on any grid of at least SPLIT blocks: the wait always ends.
 template <class G, int SPLIT>
@@ -51,17 +65,7 @@ struct SplitK {
   // VEC consecutive elements of row r, summed over the splits in order.
   template <int VEC, class Acc>
   JM_DEVICE static void read(Acc (&out)[VEC], const float* workspace, int r, int c) {
-    const Acc* const parts = reinterpret_cast<const Acc*>(workspace);
-    Vec<Acc, VEC> part[SPLIT];
-#pragma unroll
-    for (int s = 0; s < SPLIT; ++s)
-      part[s] = load<Acc, VEC>(parts + s * TILE + r * G::BN + c);
-#pragma unroll
-    for (int e = 0; e < VEC; ++e) out[e] = part[0].x[e];
-#pragma unroll
-    for (int s = 1; s < SPLIT; ++s)
-#pragma unroll
-      for (int e = 0; e < VEC; ++e) out[e] += part[s].x[e];
+    sum_shares<SPLIT, TILE>(out, reinterpret_cast<const Acc*>(workspace) + r * G::BN + c);
   }
 };
 
