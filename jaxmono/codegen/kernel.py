@@ -35,7 +35,8 @@ _INCLUDES = {
 }
 """Device headers that a kind of Sig needs besides kernel and vec."""
 
-_FAMILY_INCLUDES = {"gemv": ("gemv", "last_block"), "few": ("attention_few",)}
+_FAMILY_INCLUDES = {"gemv": ("gemv", "last_block"), "few": ("attention_few",),
+                    SWAPPED: ("gemm_swapped",)}
 """Those that only a family of schedules needs."""
 _CONSTANT_BYTES = 32 * 1024
 """Larger tables of references leave constant memory."""
@@ -177,8 +178,6 @@ class _Assembly:
             headers.update(_FAMILY_INCLUDES.get(getattr(u.schedule, "family", ""), ()))
         if self.roles:
             headers |= {"gemm_wgmma", "roles"}
-            if any(getattr(u.schedule, "family", "") == SWAPPED for u in self.units.values()):
-                headers.add("gemm_swapped")
             if any(u.load and u.sig.kind == "attention" for u in self.units.values()):
                 headers |= {"attention_wgmma", "back_to_back"}
             shared = roles_at + ROLES_BYTES
