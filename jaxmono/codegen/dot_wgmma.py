@@ -41,7 +41,7 @@ _AHEAD_BYTES = 40 * 1024
 the blocks wait for each other. More would stand in the way of the left operand."""
 SWAPPED = "swapped"
 """Family of the same products with the weights on the left (device/gemm_swapped.cuh)."""
-_IN_FLIGHT_BYTES = 40 * 1024
+_IN_FLIGHT_BYTES = 80 * 1024
 """Of weights on the left that are requested only behind the barrier. The rows' first k tile counts
 as landed when all that a thread has requested before it has: these keep memory busy from then on
 until the consumers have freed slots."""

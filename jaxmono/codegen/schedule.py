@@ -184,6 +184,10 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1) -> Row
     group = 1
     while group < 32 and group * 2 * along_cols <= cols:
         group *= 2
+    # More rows than warps: some to a warp at a time. One after the other, each waits for the L2.
+    while (rows * group > 32 * device.sm_count * (threads // 32) and group // 2 * along_cols >= 64
+           and math.ceil(cols / (group // 2 * along_cols)) * along_cols <= KEEP_WORDS):
+        group //= 2
     return RowSchedule("warp", group, along_cols)
 
 

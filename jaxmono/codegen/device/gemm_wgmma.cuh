@@ -12,6 +12,7 @@
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/ptx_wgmma.cuh"
 #include "jaxmono/roles.cuh"
+#include "jaxmono/staged_rows.cuh"
 #include "jaxmono/swizzled_tile.cuh"
 #include "jaxmono/types.cuh"
 #include "jaxmono/vec.cuh"
@@ -36,77 +37,6 @@ JM_DEVICE uint64_t operand_slice(uint64_t first, int outer, int k) {
   return wgmma_descriptor_at(first, K_MAJOR ? k / 64 * TileT::PANEL + outer * 128 + k % 64 * 2
                                             : outer / 64 * TileT::PANEL + k * 128 + outer % 64 * 2);
 }
-
-// What an epilogue has loaded ahead, where there is nothing.
-struct NoEarly {};
-
-// A warp's accumulators on their way out through shared memory: fragments are scattered over rows. NT
-// fragments of 8 columns each; WHOLE: all are staged at a time, else as many as take little memory.
-template <int NT, bool WHOLE>
-struct StagedRows {
-  static constexpr int N = NT * 8;
-  static constexpr int CHUNK = WHOLE || N <= 80 ? N
-                               : N % 64 == 0    ? 64
-                               : N % 80 == 0    ? 80
-                                                : N % 48 == 0 ? 48 : 16;
-  static constexpr int PITCH = CHUNK + 8;  // rows of a fragment begin 8 banks apart
-  static constexpr int BYTES = 16 * PITCH * 4;
-
-  // The next CHUNK columns.
-  JM_DEVICE static void put(float* to, const float (&x)[NT][4]) {
-    const int g = lane_id() / 4, t = lane_id() % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < CHUNK / 8; ++j) {
-      store<float, 2>(to + g * PITCH + j * 8 + t, Vec<float, 2>{x[j][0], x[j][1]});
-      store<float, 2>(to + (g + 8) * PITCH + j * 8 + t, Vec<float, 2>{x[j][2], x[j][3]});
-    }
-  }
-
-  // Calls f(r, c, sums, fetch(r, c)) for every LANES neighbouring elements of the warp's 16 rows, the
-  // threads on neighbouring columns; fetches are some pieces ahead. own: BYTES of the warp.
-  template <int LANES, class Fetch, class F>
-  JM_DEVICE static void rows(float* own, float (&x)[NT][4], const Fetch& fetch, const F& f) {
-    using Early = decltype(fetch(0, 0));
-    constexpr int PER_ROW = CHUNK / LANES, PIECES = 16 * PER_ROW, TRIPS = (PIECES + WARP - 1) / WARP;
-    constexpr int ROOM = (NT <= 16 ? 64 : NT <= 24 ? 32 : 16) / sizeof(Early);  // beside the sums
-    constexpr int AHEAD = is_same<Early, NoEarly> || ROOM < 2 ? 1 : TRIPS < ROOM ? TRIPS : ROOM;
-#pragma unroll 1
-    for (int c0 = 0; c0 < N; c0 += CHUNK) {
-#pragma unroll 1
-      for (int base = 0; base < PIECES; base += AHEAD * WARP) {
-        Early early[AHEAD];
-#pragma unroll
-        for (int k = 0; k < AHEAD; ++k) {
-          const int i = base + k * WARP + lane_id();
-          if (PIECES % (AHEAD * WARP) == 0 || i < PIECES)
-            early[k] = fetch(i / PER_ROW, c0 + i % PER_ROW * LANES);
-        }
-        if (base == 0) {
-          put(own, x);
-          syncwarp();
-        }
-#pragma unroll
-        for (int k = 0; k < AHEAD; ++k) {
-          const int i = base + k * WARP + lane_id();
-          if (PIECES % (AHEAD * WARP) == 0 || i < PIECES) {
-            const int r = i / PER_ROW, c = i % PER_ROW * LANES;
-            float sum[LANES];
-            const Vec<float, LANES> y = load<float, LANES>(own + r * PITCH + c);
-#pragma unroll
-            for (int e = 0; e < LANES; ++e) sum[e] = y.x[e];
-            f(r, c0 + c, sum, early[k]);
-          }
-        }
-      }
-      syncwarp();
-      // The next chunk moves to where this one was: its registers are named at compile time.
-#pragma unroll
-      for (int j = 0; j + CHUNK / 8 < NT; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[j][e] = x[j + CHUNK / 8][e];
-    }
-  }
-};
 
 template <class T>
 struct Wgmma {
@@ -267,32 +197,35 @@ struct GemmWgmma {
       // Both warpgroups have sums of all elements: they meet in shared memory.
       using Early = decltype(fetch(0, 0));
       constexpr int PER_ROW = N / LANES, PIECES = BM * PER_ROW;
-      constexpr int AHEAD = is_same<Early, NoEarly> ? 1 : 2;
+      constexpr int TRIPS = (PIECES + CONSUMERS - 1) / CONSUMERS, AHEAD = TRIPS < 4 ? TRIPS : 4;
 #pragma unroll 1
       for (int base = 0; base < PIECES; base += AHEAD * CONSUMERS) {
+        const auto piece = [&](int k) { return base + k * CONSUMERS + thread_id(); };
+        const auto inside = [&](int k) {
+          return PIECES % (AHEAD * CONSUMERS) == 0 || piece(k) < PIECES;
+        };
         Early early[AHEAD];
 #pragma unroll
-        for (int k = 0; k < AHEAD; ++k) {
-          const int i = base + k * CONSUMERS + thread_id();
-          if (i < PIECES) early[k] = fetch(i / PER_ROW, i % PER_ROW * LANES);
-        }
+        for (int k = 0; k < AHEAD; ++k)
+          if (inside(k)) early[k] = fetch(piece(k) / PER_ROW, piece(k) % PER_ROW * LANES);
         if (base == 0) {
-          Staged::put(staging(smem) + warp_id() * 16 * PITCH, acc.x);
+          Staged::template put<LANES>(staging(smem) + warp_id() * 16 * PITCH, acc.x);
           syncthreads();
         }
+        Vec<float, LANES> sums[AHEAD];
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {
-          const int i = base + k * CONSUMERS + thread_id();
-          if (i >= PIECES) break;
-          const int r = i / PER_ROW, c = i % PER_ROW * LANES;
-          float sum[LANES];
-          const float* const p = staging(smem) + r * PITCH + c;
-          const Vec<float, LANES> x = load<float, LANES>(p);
-          const Vec<float, LANES> y = load<float, LANES>(p + 64 * PITCH);
+          if (!inside(k)) continue;
+          const float* const p = staging(smem) + piece(k) / PER_ROW * PITCH;
+          const int c = piece(k) % PER_ROW * LANES;
+          sums[k] = Staged::template get<LANES>(p, c);
+          const Vec<float, LANES> y = Staged::template get<LANES>(p + 64 * PITCH, c);
 #pragma unroll
-          for (int e = 0; e < LANES; ++e) sum[e] = x.x[e] + y.x[e];
-          f(r, c, sum, early[k]);
+          for (int e = 0; e < LANES; ++e) sums[k].x[e] += y.x[e];
         }
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k)
+          if (inside(k)) f(piece(k) / PER_ROW, piece(k) % PER_ROW * LANES, sums[k].x, early[k]);
       }
       syncthreads();
     } else {

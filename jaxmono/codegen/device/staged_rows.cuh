@@ -1,0 +1,110 @@
+// A warp's accumulators on their way out through shared memory: fragments are scattered over rows, and
+// memory wants neighbours.
+//
+//   fragment          lane 4 g + t:  columns 8 j + 2 t, + 1  of rows g, g + 8      (stored)
+//   piece             LANES neighbouring columns of a row                          (loaded)
+//
+// With 8 floats to a piece, eight lanes would load from every second group of four, two of them from each
+// bank. So the even groups of a row are in its first half and the odd ones in the second, which begins
+// 4 banks further: stores and loads both fall on all 32.
+#pragma once
+#include "jaxmono/platform.cuh"
+#include "jaxmono/types.cuh"
+#include "jaxmono/vec.cuh"
+#include "jaxmono/warp.cuh"
+
+namespace jaxmono {
+
+// What an epilogue has loaded ahead, where there is nothing.
+struct NoEarly {};
+
+// NT fragments of 8 columns each; WHOLE: all are staged at a time, else as many as take little memory.
+template <int NT, bool WHOLE>
+struct StagedRows {
+  static constexpr int N = NT * 8;
+  static constexpr int CHUNK = WHOLE || N <= 80 ? N
+                               : N % 64 == 0    ? 64
+                               : N % 80 == 0    ? 80
+                                                : N % 48 == 0 ? 48 : 16;
+  static constexpr int PITCH = CHUNK + 8;  // rows of a fragment begin 8 banks apart
+  static constexpr int HALF = CHUNK / 2 + 4;
+  static constexpr int BYTES = 16 * PITCH * 4;
+
+  // The next CHUNK columns.
+  template <int LANES>
+  JM_DEVICE static void put(float* to, const float (&x)[NT][4]) {
+    const int g = lane_id() / 4, t = lane_id() % 4 * 2;
+    float* const row = to + g * PITCH + (LANES == 8 ? t % 4 + t / 4 * HALF : t);
+#pragma unroll
+    for (int j = 0; j < CHUNK / 8; ++j) {
+      float* const p = row + j * (LANES == 8 ? 4 : 8);
+      store<float, 2>(p, Vec<float, 2>{x[j][0], x[j][1]});
+      store<float, 2>(p + 8 * PITCH, Vec<float, 2>{x[j][2], x[j][3]});
+    }
+  }
+
+  // The piece that begins at column c, a multiple of LANES.
+  template <int LANES>
+  JM_DEVICE static Vec<float, LANES> get(const float* row, int c) {
+    if constexpr (LANES == 8) {
+      const Vec<float, 4> x = load<float, 4>(row + c / 2), y = load<float, 4>(row + c / 2 + HALF);
+      return {x.x[0], x.x[1], x.x[2], x.x[3], y.x[0], y.x[1], y.x[2], y.x[3]};
+    } else {
+      return load<float, LANES>(row + c);
+    }
+  }
+
+  // Calls f(r, c, sums, fetch(r, c)) for every LANES neighbouring elements of the warp's 16 rows, the
+  // threads on neighbouring columns. Fetches, and the sums themselves, are some pieces ahead: one piece
+  // at a time a thread mostly waits. own: BYTES of the warp.
+  template <int LANES, class Fetch, class F>
+  JM_DEVICE static void rows(float* own, float (&x)[NT][4], const Fetch& fetch, const F& f) {
+    using Early = decltype(fetch(0, 0));
+    constexpr int PER_ROW = CHUNK / LANES, PIECES = 16 * PER_ROW, TRIPS = (PIECES + WARP - 1) / WARP;
+    // Pieces beside the accumulators: with 128 of those, more would spill.
+    constexpr int ROOM = is_same<Early, NoEarly> ? (NT <= 24 ? 5 : 4)
+                                                 : (NT <= 24 ? 80 : 32) / int(sizeof(Early));
+    constexpr int AHEAD = ROOM < 2 ? 1 : TRIPS < ROOM ? TRIPS : ROOM;
+    // Where rows are whole warps or parts of one, a thread stays in its columns: what depends on nothing
+    // else (a bias) is loaded once a chunk.
+    constexpr bool STAYS = WARP % PER_ROW == 0;
+    const auto row = [](int i) {
+      return STAYS ? i / WARP * (WARP / PER_ROW) + lane_id() / PER_ROW : (i + lane_id()) / PER_ROW;
+    };
+    const auto column = [](int i) { return (STAYS ? lane_id() : i + lane_id()) % PER_ROW * LANES; };
+#pragma unroll 1
+    for (int c0 = 0; c0 < N; c0 += CHUNK) {
+#pragma unroll 1
+      for (int base = 0; base < PIECES; base += AHEAD * WARP) {
+        const auto inside = [&](int k) {
+          return PIECES % (AHEAD * WARP) == 0 || base + k * WARP + lane_id() < PIECES;
+        };
+        Early early[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k)
+          if (inside(k)) early[k] = fetch(row(base + k * WARP), c0 + column(base + k * WARP));
+        if (base == 0) {
+          put<LANES>(own, x);
+          syncwarp();
+        }
+        Vec<float, LANES> sums[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k)
+          if (inside(k))
+            sums[k] = get<LANES>(own + row(base + k * WARP) * PITCH, column(base + k * WARP));
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k)
+          if (inside(k))
+            f(row(base + k * WARP), c0 + column(base + k * WARP), sums[k].x, early[k]);
+      }
+      syncwarp();
+      // The next chunk moves to where this one was: its registers are named at compile time.
+#pragma unroll
+      for (int j = 0; j + CHUNK / 8 < NT; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[j][e] = x[j + CHUNK / 8][e];
+    }
+  }
+};
+
+}  // namespace jaxmono
