@@ -325,20 +325,25 @@ def emit_epilogue(w: Writer, body: Graph, stores: Sequence[Store], *, result: Va
                   identity: IndexMap, m: Var, n: Var, tile_m: int, bm: str, bn: int, lanes: int,
                   read: str, accumulator: str, row0: str, pointers: Mapping[Value, str],
                   outputs: Sequence[str], names: Mapping[Var, str],
-                  read_only: Sequence[Value], threads: int) -> None:
+                  read_only: Sequence[Value], threads: int, early: Sequence[Root] = ()) -> None:
     """The loop that turns a finished tile into the group's outputs.
 
     ``read``: C call text with ``{acc}``, ``{r}``, ``{c}``. ``bm``: rows that this block finishes,
     from ``row0`` of the tile, which has ``tile_m`` rows. C variables m0 and n0 hold the origin of
-    the tile.
+    the tile. ``early``: loads that a C variable ``early`` has the results of; then a thread has no
+    more than one piece.
     """
     per_row = bn // lanes
-    w.directive("#pragma unroll 1")
-    with w.block(f"for (unsigned i = thread_id(); i < ({bm}) * {per_row}; i += {threads})"):
+    if not early:
+        w.directive("#pragma unroll 1")
+    head = f"if (const unsigned i = thread_id(); i < ({bm}) * {per_row})" if early else \
+        f"for (unsigned i = thread_id(); i < ({bm}) * {per_row}; i += {threads})"
+    with w.block(head):
         w.line(f"const int r = {row0}i / {per_row}, c = i % {per_row} * {lanes};")
         emit_piece(w, body, stores, result=result, identity=identity, m=m, n=n, tile_m=tile_m,
-                   tile_n=bn, lanes=lanes, read=read, accumulator=accumulator, skip="continue",
-                   pointers=pointers, outputs=outputs, names=names, read_only=read_only)
+                   tile_n=bn, lanes=lanes, read=read, accumulator=accumulator,
+                   skip="return at" if early else "continue", pointers=pointers, outputs=outputs,
+                   names=names, read_only=read_only, early=early)
 
 
 def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value,

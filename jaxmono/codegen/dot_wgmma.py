@@ -19,13 +19,14 @@ from jaxmono.codegen.dot import (
     is_strided,
     legal_lanes,
 )
-from jaxmono.codegen.early_loads import early_loads, emit_fetch
+from jaxmono.codegen.early_loads import early_loads, emit_fetch, emit_touch
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.panel import Panel
+from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
-from jaxmono.fusion.plan import DotForm
+from jaxmono.fusion.plan import DotForm, Store
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.types import DType
 
@@ -184,45 +185,83 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
                     {form.m: s.bm, form.n: s.bn, form.k: s.bk})
         w.line("G::fill(smem, m0, k0, k_tiles, load_a);")
     w.line("G::Accumulators sums;")
-    w.line("G::consume(smem, roles, at, k_tiles, sums);")
-    stores = [x for x in form.stores if form.k not in x.over]
     if s.split_k > 1:
-        w.line(f"using S = SplitK<G, {s.split_k}>;")
-        w.line(f"float* const parts = {workspace} + tile * S::FLOATS;")
-        w.line("const auto nothing = [](int, int) { return NoEarly{}; };")
-        with w.block("G::finish<4>(smem, sums, nothing, "
-                     "[&](int r, int c, const float (&x)[4], NoEarly)", "});"):
-            w.line("S::put(parts, split, r, c, x);")
-        w.line(f"group_barrier<{s.split_k}>({arrivals} + tile);")
-        rows = f"min(S::ROWS, {s.bm} - split * S::ROWS)"
-        lanes = _lanes(code, math.ceil(s.bm / s.split_k) * s.bn // CONSUMERS)
-        emit_epilogue(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
-                      n=form.n, tile_m=s.bm, bm=rows, bn=s.bn, lanes=lanes,
-                      read="S::read({acc}, parts, {r}, {c})", accumulator="float",
-                      row0="split * S::ROWS + ", pointers=pointers, outputs=outputs, names=names,
-                      read_only=read_only, threads=CONSUMERS)
+        _emit_split(w, code, pointers, outputs, read_only, names, workspace, arrivals)
     else:
-        lanes = _lanes(code, s.bm * s.bn // CONSUMERS)
-        # Not where two warpgroups share a small tile: a piece or two a thread, of which the loads
-        # overlap anyway (BERT-base b1: 334 us with, 329 us without; ResNet-50 b32: 1464, 1635).
-        early = early_loads(body, stores, form.dot.result, form.n, lanes, read_only) \
-            if s.warps[2] == 1 and s.family != SWAPPED else []
+        _emit_whole(w, code, pointers, outputs, read_only, names)
+    w.line("return at;")
+
+
+def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
+                read_only: Sequence[Value], names: Mapping[Var, str]) -> None:
+    form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
+    lanes = _lanes(code, s.bm * s.bn // CONSUMERS)
+    # Two warpgroups that share a small tile have a piece or two a thread: a bias is worth it, too.
+    constant: Sequence[Value] = () if s.warps[2] == 2 else read_only
+    early: list[Root] = []
+    after: list[str] = []
+    if s.family != SWAPPED:
+        every, early = (early_loads(body, stores, form.dot.result, form.n, lanes, x)
+                        for x in ((), constant))
+        after = emit_touch(w, body, [x for x in every if x[0] in constant], m=form.m, n=form.n,
+                           tile_n=s.bn, pointers=pointers, names=names)
+    emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
+               pointers=pointers, names=names)
+    if s.family != SWAPPED:
+        w.line(f"const auto first = G::first<{lanes}>(fetch);")
+    w.line("G::consume(smem, roles, at, k_tiles, sums);")
+    for line in after:
+        w.line(line)
+    head = (f"G::finish<{lanes}>(smem, sums, {'first, ' if s.family != SWAPPED else ''}fetch, "
+            f"[&](int r, int c, const float (&acc)[{lanes}], const auto& early)")
+    with w.block(head, "});"):
+        w.line("(void)early;")
+        emit_piece(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
+                   n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes, read="", accumulator="float",
+                   skip="return", pointers=pointers, outputs=outputs, names=names,
+                   read_only=read_only, early=early)
+
+
+def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
+                read_only: Sequence[Value], names: Mapping[Var, str], workspace: str,
+                arrivals: str) -> None:
+    form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
+    rows = math.ceil(s.bm / s.split_k)
+    per_thread = math.ceil(rows * s.bn / CONSUMERS)
+    lanes = _lanes(code, 1 << (per_thread - 1).bit_length())  # one piece a thread, not two
+    pieces = rows * (s.bn // lanes)
+    early = early_loads(body, stores, form.dot.result, form.n, lanes, ()) \
+        if pieces <= CONSUMERS and s.bm % rows == 0 else []
+    if early:  # one piece a thread
         emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
                    pointers=pointers, names=names)
-        head = (f"G::finish<{lanes}>(smem, sums, fetch, "
-                f"[&](int r, int c, const float (&acc)[{lanes}], const auto& early)")
-        with w.block(head, "});"):
-            w.line("(void)early;")
-            emit_piece(w, body, stores, result=form.dot.result, identity=code.identity,
-                       m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes, read="",
-                       accumulator="float", skip="return", pointers=pointers, outputs=outputs,
-                       names=names, read_only=read_only, early=early)
-    w.line("return at;")
+        per_row, mine = s.bn // lanes, f"min(thread_id(), {pieces - 1})"
+        w.line(f"const auto early = fetch(split * {rows} + {mine} / {per_row}, "
+               f"{mine} % {per_row} * {lanes});")
+    w.line("G::consume(smem, roles, at, k_tiles, sums);")
+    w.line(f"using S = SplitK<G, {s.split_k}>;")
+    w.line(f"float* const parts = {workspace} + tile * S::FLOATS;")
+    w.line("const auto nothing = [](int, int) { return NoEarly{}; };")
+    first = "G::first<4>(nothing), " if s.family != SWAPPED else ""
+    with w.block(f"G::finish<4>(smem, sums, {first}nothing, "
+                 "[&](int r, int c, const float (&x)[4], NoEarly)", "});"):
+        w.line("S::put(parts, split, r, c, x);")
+    w.line(f"group_barrier<{s.split_k}>({arrivals} + tile);")
+    emit_epilogue(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
+                  n=form.n, tile_m=s.bm, bm=f"min(S::ROWS, {s.bm} - split * S::ROWS)", bn=s.bn,
+                  lanes=lanes, read="S::read({acc}, parts, {r}, {c})", accumulator="float",
+                  row0="split * S::ROWS + ", pointers=pointers, outputs=outputs, names=names,
+                  read_only=read_only, threads=CONSUMERS, early=early)
+
+
+def _stores(code: DotCode) -> list[Store]:
+    """Those of the product's elements."""
+    return [x for x in code.form.stores if code.form.k not in x.over]
 
 
 def _lanes(code: DotCode, per_thread: int) -> int:
     """Elements per thread at a time in the epilogue: 16 bytes where the stores allow it."""
-    stores = [x for x in code.form.stores if code.form.k not in x.over]
+    stores = _stores(code)
     widest = legal_lanes(code.sig.body, stores, code.form.n, 8)
     if code.s.family == SWAPPED:  # a small tile: 16 bytes of sums, whichever threads that leaves
         widest, per_thread = min(widest, 4), 4

@@ -97,8 +97,9 @@ struct BackToBack {
         if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
         at.template next<SLOTS>();
       }
+      const auto piece = [&](int r, int c) { return fetch(First::first_row() + r, c0 + c); };
       Staged::template rows<LANES>(
-          own, y, [&](int r, int c) { return fetch(First::first_row() + r, c0 + c); },
+          own, y, Staged::template first<LANES>(piece), piece,
           [&](int r, int c, const float (&sum)[LANES], const auto& early) {
             f(First::first_row() + r, c0 + c, sum, early);
           });

@@ -188,49 +188,79 @@ struct GemmWgmma {
     if (before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
   }
 
+  // The two warpgroups' pieces where both have sums of all elements; AHEAD of a thread are in flight.
+  template <int LANES, class Early>
+  struct Shared {
+    static constexpr int PER_ROW = N / LANES, COUNT = BM * PER_ROW;
+    static constexpr int TRIPS = (COUNT + CONSUMERS - 1) / CONSUMERS, AHEAD = TRIPS < 4 ? TRIPS : 4;
+    Early early[AHEAD];
+
+    JM_DEVICE static int row(int i) { return (i + thread_id()) / PER_ROW; }
+    JM_DEVICE static int column(int i) { return (i + thread_id()) % PER_ROW * LANES; }
+    JM_DEVICE static bool inside(int i) {
+      return COUNT % (AHEAD * CONSUMERS) == 0 || i + thread_id() < COUNT;
+    }
+    template <class Fetch>
+    JM_DEVICE void request(const Fetch& fetch, int base) {
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k) {
+        const int i = base + k * CONSUMERS;
+        if (inside(i)) early[k] = fetch(row(i), column(i));
+      }
+    }
+  };
+
+  // Requests what the first pieces of the epilogue load, fetch(r, c): before `consume`, so that it comes
+  // while the sums are made.
+  template <int LANES, class Fetch>
+  JM_DEVICE static auto first(const Fetch& fetch) {
+    if constexpr (WG_K == 2) {
+      Shared<LANES, decltype(fetch(0, 0))> p;
+      p.request(fetch, 0);
+      return p;
+    } else {
+      return Staged::template first<LANES>(
+          [&](int r, int c) { return fetch(first_row() + r, first_col() + c); });
+    }
+  }
+
   // Calls f(r, c, sums, fetch(r, c)) for every LANES neighbouring elements of the tile, the threads of a
   // warp on neighbouring columns. Staged through shared memory: fragments are scattered over rows.
-  template <int LANES, class Fetch, class F>
-  JM_DEVICE static void finish(unsigned char* smem, Accumulators& acc, const Fetch& fetch,
+  // now: of `first`.
+  template <int LANES, class P, class Fetch, class F>
+  JM_DEVICE static void finish(unsigned char* smem, Accumulators& acc, P now, const Fetch& fetch,
                                const F& f) {
     if constexpr (WG_K == 2) {
       // Both warpgroups have sums of all elements: they meet in shared memory.
-      using Early = decltype(fetch(0, 0));
-      constexpr int PER_ROW = N / LANES, PIECES = BM * PER_ROW;
-      constexpr int TRIPS = (PIECES + CONSUMERS - 1) / CONSUMERS, AHEAD = TRIPS < 4 ? TRIPS : 4;
+      constexpr int BATCH = P::AHEAD * CONSUMERS;
+      Staged::template put<LANES>(staging(smem) + warp_id() * 16 * PITCH, acc.x);
+      syncthreads();
 #pragma unroll 1
-      for (int base = 0; base < PIECES; base += AHEAD * CONSUMERS) {
-        const auto piece = [&](int k) { return base + k * CONSUMERS + thread_id(); };
-        const auto inside = [&](int k) {
-          return PIECES % (AHEAD * CONSUMERS) == 0 || piece(k) < PIECES;
-        };
-        Early early[AHEAD];
+      for (int base = 0; base < P::COUNT; base += BATCH) {
+        P next;
+        if (base + BATCH < P::COUNT) next.request(fetch, base + BATCH);
+        Vec<float, LANES> sums[P::AHEAD];
 #pragma unroll
-        for (int k = 0; k < AHEAD; ++k)
-          if (inside(k)) early[k] = fetch(piece(k) / PER_ROW, piece(k) % PER_ROW * LANES);
-        if (base == 0) {
-          Staged::template put<LANES>(staging(smem) + warp_id() * 16 * PITCH, acc.x);
-          syncthreads();
-        }
-        Vec<float, LANES> sums[AHEAD];
-#pragma unroll
-        for (int k = 0; k < AHEAD; ++k) {
-          if (!inside(k)) continue;
-          const float* const p = staging(smem) + piece(k) / PER_ROW * PITCH;
-          const int c = piece(k) % PER_ROW * LANES;
-          sums[k] = Staged::template get<LANES>(p, c);
-          const Vec<float, LANES> y = Staged::template get<LANES>(p + 64 * PITCH, c);
+        for (int k = 0; k < P::AHEAD; ++k) {
+          const int i = base + k * CONSUMERS;
+          if (!P::inside(i)) continue;
+          const float* const p = staging(smem) + P::row(i) * PITCH;
+          sums[k] = Staged::template get<LANES>(p, P::column(i));
+          const Vec<float, LANES> y = Staged::template get<LANES>(p + 64 * PITCH, P::column(i));
 #pragma unroll
           for (int e = 0; e < LANES; ++e) sums[k].x[e] += y.x[e];
         }
 #pragma unroll
-        for (int k = 0; k < AHEAD; ++k)
-          if (inside(k)) f(piece(k) / PER_ROW, piece(k) % PER_ROW * LANES, sums[k].x, early[k]);
+        for (int k = 0; k < P::AHEAD; ++k) {
+          const int i = base + k * CONSUMERS;
+          if (P::inside(i)) f(P::row(i), P::column(i), sums[k].x, now.early[k]);
+        }
+        now = next;
       }
       syncthreads();
     } else {
       Staged::template rows<LANES>(
-          staging(smem) + warp_id() * 16 * PITCH, acc.x,
+          staging(smem) + warp_id() * 16 * PITCH, acc.x, now,
           [&](int r, int c) { return fetch(first_row() + r, first_col() + c); },
           [&](int r, int c, const float (&sum)[LANES], const auto& early) {
             f(first_row() + r, first_col() + c, sum, early);
