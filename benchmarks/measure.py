@@ -153,7 +153,7 @@ def _run(case: Case, settings: Settings, found: _Found, phases: Phases,
         for key in (*first, *settings.systems):
             with phases.phase(key[0]):
                 made = found.failures.guard(key, lambda k=key: _prepare(
-                    k, data, settings, phases, check, before and before.get(k)))
+                    k, data, settings, phases, check, before.get(k) if before else None))
             if made is not None:
                 running[key] = made
                 if before is None:
