@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ class Folder:
             file.write("".join(line + "\n" for line in lines))
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> Generator[None]:
         """No other process writes here meanwhile."""
         folder = os.open(self.path, os.O_RDONLY)
         try:

@@ -55,7 +55,8 @@ def timed(of: Key, device: float | None, pipelined: float | None = None, *, rati
         told |= {"pipelined_us": pipelined, "pipelined_us_low": pipelined - 1,
                  "pipelined_us_high": pipelined + 1, "ratio_to_xla": ratio,
                  "throttled": False, "throttle_reasons": f"at {pipelined}"}
-    return Row(model, 2, "8", "f32", *of, **{"floor_us": 10.0, **told, **more})
+    told = {"floor_us": 10.0, **told, **more}
+    return Row(model, 2, "8", "f32", *of, **told)
 
 
 def by_key(*rows: Row) -> dict[Key, Row]:
@@ -176,7 +177,7 @@ class Fake:
         rows = []
         for key in settings.systems:
             us = self._times.get((name, key[0], number), 100.0)
-            more = {"status": "failed", "reason": us} if isinstance(us, str) else {}
+            more: dict[str, Any] = {"status": "failed", "reason": us} if isinstance(us, str) else {}
             rows.append(timed(key, None if isinstance(us, str) else us, model=name, **more))
         return rows
 
