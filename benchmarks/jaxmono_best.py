@@ -18,15 +18,19 @@ from benchmarks.systems_jax import JaxRunning, compile_jaxmono
 from benchmarks.xla_best import DEFAULT, FLAGS, XLA_FLAGS, first_right, scores
 
 
-def prepare(data: Data, mode: str, *, interpret: bool, phases: Phases, check: Check) -> JaxRunning:
+def prepare(data: Data, mode: str, *, interpret: bool, phases: Phases, check: Check,
+            only: str | None = None) -> JaxRunning:
     """jaxmono compiled, warm.
 
     Args:
       check: judges the results with other flags than the default's.
+      only: the flags that are taken, whatever XLA is fastest with.
 
     Raises:
-      Exception: what JAX or jaxmono raises for the default flags.
+      Exception: what JAX or jaxmono raises for the default flags, or for ``only``.
     """
+    if only is not None:
+        return _running(data, mode, only, interpret=interpret)
     first = _running(data, mode, DEFAULT, interpret=interpret)
     flags = data.kept.get(XLA_FLAGS, DEFAULT)
     if first.facts.status != "fallback" or flags == DEFAULT:

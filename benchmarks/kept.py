@@ -18,13 +18,13 @@ class Kept:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._known: dict[str, Any] = {}
-        if path is not None and path.exists():
-            with open(path, encoding="utf-8") as file:
-                fcntl.flock(file, fcntl.LOCK_SH)
-                self._known = json.loads(file.read() or "{}")
 
     def get(self, key: str) -> Any:
-        """What was put, here or before the file was read; None if nothing was."""
+        """What was put, by this process or another; None if nothing was."""
+        if key not in self._known and self._path is not None and self._path.exists():
+            with open(self._path, encoding="utf-8") as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
+                self._known = {**json.loads(file.read() or "{}"), **self._known}
         return self._known.get(key)
 
     def put(self, key: str, value: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -104,13 +104,16 @@ class _Found:
 
 
 def measure(case: Case, settings: Settings, phases: Phases | None = None,
-            anchor: Anchor | None = None) -> Iterator[Row]:
+            anchor: Anchor | None = None,
+            before: Mapping[Key, Row] | None = None) -> Iterator[Row]:
     """One row for every system, whatever happens to it; then those under load on the CPUs.
 
     Args:
       phases: told where the time goes.
       anchor: takes turns with the systems, and has no row. Their ratios to XLA are those to the
         anchor times its own.
+      before: the systems' rows of an earlier pass: the same programs are timed once more, and
+        nothing else is found out.
     """
     phases = phases or Phases()
     base = {key: Row(case.workload.name, case.batch, "", case.dtype, *key, commit=settings.commit)
@@ -120,40 +123,43 @@ def measure(case: Case, settings: Settings, phases: Phases | None = None,
         with phases.phase("data"):
             shape = case.program().shape
         base = {key: replace(row, shape=shape) for key, row in base.items()}
-        _run(case, settings, found, phases, anchor)
+        _run(case, settings, found, phases, anchor, before)
     except Exception as error:  # out of memory, a missing package: no system can run it
         for key in base:
             found.failures.reasons.setdefault(key, timing.reason(error))
     with phases.phase("close"):
         gc.collect()
     for row in base.values():
-        yield _row(row, found, settings, case, anchor)
+        yield _row(row, found, settings, case, anchor, before)
     for share in settings.cpu_loads if settings.speed else ():
         for row in base.values():
             yield _loaded(row, share, found)
 
 
 def _run(case: Case, settings: Settings, found: _Found, phases: Phases,
-         anchor: Anchor | None) -> None:
+         anchor: Anchor | None, before: Mapping[Key, Row] | None) -> None:
     """Everything that needs the case's data, which is freed with it."""
     with phases.phase("data"):
         data = datas.make(case)
     running: dict[Key, Running] = {}
     try:
-        with phases.phase("reference"):
-            wanted = _reference(data, found, settings)
+        wanted: Sequence[tuple[Any, Any]] = ()
+        if before is None:
+            with phases.phase("reference"):
+                wanted = _reference(data, found, settings)
         check, first = errors.Check(data, wanted), tuple[Key, ...]()
         if anchor is not None:
             first, data.kept[XLA_FLAGS] = (anchor.key,), anchor.flags
         for key in (*first, *settings.systems):
             with phases.phase(key[0]):
-                made = found.failures.guard(key, lambda k=key: _prepare(k, data, settings, phases,
-                                                                        check))
+                made = found.failures.guard(key, lambda k=key: _prepare(
+                    k, data, settings, phases, check, before.get(k) if before else None))
             if made is not None:
                 running[key] = made
-                found.facts[key] = settings.compiled.told(f"{case.name}, {key}", made.facts)
+                if before is None:
+                    found.facts[key] = settings.compiled.told(f"{case.name}, {key}", made.facts)
         if settings.speed is not None:
-            _time(running, found, settings, phases)
+            _time(running, found, settings, phases, again=before is not None)
         with phases.phase("errors"):
             _compare(running, data, check, found)
     finally:
@@ -186,17 +192,18 @@ def _reference(data: Data, found: _Found, settings: Settings) -> Sequence[tuple[
     return wanted or ()
 
 
-def _prepare(key: Key, data: Data, settings: Settings, phases: Phases,
-             check: errors.Check) -> Running:
-    """Compiles and warms up one system."""
+def _prepare(key: Key, data: Data, settings: Settings, phases: Phases, check: errors.Check,
+             before: Row | None) -> Running:
+    """Compiles and warms up one system; in the variant of its row, if there is one before."""
     system, mode = key
     running: Running
+    only = before and (before.variant or DEFAULT)
     if system == "xla":
         running = prepare_xla(data, settings.choices, search=settings.search, phases=phases,
-                              check=check)
+                              check=check, only=only)
     elif system == "jaxmono":
         running = prepare_jaxmono(data, mode or "auto", interpret=settings.interpret,
-                                  phases=phases, check=check)
+                                  phases=phases, check=check, only=only)
     else:
         running = prepare_torch(data, system)
     for _ in range(_WARM_UP):
@@ -204,8 +211,13 @@ def _prepare(key: Key, data: Data, settings: Settings, phases: Phases,
     return running
 
 
-def _time(running: dict[Key, Running], found: _Found, settings: Settings, phases: Phases) -> None:
-    """All times; failed systems leave ``running`` untouched but have a reason."""
+def _time(running: dict[Key, Running], found: _Found, settings: Settings, phases: Phases, *,
+          again: bool) -> None:
+    """All times; failed systems leave ``running`` untouched but have a reason.
+
+    Args:
+      again: they were taken before, so that a glance at the bound of the device's time will do.
+    """
     nvml, failures = settings.nvml, found.failures
     before = nvml.reasons()
     with phases.phase("pipelined"):
@@ -222,7 +234,7 @@ def _time(running: dict[Key, Running], found: _Found, settings: Settings, phases
             times = found.pipelined.get(key)
             if times is not None and key not in failures.reasons:
                 failures.guard(key, lambda k=key, s=system, t=times: _queued(
-                    k, s, t.median_us, found, asked))
+                    k, s, t.median_us, found, asked, repeats=1 if again else 3))
     with phases.phase("trace"):
         for key, told in trace.device_times(asked, failures).items():
             if isinstance(told, trace.NoDeviceTrace):
@@ -238,11 +250,11 @@ def _time(running: dict[Key, Running], found: _Found, settings: Settings, phases
 
 
 def _queued(key: Key, system: Running, us: float, found: _Found,
-            asked: dict[Key, trace.Asked]) -> None:
+            asked: dict[Key, trace.Asked], *, repeats: int) -> None:
     """The host-clocked device time of a system, and what tracing it needs to know."""
     kernels = system.facts.kernels
     issuing = timing.issuing_us(system, us, kernels)
-    told = timing.queued(system, us, kernels, issuing=issuing)
+    told = timing.queued(system, us, kernels, issuing=issuing, repeats=repeats)
     if told is not None:
         found.queued[key] = told
     asked[key] = trace.Asked(system, us, kernels, issuing)
@@ -271,14 +283,15 @@ def _compare(running: dict[Key, Running], data: Data, check: errors.Check, found
             found.note(key, f"XLA's own error is not known: {default.reasons[XLA]}")
 
 
-def _row(row: Row, found: _Found, settings: Settings, case: Case, anchor: Anchor | None) -> Row:
-    """Everything known about one system."""
+def _row(row: Row, found: _Found, settings: Settings, case: Case, anchor: Anchor | None,
+         before: Mapping[Key, Row] | None) -> Row:
+    """Everything known about one system; given its row before, of this pass alone."""
     key = (row.system, row.mode)
     facts = found.facts.get(key)
     if settings.speed is not None and found.floor is not None:
         row = replace(row, floor_us=found.floor.us(settings.speed.read_bytes_per_s,
                                                    settings.speed.flops_per_s[row.dtype]))
-    notes = [*found.notes.get(key, ()), case.workload.notes]
+    notes = [*found.notes.get(key, ()), *(() if before else (case.workload.notes,))]
     if facts is not None:
         row = replace(row, **{**vars(facts), "notes": ""})
         if settings.speed is None:

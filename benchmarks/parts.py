@@ -1,8 +1,8 @@
-"""The table of a run, part by part: XLA and jaxmono, then torch.
+"""The table of a run, part by part: XLA and jaxmono, in as many passes as asked for; then torch.
 
 Once torch has made a stream, XLA's command buffers take 0.3 us more for each kernel until the
 process ends (10 % of BERT-base at batch 1). So torch's systems come after all cases of the others,
-and take turns with jaxmono once more.
+and take turns with jaxmono once more. Why there are passes, `passes.py` says.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from benchmarks import supervise
+from benchmarks import passes, supervise
 from benchmarks.data import Case
 from benchmarks.measure import Anchor, Key, Settings, measure
 from benchmarks.phases import Phases
@@ -36,6 +36,7 @@ class Run:
       resume: leave out what the folder has.
       workers: processes that share the cases, this one among them.
       limit_s: for one case.
+      passes: how often XLA and jaxmono are timed; once where nothing is.
     """
 
     folder: Folder
@@ -43,6 +44,7 @@ class Run:
     resume: bool = False
     workers: int = 1
     limit_s: float = 300.0
+    passes: int = 1
 
     def measure(self, cases: Sequence[Case]) -> int:
         """All rows; returns how many of XLA and jaxmono failed or are wrong."""
@@ -51,9 +53,16 @@ class Run:
         torch = tuple(key for key in systems if key[0].startswith("torch"))
         mono = next((key for key in own if key[0] == "jaxmono"), None)
         bad = self._part(cases, own, "turns", None) if own else 0
+        for number in range(2, self._last + 1) if own else ():
+            self._again(cases, own, number)
         if torch:
             bad += self._part(cases, torch, "turns_torch", mono if self.settings.speed else None)
         return bad
+
+    @property
+    def _last(self) -> int:
+        """Number of the last pass."""
+        return self.passes if self.settings.speed else 1
 
     def _part(self, cases: Sequence[Case], systems: tuple[Key, ...], name: str,
               beside: Key | None) -> int:
@@ -68,50 +77,98 @@ class Run:
                               commit=settings.commit) for key in systems] for case in cases}
         left = [case for case, rows in planned.items()
                 if not all((r.model, r.batch, r.dtype, r.name) in done for r in rows)]
-        worker = supervise.number() if self.workers > 1 else None
-        turns = Turns(left, None if worker is None else supervise.shared() / name,
-                      seconds_of(RUNS, name, besides=folder.path))
+        turns = self._turns(left, name)
         for case in turns:
             anchor = beside and self._anchor(case, beside)
             supervise.working_on(folder.path, planned[case])
             phases = Phases()
             rows = list(measure(case, settings, phases, anchor))
-            # Modules and caches, a million objects with torch, stay: no collection, of 0.4 s, need
-            # look at them again.
-            gc.freeze()
             for row in rows:
                 folder.add(row)
                 bad += row.system in ("xla", "jaxmono") and (
                     row.status == "failed" or row.ok is False)
-            supervise.working_on(folder.path, ())
-            where = {} if worker is None else {"worker": worker}
-            folder.add_phases(case.name, phases.to_json(), turns=name, **where)
-            lines = [line(row) for row in rows]
-            lines.append(f"  case {turns.taken} of {len(left)}: {phases}"
-                         f"{'' if worker is None else f', worker {worker}'}")
-            # At once: other processes write to the terminal, too.
-            sys.stdout.write("\n".join(lines) + "\n")
-            sys.stdout.flush()
-            if any(row.status == "failed" for row in rows) and not _answers():
-                os._exit(supervise.GPU_LOST)  # without its GPU, JAX cannot be taken down in order
+            self._close(case, phases, rows, name, f"case {turns.taken} of {len(left)}")
+            _leave_if_lost(rows)
         return bad
 
-    def _anchor(self, case: Case, key: Key) -> Anchor:
-        """A system of a case, with its ratios to XLA; another worker may still be at them."""
+    def _again(self, cases: Sequence[Case], systems: tuple[Key, ...], number: int) -> None:
+        """A later pass: all cases that have times are timed once more, and their rows replaced.
+
+        Args:
+          number: of the pass, from 2.
+        """
+        folder, name = self.folder, f"turns_{number}"
+        there = {case: self._rows(case, systems) for case in cases} if self.resume else {}
+        left = [case for case in cases
+                if not (rows := there.get(case)) or passes.missing(list(rows.values()), number)]
+        turns = self._turns(left, name)
+        for case in turns:
+            known = self._rows(case, systems, after=number - 1)
+            before = {key: row for key, row in known.items() if row.status != "failed"}
+            if not before:
+                continue
+            supervise.working_on(folder.path, [dataclasses.replace(row, passes=number)
+                                               for row in before.values()])
+            phases = Phases()
+            settings = dataclasses.replace(self.settings, systems=tuple(before), cpu_loads=())
+            again = {(row.system, row.mode): row
+                     for row in measure(case, settings, phases, before=before)}
+            rows = passes.merged(before, again, number)
+            folder.add(*rows)
+            self._close(case, phases, rows, name,
+                        f"pass {number}, case {turns.taken} of {len(left)}")
+            _leave_if_lost(list(again.values()))
+
+    def _turns(self, left: Sequence[Case], name: str) -> Turns:
+        seconds = seconds_of(RUNS, name, besides=self.folder.path) or \
+            seconds_of(RUNS, "turns", besides=self.folder.path)
+        return Turns(left, supervise.shared() / name if self.workers > 1 else None, seconds)
+
+    def _close(self, case: Case, phases: Phases, rows: Sequence[Row], name: str, told: str) -> None:
+        """A case is done, its rows written."""
+        # Modules and caches, a million objects with torch, stay: no collection, of 0.4 s, need
+        # look at them again.
+        gc.freeze()
+        supervise.working_on(self.folder.path, ())
+        worker = supervise.number() if self.workers > 1 else None
+        where = {} if worker is None else {"worker": worker}
+        self.folder.add_phases(case.name, phases.to_json(), turns=name, **where)
+        lines = [line(row) for row in rows]
+        lines.append(f"  {told}: {phases}{'' if worker is None else f', worker {worker}'}")
+        # At once: other processes write to the terminal, too.
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
+
+    def _rows(self, case: Case, systems: Sequence[Key], *, after: int = 0) -> dict[Key, Row]:
+        """The rows of a case that count.
+
+        Args:
+          after: waits for those of this pass, which another worker may still be at; not longer
+            than a case may take.
+        """
         end = time.monotonic() + self.limit_s
         while True:
-            found = [row for row in self.folder.rows() if row.cpu_load is None
-                     and (row.model, row.batch, row.dtype) == (
-                         case.workload.name, case.batch, case.dtype)
-                     and (row.system, row.mode) == key]
-            if found:
-                row = found[-1]
-                return Anchor(key, row.ratio_to_xla, row.device_ratio_to_xla,
-                              row.variant or DEFAULT)
-            if time.monotonic() > end:
-                return Anchor(key)
+            found = {(row.system, row.mode): row for row in self.folder.rows()
+                     if row.cpu_load is None and (row.model, row.batch, row.dtype) == (
+                         case.workload.name, case.batch, case.dtype)}
+            found = {key: found[key] for key in systems if key in found}
+            there = len(found) == len(systems) and not passes.missing(list(found.values()), after)
+            if not after or there or time.monotonic() > end:
+                return found
             supervise.working_on(self.folder.path, ())  # says that this process is alive
             time.sleep(0.5)
+
+    def _anchor(self, case: Case, key: Key) -> Anchor:
+        """A system of a case, with its ratios to XLA as they are after the last pass."""
+        row = self._rows(case, (key,), after=self._last).get(key)
+        return Anchor(key) if row is None else Anchor(
+            key, row.ratio_to_xla, row.device_ratio_to_xla, row.variant or DEFAULT)
+
+
+def _leave_if_lost(rows: Sequence[Row]) -> None:
+    """Ends the process if the GPU does not answer after one of these failed."""
+    if any(row.status == "failed" for row in rows) and not _answers():
+        os._exit(supervise.GPU_LOST)  # without its GPU, JAX cannot be taken down in order
 
 
 def _answers() -> bool:
@@ -136,5 +193,6 @@ def line(row: Row) -> str:
     told += [f"load {row.cpu_load:.0%}"] if row.cpu_load is not None else []
     told += ["WRONG"] if row.ok is False else []
     told += [f"[{row.variant}]"] if row.variant else []
+    told += [f"of pass {row.device_pass}"] if row.passes > 1 else []
     told += [f"{row.status}: {row.reason}"] if row.status != "ok" else []
     return "  ".join(told)

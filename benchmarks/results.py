@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,9 +47,9 @@ class Folder:
             before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
             file.write_text(json.dumps({**before, **values}, indent=1) + "\n", encoding="utf-8")
 
-    def add(self, row: Row) -> None:
-        """A row of the tables."""
-        self._append(ROWS, row.to_json())
+    def add(self, *rows: Row) -> None:
+        """Rows of the tables; who reads the file sees all of them or none."""
+        self._append(ROWS, *(row.to_json() for row in rows))
 
     def add_other(self, row: dict[str, Any]) -> None:
         """A row of --parts=depth,first."""
@@ -81,19 +81,20 @@ class Folder:
     def rows(self) -> list[Row]:
         """Those that are there, also of other processes."""
         file = self.path / ROWS
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        with self._alone():
+            lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         return [Row.from_json(line) for line in lines]
 
     def report(self) -> str:
         """Writes tables and plot, if there are rows; returns what a reader should know of it."""
         return report.write(self.path) if (self.path / ROWS).exists() else ""
 
-    def _append(self, name: str, line: str) -> None:
+    def _append(self, name: str, *lines: str) -> None:
         with self._alone(), open(self.path / name, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+            file.write("".join(line + "\n" for line in lines))
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> Generator[None]:
         """No other process writes here meanwhile."""
         folder = os.open(self.path, os.O_RDONLY)
         try:

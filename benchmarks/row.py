@@ -37,7 +37,8 @@ class Row:
       commit: measured.
       variant: which of a system's public settings was used (the fastest).
       pipelined_us_low, pipelined_us_high: 10th and 90th percentile of the rounds.
-      ratio_to_xla: pipelined, median of the rounds' own ratios. device_ratio_to_xla: of device_us.
+      ratio_to_xla: pipelined, median of the rounds' own ratios; the quotient of the times where
+        these are of different passes. device_ratio_to_xla: of device_us.
       queued_us: per call, when all calls wait behind other device work, by the host's clock:
         device_us without a profiler, plus the gap between two calls.
       busy_us: sum of the durations of the call's kernels and copies.
@@ -46,6 +47,9 @@ class Row:
       trace_s: from function to traced program. tune_s: spent on choosing among variants.
       stages, registers, spill_bytes: of jaxmono's kernels; registers of the one with most.
       throttled: the GPU lowered its clocks meanwhile; throttle_reasons: why, comma-separated.
+      passes: the last one that the row has been through, of those that timed its case.
+      device_pass, pipelined_pass: the one that device_us and what belongs to it is of, or
+        pipelined_us (`passes.py`).
       cpu_load: share of the cores that other processes kept busy; the row then has latency only.
       profile: kernel name -> microseconds per call, with --profile.
       notes: what a reader of the row has to know.
@@ -90,6 +94,9 @@ class Row:
     spill_bytes: int | None = None
     throttled: bool | None = None
     throttle_reasons: str | None = None
+    passes: int = 1
+    device_pass: int = 1
+    pipelined_pass: int = 1
     cpu_load: float | None = None
     profile: dict[str, float] | None = None
     notes: str = ""

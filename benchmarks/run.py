@@ -71,6 +71,8 @@ _CACHE = flags.DEFINE_string("cache_dir", None, "Keeps compiled programs and cho
                              "of the run that compiled it. Default: a temporary folder.")
 _WORKERS = flags.DEFINE_integer("workers", 1, "GPUs to spread the cases over, one process and a "
                                 "share of the cores each.", lower_bound=1)
+_PASSES = flags.DEFINE_integer("passes", 2, "How often XLA and jaxmono are timed, in turns of all "
+                               "cases; of each system the lowest times count.", lower_bound=1)
 _LIMIT = flags.DEFINE_float("case_limit_s", 300, "A case that takes longer (a kernel hangs) is "
                             "given up and has failed.", lower_bound=1)
 _PARTS = flags.DEFINE_list("parts", ["time"], "time: the table; depth: compile time of BERT with "
@@ -135,9 +137,9 @@ def _report(folder: Folder) -> None:
 
 
 def _scratch() -> Path | None:
-    """A supervised process' own folder for caches: its compile times are its own."""
-    worker = supervise.number()
-    return None if worker is None else supervise.shared() / f"cache-{worker}"
+    """The caches of a supervised run, for all of its processes: in a later pass, and after a death,
+    another one has the case."""
+    return None if supervise.number() is None else supervise.shared() / "cache"
 
 
 def _check(arguments: Sequence[str]) -> None:
@@ -203,6 +205,8 @@ def _run(cases: Sequence[Case], systems: tuple[Key, ...], cache: Path) -> int:
         header |= {"read_gb_per_s": round(speed.read_bytes_per_s / 1e9), "tflop_per_s": {
             name: round(rate / 1e12, 1) for name, rate in speed.flops_per_s.items()}}
         header |= _dispatch("before")
+        if not worker:
+            header["passes"] = _PASSES.value
     if not timed and not worker:
         header["note"] = "run on the CPU for correctness only: nothing is timed"
         sys.stdout.write("No GPU: jaxmono runs in the interpreter, for correctness only; nothing "
@@ -220,7 +224,7 @@ def _run(cases: Sequence[Case], systems: tuple[Key, ...], cache: Path) -> int:
         bad = 0
         if "time" in _PARTS.value:
             run = Run(folder, settings, resume=_RESUME.value, workers=_WORKERS.value,
-                      limit_s=_LIMIT.value)
+                      limit_s=_LIMIT.value, passes=_PASSES.value)
             bad = run.measure(cases)
         bad += 0 if worker else _others(folder)
         if speed is not None:

@@ -15,11 +15,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from benchmarks import passes
 from benchmarks.results import Folder
 from benchmarks.row import Row
 
@@ -194,10 +195,10 @@ def _lost(module: str, worker: _Worker, status: int, limit_s: float) -> bool:
         return False
     folder = Folder(Path(told["folder"]), resume=True)
     for line in told["rows"]:
-        row = replace(Row.from_json(line), status="failed",
-                      reason=f"the process {_ended(status, limit_s)} while this was measured")
+        why = f"the process {_ended(status, limit_s)} while this was measured"
+        row = passes.lost(Row.from_json(line), why)
         folder.add(row)
-        sys.stdout.write(f"{row.model} b{row.batch} {row.name}: {row.reason}\n")
+        sys.stdout.write(f"{row.model} b{row.batch} {row.name}: {row.reason or why}\n")
     sys.stdout.flush()
     worker.again = [f"--out={folder.path}", "--resume"]
     return True

@@ -62,6 +62,19 @@ class Variant:
         return self.flags if self.attention is None else \
             f"{self.flags}, attention={self.attention}"
 
+    @classmethod
+    def named(cls, text: str) -> Variant:
+        """The one that is written so.
+
+        Raises:
+          ValueError: there is none.
+        """
+        for flags in FLAGS:
+            for attention in ATTENTION:
+                if str(found := cls(flags, attention)) == text:
+                    return found
+        raise ValueError(f"no variant of XLA is called {text!r}")
+
 
 class Choices:
     """Variants chosen before, in a file: a second run of a commit need not try them all again."""
@@ -87,17 +100,20 @@ class Choices:
 
 
 def prepare(data: Data, choices: Choices, *, search: bool, phases: Phases,
-            check: Check) -> JaxRunning:
+            check: Check, only: str | None = None) -> JaxRunning:
     """XLA's side of a case.
 
     Args:
+      only: the variant that is taken, whatever else there may be.
       check: gets the default's errors where variants are searched, and judges these.
       search: try the variants, unless they were tried before; else take the default.
       phases: told what the search takes.
 
     Raises:
-      Exception: what JAX raises when it compiles or runs the default.
+      Exception: what JAX raises when it compiles or runs the default, or ``only``.
     """
+    if only is not None:
+        return _running(data, Variant.named(only))
     if not search or jax.default_backend() == "cpu":
         return _running(data, Variant())
     known = choices.get(data)

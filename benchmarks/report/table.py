@@ -89,7 +89,8 @@ def _pipelined(results: Results) -> list[str]:
             for of in results.cases()]
     return section("Pipelined time", "Microseconds per call queued back to back from Python, "
                    "dispatch included: median (10th to 90th percentile of the rounds). The ratio "
-                   "is the median of the rounds' own ratios.",
+                   "is the median of the rounds' own ratios, or the quotient where the two times "
+                   "are of different passes.",
                    [*_CASE, *systems, *(f"{s} / xla" for s in others)], body, text_columns=_TEXT)
 
 
