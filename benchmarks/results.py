@@ -61,13 +61,16 @@ class Folder:
 
     def sort(self, cases: Sequence[tuple[str, int, str]]) -> None:
         """Puts the rows into the order of the (model, batch, dtype) given; others come first, as
-        they are. Several processes write theirs as they come."""
+        they are. Several processes write theirs as they come, and those of a later pass behind the
+        ones that they replace."""
         file, order = self.path / ROWS, {case: k for k, case in enumerate(cases)}
         if not file.exists():
             return
         with self._alone():
             lines = file.read_text(encoding="utf-8").splitlines()
-            rows = [(Row.from_json(line), line) for line in lines]
+            last = {(r.model, r.batch, r.shape, r.dtype, r.name, r.cpu_load): (r, line)
+                    for line in lines for r in (Row.from_json(line),)}
+            rows = list(last.values())
             rows.sort(key=lambda pair: order.get(
                 (pair[0].model, pair[0].batch, pair[0].dtype), -1))
             part = file.with_suffix(".part")
