@@ -19,11 +19,10 @@ from jaxmono.codegen.dot import (
     is_strided,
     legal_lanes,
 )
-from jaxmono.codegen.early_loads import early_loads, emit_fetch, emit_touch
+from jaxmono.codegen.early_loads import early_loads, emit_fetch
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.panel import Panel
-from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.plan import DotForm, Store
@@ -196,23 +195,16 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                 read_only: Sequence[Value], names: Mapping[Var, str]) -> None:
     form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
     lanes = _lanes(code, s.bm * s.bn // CONSUMERS)
-    # Two warpgroups that share a small tile have a piece or two a thread: a bias is worth it, too.
-    constant: Sequence[Value] = () if s.warps[2] == 2 else read_only
-    early: list[Root] = []
-    after: list[str] = []
-    if s.family != SWAPPED:
-        every, early = (early_loads(body, stores, form.dot.result, form.n, lanes, x)
-                        for x in ((), constant))
-        after = emit_touch(w, body, [x for x in every if x[0] in constant], m=form.m, n=form.n,
-                           tile_n=s.bn, pointers=pointers, names=names)
+    # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
+    small = s.warps[2] == 2 and s.family != SWAPPED
+    early = early_loads(body, stores, form.dot.result, form.n, lanes, () if small else read_only) \
+        if s.family != SWAPPED else []
     emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
                pointers=pointers, names=names)
-    if s.family != SWAPPED:
+    if small:
         w.line(f"const auto first = G::first<{lanes}>(fetch);")
     w.line("G::consume(smem, roles, at, k_tiles, sums);")
-    for line in after:
-        w.line(line)
-    head = (f"G::finish<{lanes}>(smem, sums, {'first, ' if s.family != SWAPPED else ''}fetch, "
+    head = (f"G::finish<{lanes}>(smem, sums, {'first, ' if small else ''}fetch, "
             f"[&](int r, int c, const float (&acc)[{lanes}], const auto& early)")
     with w.block(head, "});"):
         w.line("(void)early;")
@@ -242,8 +234,7 @@ def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     w.line(f"using S = SplitK<G, {s.split_k}>;")
     w.line(f"float* const parts = {workspace} + tile * S::FLOATS;")
     w.line("const auto nothing = [](int, int) { return NoEarly{}; };")
-    first = "G::first<4>(nothing), " if s.family != SWAPPED else ""
-    with w.block(f"G::finish<4>(smem, sums, {first}nothing, "
+    with w.block("G::finish<4>(smem, sums, nothing, "
                  "[&](int r, int c, const float (&x)[4], NoEarly)", "});"):
         w.line("S::put(parts, split, r, c, x);")
     w.line(f"group_barrier<{s.split_k}>({arrivals} + tile);")

@@ -1,17 +1,16 @@
 """What an epilogue reads besides its sums, requested before they are at hand.
 
-    fetch(r, c)   loads of the first pieces: a residual, a mask, a bias    before the k loop
-    k loop
-    fetch(r, c)   those of the next pieces                                 before these pieces
+    fetch(r, c)   all loads of some pieces at once: a residual, a mask        } while the sums are
+    staging       fragments to shared memory                                  } on their way
     f(r, c, sums, early)
 
-One after the other, each piece of a 128 x 128 tile waits 0.4 us for L2, eight times a thread. Of a
-large tile what nothing in the launch writes (a bias) is brought to L1 instead.
+One after the other, each piece of a 128 x 128 tile waits 0.4 us for L2, eight times a thread. What
+nothing in the launch writes (a bias) is left where it is: its few values stay in L1. A small tile
+has a piece or two a thread, and requests all of it before the k loop: BERT-base b1 318 -> 302 us.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from jaxmono.codegen.emit import BodyEmitter, c_type
@@ -98,27 +97,3 @@ def bind_early(em: BodyEmitter, loads: Sequence[Root]) -> None:
         name, t = em.w.fresh(), compute(v.type.dtype)
         em.w.line(f"const {vector(t, em.lanes)} {name} = convert<{t}>(early.x{k});")
         em.bind_again(v, index, Emitted(name, True))
-
-
-def emit_touch(w: Writer, body: Graph, loads: Sequence[Root], *, m: Var, n: Var, tile_n: int,
-               pointers: Mapping[Value, str], names: Mapping[Var, str]) -> list[str]:
-    """Brings the tile's columns of those vectors that have no rows (a bias) to L1.
-
-    Returns:
-      Statements that belong behind the k loop.
-    """
-    after: list[str] = []
-    for v, index in loads:
-        size = v.type.dtype.itemsize
-        if any(i.depends_on(m) for i in index) or size not in (2, 4):
-            continue
-        line = 128 // size
-        em = BodyEmitter(w, body, pointers, var_names={**names, n: "n"})
-        name = w.fresh()
-        w.line(f"uint32_t {name} = 0;")
-        with w.block(f"if (thread_id() < {math.ceil(tile_n / line)})"):
-            w.line(f"const int n = min(n0 + thread_id() * {line}, {n.size - 4 // size});")
-            offset = linearize(index, v.type.dims)
-            w.line(f"{name} = touch_l1({pointers[v]} + {em.code(offset)});")
-        after.append(f"touched({name});")
-    return after

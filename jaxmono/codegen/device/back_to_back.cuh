@@ -97,9 +97,8 @@ struct BackToBack {
         if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
         at.template next<SLOTS>();
       }
-      const auto piece = [&](int r, int c) { return fetch(First::first_row() + r, c0 + c); };
       Staged::template rows<LANES>(
-          own, y, Staged::template first<LANES>(piece), piece,
+          own, y, [&](int r, int c) { return fetch(First::first_row() + r, c0 + c); },
           [&](int r, int c, const float (&sum)[LANES], const auto& early) {
             f(First::first_row() + r, c0 + c, sum, early);
           });

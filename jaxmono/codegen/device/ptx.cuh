@@ -50,8 +50,6 @@
 //   Bits128 load_global_16(const void*), load_global_16_nc, load_global_16_stream,
 //   load_global_16_coherent, void st_global_16(void*, Bits128)
 //   void prefetch_l2(const void*)
-//   uint32_t touch_l1(const void*)   brings the line of 4 bytes of constant data to L1;
-//   void touched(uint32_t)           is called with the result when it must have arrived
 //
 // Which load for what. L1 is not coherent: a block may hold a line from before another block wrote
 // it. Program inputs that nothing writes: ld_nc or ld_stream. Values that another block wrote in

@@ -120,17 +120,6 @@ JM_STORE(st_stream, "global.cs")
 #undef JM_STORE
 
 JM_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-// prefetch.global.L1 does not reach the L1 of every GPU, and ptxas drops a load whose result has no use:
-// here it has one that costs two instructions and changes nothing.
-JM_DEVICE uint32_t touch_l1(const void* p) {
-  uint32_t x;
-  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(p));
-  return x;
-}
-JM_DEVICE void touched(uint32_t x) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.eq.u32 p, %0, 0x7fedcba9;\n @p nanosleep.u32 0;\n}" ::"r"(x));
-}
 
 #define JM_SYNC_LOAD(NAME, OP)                                                             \
   template <class T>                                                                       \

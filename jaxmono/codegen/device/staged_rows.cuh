@@ -54,77 +54,48 @@ struct StagedRows {
     }
   }
 
-  // How LANES neighbouring elements at a time are dealt to the lanes: AHEAD pieces of a lane are in
-  // flight, since one at a time it mostly waits; `Early`: what each has loaded before its sums.
-  template <int LANES, class Early>
-  struct Pieces {
-    static constexpr int PER_ROW = CHUNK / LANES, COUNT = 16 * PER_ROW;
-    static constexpr int TRIPS = (COUNT + WARP - 1) / WARP;
-    // Beside the accumulators: with 128 of those, more would spill.
-    static constexpr int ROOM = is_same<Early, NoEarly> ? (NT <= 24 ? 5 : 4)
-                                                        : (NT <= 24 ? 80 : 32) / int(sizeof(Early));
-    static constexpr int AHEAD = ROOM < 2 ? 1 : TRIPS < ROOM ? TRIPS : ROOM;
-    // Where rows are whole warps or parts of one, a lane stays in its columns: what depends on nothing
-    // else (a bias) is loaded once a chunk.
-    static constexpr bool STAYS = WARP % PER_ROW == 0;
-    Early early[AHEAD];
-
-    JM_DEVICE static int row(int i) {
-      return STAYS ? i / WARP * (WARP / PER_ROW) + lane_id() / PER_ROW : (i + lane_id()) / PER_ROW;
-    }
-    JM_DEVICE static int column(int i) {
-      return (STAYS ? lane_id() : i + lane_id()) % PER_ROW * LANES;
-    }
-    JM_DEVICE static bool inside(int i) {
-      return COUNT % (AHEAD * WARP) == 0 || i + lane_id() < COUNT;
-    }
-    // Of the pieces from number `base` on of the chunk at column c0.
-    template <class Fetch>
-    JM_DEVICE void request(const Fetch& fetch, int c0, int base) {
-#pragma unroll
-      for (int k = 0; k < AHEAD; ++k)
-        if (inside(base + k * WARP))
-          early[k] = fetch(row(base + k * WARP), c0 + column(base + k * WARP));
-    }
-  };
-
-  // What the first pieces of `rows` load, to be requested while the sums are still being made.
-  template <int LANES, class Fetch>
-  JM_DEVICE static auto first(const Fetch& fetch) {
-    Pieces<LANES, decltype(fetch(0, 0))> p;
-    p.request(fetch, 0, 0);
-    return p;
-  }
-
   // Calls f(r, c, sums, fetch(r, c)) for every LANES neighbouring elements of the warp's 16 rows, the
-  // threads on neighbouring columns. Fetches are a batch of pieces ahead; `now` has the first ones.
-  // own: BYTES of the warp.
-  template <int LANES, class P, class Fetch, class F>
-  JM_DEVICE static void rows(float* own, float (&x)[NT][4], P now, const Fetch& fetch, const F& f) {
-    constexpr int BATCH = P::AHEAD * WARP;
+  // threads on neighbouring columns. Fetches, and the sums themselves, are some pieces ahead: one piece
+  // at a time a thread mostly waits. own: BYTES of the warp.
+  template <int LANES, class Fetch, class F>
+  JM_DEVICE static void rows(float* own, float (&x)[NT][4], const Fetch& fetch, const F& f) {
+    using Early = decltype(fetch(0, 0));
+    constexpr int PER_ROW = CHUNK / LANES, PIECES = 16 * PER_ROW, TRIPS = (PIECES + WARP - 1) / WARP;
+    // Pieces beside the accumulators: with 128 of those, more would spill.
+    constexpr int ROOM = is_same<Early, NoEarly> ? (NT <= 24 ? 5 : 4)
+                                                 : (NT <= 24 ? 80 : 32) / int(sizeof(Early));
+    constexpr int AHEAD = ROOM < 2 ? 1 : TRIPS < ROOM ? TRIPS : ROOM;
+    // Where rows are whole warps or parts of one, a thread stays in its columns: what depends on nothing
+    // else (a bias) is loaded once a chunk.
+    constexpr bool STAYS = WARP % PER_ROW == 0;
+    const auto row = [](int i) {
+      return STAYS ? i / WARP * (WARP / PER_ROW) + lane_id() / PER_ROW : (i + lane_id()) / PER_ROW;
+    };
+    const auto column = [](int i) { return (STAYS ? lane_id() : i + lane_id()) % PER_ROW * LANES; };
 #pragma unroll 1
     for (int c0 = 0; c0 < N; c0 += CHUNK) {
 #pragma unroll 1
-      for (int base = 0; base < P::COUNT; base += BATCH) {
-        P next;
-        if (base + BATCH < P::COUNT) next.request(fetch, c0, base + BATCH);
-        else if (c0 + CHUNK < N) next.request(fetch, c0 + CHUNK, 0);
+      for (int base = 0; base < PIECES; base += AHEAD * WARP) {
+        const auto inside = [&](int k) {
+          return PIECES % (AHEAD * WARP) == 0 || base + k * WARP + lane_id() < PIECES;
+        };
+        Early early[AHEAD];
+#pragma unroll
+        for (int k = 0; k < AHEAD; ++k)
+          if (inside(k)) early[k] = fetch(row(base + k * WARP), c0 + column(base + k * WARP));
         if (base == 0) {
           put<LANES>(own, x);
           syncwarp();
         }
-        Vec<float, LANES> sums[P::AHEAD];
+        Vec<float, LANES> sums[AHEAD];
 #pragma unroll
-        for (int k = 0; k < P::AHEAD; ++k) {
-          const int i = base + k * WARP;
-          if (P::inside(i)) sums[k] = get<LANES>(own + P::row(i) * PITCH, P::column(i));
-        }
+        for (int k = 0; k < AHEAD; ++k)
+          if (inside(k))
+            sums[k] = get<LANES>(own + row(base + k * WARP) * PITCH, column(base + k * WARP));
 #pragma unroll
-        for (int k = 0; k < P::AHEAD; ++k) {
-          const int i = base + k * WARP;
-          if (P::inside(i)) f(P::row(i), c0 + P::column(i), sums[k].x, now.early[k]);
-        }
-        now = next;
+        for (int k = 0; k < AHEAD; ++k)
+          if (inside(k))
+            f(row(base + k * WARP), c0 + column(base + k * WARP), sums[k].x, early[k]);
       }
       syncwarp();
       // The next chunk moves to where this one was: its registers are named at compile time.

@@ -182,8 +182,6 @@ inline void st_stream(T* p, T x) {
   st_global(p, x);
 }
 inline void prefetch_l2(const void*) {}
-inline uint32_t touch_l1(const void* p) { return *static_cast<const uint32_t*>(p); }
-inline void touched(uint32_t) {}
 
 template <class T>
 inline T ld_acquire_gpu(const T* p) {
