@@ -184,7 +184,7 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1) -> Row
     group = 1
     while group < 32 and group * 2 * along_cols <= cols:
         group *= 2
-    return RowSchedule("warp", _fewer_lanes(group, rows, cols, along_cols,
+    return RowSchedule("warp", lanes_to_a_row(group, rows, cols, along_cols,
                                             device.sm_count * (threads // 32)), along_cols)
 
 
@@ -193,7 +193,7 @@ _MORE_ROWS = 0.6
 norms on an H200: 1.3 us for one, 2.2 us for two)."""
 
 
-def _fewer_lanes(group: int, rows: int, cols: int, lanes: int, warps: int) -> int:
+def lanes_to_a_row(group: int, rows: int, cols: int, lanes: int, warps: int) -> int:
     """``group``, or fewer lanes to a row and more rows at a time, where that takes fewer turns; a
     thread keeps no more than `KEEP_WORDS` elements, and a load takes 64 neighbours or more."""
     def cost(g: int) -> float:

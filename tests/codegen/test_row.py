@@ -10,7 +10,7 @@ from harness import DEVICE, check, compile_graph, run_program
 from harness_graphs import ALL, FLOATS, data, graph, value
 
 from jaxmono.codegen.generate import default_schedule
-from jaxmono.codegen.schedule import KernelSchedule, RowSchedule
+from jaxmono.codegen.schedule import KernelSchedule, RowSchedule, lanes_to_a_row
 from jaxmono.codegen.target import interpret_target
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import RowForm
@@ -236,3 +236,15 @@ def test_tier_follows_the_layout() -> None:
     assert tier((64, 96), (0,)) == "slice"
     assert tier((2, 4096), (1,)) == "block"
     assert tier((4096,), (0,)) == "block"
+
+
+def test_rows_to_a_warp_take_the_fewest_turns() -> None:
+    """Of 8 x 132 warps; 768 columns of bf16, 8 to a lane."""
+    def rows_at_a_time(rows: int, cols: int = 768) -> int:
+        return 32 // lanes_to_a_row(32, rows, cols, 8, 8 * 132)
+
+    assert rows_at_a_time(128) == rows_at_a_time(1056) == 1
+    assert rows_at_a_time(2048) == 2  # one turn of two instead of two turns
+    assert rows_at_a_time(3152) == 1  # three turns of one: two of two would take longer
+    assert rows_at_a_time(4096) == 2
+    assert rows_at_a_time(4096, cols=2048) == 1  # a thread has no registers for more
