@@ -184,8 +184,8 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1) -> Row
     group = 1
     while group < 32 and group * 2 * along_cols <= cols:
         group *= 2
-    return RowSchedule("warp", lanes_to_a_row(group, rows, cols, along_cols,
-                                            device.sm_count * (threads // 32)), along_cols)
+    warps = device.sm_count * (threads // 32)
+    return RowSchedule("warp", lanes_to_a_row(group, rows, cols, along_cols, warps), along_cols)
 
 
 _MORE_ROWS = 0.6

@@ -1,4 +1,4 @@
-"""The analytic choice against tiles that were timed: 17 products of BERT's on an H200 (bf16, weights
+"""The analytic choice against tiles that were timed: 17 products of BERT on an H200 (bf16, weights
 [k, n], in rotation over inputs larger than its L2; microseconds of the whole kernel)."""
 
 from __future__ import annotations
