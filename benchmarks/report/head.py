@@ -20,7 +20,8 @@ NONE_YET = ("There are no results yet: `python -m benchmarks.run`, on a machine 
 def newest(folder: Path) -> Path | None:
     """The run in a folder of runs that was measured last, by its header; None if there is none.
 
-    Runs that time nothing (in the interpreter) do not count.
+    Runs that time nothing (in the interpreter) do not count, nor those whose header says that they
+    are a part of the table.
     """
     dated = []
     for path in folder.glob("*/header.json"):
@@ -29,7 +30,7 @@ def newest(folder: Path) -> Path | None:
             timed = any(row.device_us or row.pipelined_us for row in read(path.parent).rows)
         except BadResults:
             continue  # of an older form, or cut short before its first row
-        if not timed:
+        if not timed or told.get("partial"):
             continue
         # ISO dates and times sort as text; the folder's name decides between equal ones.
         dated.append((f"{told.get('date', '')} {told.get('time', '')}", path.parent.name, path))

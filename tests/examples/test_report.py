@@ -241,6 +241,8 @@ def test_readme_shows_the_telling_lines_of_the_newest_run(tmp_path: Path) -> Non
     runs = tmp_path / "benchmarks" / "results"
     write(runs / "z-old", [row("bert_base", "xla", 999.0)], {**HEADER, "time": "09:59:59"})
     write(runs / "a-cut-short", [], {**HEADER, "time": "23:00:00"})
+    write(runs / "a-part", [row("bert_base", "xla", 998.0)],
+          {**HEADER, "time": "23:30:00", "partial": True})
     write(runs / "not-timed", [row("m", "xla", None)], {**HEADER, "time": "23:00:00"})
     (runs / "other-form").mkdir()
     (runs / "other-form" / "rows.jsonl").write_text('{"kind": "stamp"}\n')
@@ -252,7 +254,8 @@ def test_readme_shows_the_telling_lines_of_the_newest_run(tmp_path: Path) -> Non
     assert "Note: of two." in head.part(tmp_path)
     assert "(Some GPU, 2026-11-21, commit `0123456789-dirty`)" in text
     assert "| bert_base | 1 | s128 | bf16 | 52.0 | 400.0 | 1200 | failed | **200.0** |" in text
-    assert "| conv |" not in text and "torch_compile / xla" not in text and "999" not in text
+    assert "| conv |" not in text and "torch_compile / xla" not in text
+    assert "999" not in text and "998" not in text
     assert "(benchmarks/results/new/results.md)" in text and "svg" not in text
     (folder / report.PLOT).write_text("")
     assert "](benchmarks/results/new/ratio_to_xla.svg)" in head.part(tmp_path)
