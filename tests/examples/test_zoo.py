@@ -18,7 +18,7 @@ WORKLOADS = all_workloads()
 
 
 _ALIKE = re.compile(r"(b2b_gemm|b2b_conv|padding)_[2-9]|gemm_\d+_\d+_\d+|bert_large|t5_base_.*|"
-                    r"clip_.*|resnet18|repvgg_a0|minilm_f32")
+                    r"clip_.*|vit_b16|resnet18|repvgg_a0|minilm_f32|gpt2_decode|llama_prefill")
 """At their tiny sizes they hardly differ from the first row, or from the model that is run."""
 
 

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 PROGRAMS = 320
-ROUNDS = 2
+ROUNDS = 1.5
 """Of batches of all kinds that CI runs; `make test-all` runs the rest."""
 
 
