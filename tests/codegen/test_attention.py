@@ -221,7 +221,7 @@ def attention_sig(plan: Plan) -> Sig:
     (AttentionSchedule(32, 48, 4, 4), 128), (AttentionSchedule(64, 64, 2, 4), 128),
     (AttentionSchedule(64, 16, 8, 8), 256), (AttentionSchedule(16, 64, 6, 1), 32),
     (AttentionSchedule(32, 16, 5, 2), 64)])
-@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("dtype", thinned([BF16, F32]))
 def test_schedules(s: AttentionSchedule, threads: int, dtype: Any) -> None:
     """Rings shallower and deeper than there are chunks, chunks that do not divide the keys."""
     plan = plan_of(attend, *qkv(70, 100, 16, dtype, dv=32))

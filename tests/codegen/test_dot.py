@@ -245,7 +245,7 @@ def norm_plan(norm: Callable[..., Any], rows: int, k: int, n: int, dtype: Any, *
 
 @pytest.mark.parametrize("norm", thinned([layer_norm, rms_norm, softmax]))
 @pytest.mark.parametrize(("dtype", "rtol"), [(BF16, 2e-2), (F32, 4e-3)])
-@pytest.mark.parametrize("k", [64, 96, 37])
+@pytest.mark.parametrize("k", thinned([64, 96, 37]))
 def test_row_prologue(norm: Any, dtype: Any, rtol: float, k: int) -> None:
     """Rows copied by cp.async (k a multiple of 8) or read where they are (37)."""
     plan = norm_plan(norm, 21, k, 24, dtype, stored=k != 64)

@@ -92,7 +92,7 @@ def test_tiles(columns: DotSchedule, rows: DotSchedule, t: Any) -> None:
 
 
 @pytest.mark.parametrize("t", thinned([BF16, F16]))
-@pytest.mark.parametrize("m", [3, 7, 8, 9, 16])
+@pytest.mark.parametrize("m", thinned([3, 7, 8, 9, 16]))
 @pytest.mark.parametrize(("columns", "rows"), [
     (gemv(1, 64, 2), gemv(1, 16, 2)),
     (gemv(1, 128, 3), gemv(1, 40, 3, wk=2)),

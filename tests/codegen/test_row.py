@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from harness import DEVICE, check, compile_graph, run_program
 from harness_graphs import ALL, FLOATS, data, graph, value
+from thinned import thinned
 
 from jaxmono.codegen.generate import default_schedule
 from jaxmono.codegen.schedule import KernelSchedule, RowSchedule, lanes_to_a_row
@@ -123,7 +124,7 @@ def test_argmax_in_every_tier() -> None:
     each_tier(graph([value((6, 24))], argmax), 24)
 
 
-@pytest.mark.parametrize("dtype", ALL, ids=lambda d: d.value)
+@pytest.mark.parametrize("dtype", thinned(ALL), ids=lambda d: d.value)
 def test_reducers_of_every_type(dtype: DType) -> None:
     kinds = ["maximum", "minimum", "add", "multiply"]
     if not dtype.is_float:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax import lax
+from thinned import thinned
 
 from benchmarks.workloads import convnets
 from examples.models import googlenet, inception, repvgg, resnet, vgg
@@ -121,7 +122,7 @@ def test_published_sizes(module: Any, config: Any, count: int) -> None:
     assert _parameters(module.create, config) == count
 
 
-@pytest.mark.parametrize("workload", convnets.WORKLOADS, ids=lambda w: w.name)
+@pytest.mark.parametrize("workload", thinned(convnets.WORKLOADS), ids=lambda w: w.name)
 def test_shapes_and_dtypes_of_the_workloads(workload: Any) -> None:
     program = workload.program(batch=2)
     state, carry, images = program.abstract()

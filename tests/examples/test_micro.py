@@ -87,7 +87,7 @@ REFERENCES: dict[str, Callable[..., Array]] = {
 }
 
 
-@pytest.mark.parametrize("name", thinned(WORKLOADS))
+@pytest.mark.parametrize("name", thinned(WORKLOADS, 3))
 def test_is_its_formula(name: str) -> None:
     program = WORKLOADS[name].program(tiny=True, batch=2, dtype="f32")
     state, (x,) = program.state(), program.inputs(jax.random.key(0))
