@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import report
+from benchmarks.report.load import identity
 from benchmarks.row import Row
 
 ROWS, OTHER, HEADER = "rows.jsonl", "other.jsonl", "header.json"
@@ -68,8 +69,8 @@ class Folder:
             return
         with self._alone():
             lines = file.read_text(encoding="utf-8").splitlines()
-            last = {(r.model, r.batch, r.shape, r.dtype, r.name, r.cpu_load): (r, line)
-                    for line in lines for r in (Row.from_json(line),)}
+            last = {identity(row): (row, line) for row, line in (
+                (Row.from_json(line), line) for line in lines)}
             rows = list(last.values())
             rows.sort(key=lambda pair: order.get(
                 (pair[0].model, pair[0].batch, pair[0].dtype), -1))

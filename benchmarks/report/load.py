@@ -74,6 +74,11 @@ def case(row: Row) -> Case:
     return row.model, row.batch, row.shape, row.dtype
 
 
+def identity(row: Row) -> tuple[Any, ...]:
+    """Equal for rows of which only the last counts."""
+    return *case(row), row.name, row.cpu_load
+
+
 def read(folder: Path) -> Results:
     """The results in a folder.
 
@@ -93,7 +98,7 @@ def read(folder: Path) -> Results:
     for row in found:
         row = dataclasses.replace(
             row, shape=row.shape or shapes.get((row.model, row.batch, row.dtype), ""))
-        rows[*case(row), row.name, row.cpu_load] = row
+        rows[identity(row)] = row
     others = folder / "other.jsonl"
     return Results(header(folder), tuple(rows.values()),
                    tuple(_lines(others, json.loads)) if others.is_file() else ())

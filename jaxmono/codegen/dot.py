@@ -330,20 +330,17 @@ def emit_epilogue(w: Writer, body: Graph, stores: Sequence[Store], *, result: Va
 
     ``read``: C call text with ``{acc}``, ``{r}``, ``{c}``. ``bm``: rows that this block finishes,
     from ``row0`` of the tile, which has ``tile_m`` rows. C variables m0 and n0 hold the origin of
-    the tile. ``early``: loads that a C variable ``early`` has the results of; then a thread has no
-    more than one piece.
+    the tile. ``early``: loads that a C variable ``early`` has the results of: those of a thread's
+    only piece.
     """
     per_row = bn // lanes
-    if not early:
-        w.directive("#pragma unroll 1")
-    head = f"if (const unsigned i = thread_id(); i < ({bm}) * {per_row})" if early else \
-        f"for (unsigned i = thread_id(); i < ({bm}) * {per_row}; i += {threads})"
-    with w.block(head):
+    w.directive("#pragma unroll 1")
+    with w.block(f"for (unsigned i = thread_id(); i < ({bm}) * {per_row}; i += {threads})"):
         w.line(f"const int r = {row0}i / {per_row}, c = i % {per_row} * {lanes};")
         emit_piece(w, body, stores, result=result, identity=identity, m=m, n=n, tile_m=tile_m,
-                   tile_n=bn, lanes=lanes, read=read, accumulator=accumulator,
-                   skip="return at" if early else "continue", pointers=pointers, outputs=outputs,
-                   names=names, read_only=read_only, early=early)
+                   tile_n=bn, lanes=lanes, read=read, accumulator=accumulator, skip="continue",
+                   pointers=pointers, outputs=outputs, names=names, read_only=read_only,
+                   early=early)
 
 
 def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value,

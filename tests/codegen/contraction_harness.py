@@ -88,6 +88,11 @@ def with_dots(plan: Plan, schedule: DotSchedule) -> dict[str, Any]:
     return out
 
 
+def in_order(plan: Plan, *schedules: DotSchedule) -> dict[str, Any]:
+    """The schedules for the dots of a plan, in order, the last one for the rest."""
+    return {s.key: schedules[min(i, len(schedules) - 1)] for i, s in enumerate(dot_sigs(plan))}
+
+
 def check_exact(plan: Plan, program: Program, *, seeds: Sequence[int] = (0, 1),
                 blocks: Sequence[int] = (4,), inputs: Sequence[Array] | None = None) -> None:
     """Runs with small integers; every output bit must be that of the f64 reference."""

@@ -16,6 +16,7 @@ from contraction_harness import (
     check_exact,
     check_near,
     dot_sigs,
+    in_order,
     plan_of,
     small_integers,
     smooth,
@@ -23,7 +24,7 @@ from contraction_harness import (
 from jax import lax
 
 from jaxmono.codegen import compile as compiling
-from jaxmono.codegen import cuda_target, dot_schedule_swapped, headers, nvrtc
+from jaxmono.codegen import cuda_target, headers, nvrtc
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_swapped import candidates_swapped
@@ -42,9 +43,7 @@ def swapped(bm: int, bn: int, slots: int, split: int = 1) -> DotSchedule:
 
 
 def made(plan: Plan, *schedules: DotSchedule) -> Program:
-    """The schedules for the dots of a plan, in order, the last one for the rest."""
-    sigs = {s.key: schedules[min(i, len(schedules) - 1)] for i, s in enumerate(dot_sigs(plan))}
-    program = build(plan, sigs, threads=256)
+    program = build(plan, in_order(plan, *schedules), threads=256)
     assert "GemmSwapped<" in program.source and program.threads == 384
     return program
 
@@ -217,13 +216,11 @@ def families(plan: Plan, arch: str = "sm_90a") -> set[str]:
     return {s.family for s in default_schedule(plan, cuda_target(arch), H200).sigs.values()}
 
 
-def test_streams_of_weights_past_few_rows_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_of_weights_past_few_rows_are_chosen() -> None:
     assert families(mlp(16)) == families(mlp(24)) == {"swapped"}
     assert "swapped" not in families(mlp(8)) | families(mlp(128)) | families(mlp(16), "sm_80")
     small = plan_of(lambda a, b: a @ b, Spec((16, 256), BF16), Spec((256, 256), BF16), device=H200)
     assert families(small) == {"mma"}
-    monkeypatch.setattr(dot_schedule_swapped, "ENABLED", False)
-    assert "swapped" not in families(mlp(16))
 
 
 @pytest.mark.parametrize("rows", [16, 24, 48])

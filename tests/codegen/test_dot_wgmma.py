@@ -16,6 +16,7 @@ from contraction_harness import (
     check_exact,
     check_near,
     dot_sigs,
+    in_order,
     plan_of,
     small_integers,
     smooth,
@@ -39,14 +40,8 @@ def wgmma(bm: int, bn: int, slots: int, warps: tuple[int, int, int], split: int 
     return DotSchedule("wgmma", bm, bn, 64, slots, warps, split)
 
 
-def forced(plan: Plan, *schedules: DotSchedule) -> dict[str, Any]:
-    """The schedules for the dots of a plan, in order, the last one for the rest."""
-    sigs = dot_sigs(plan)
-    return {s.key: schedules[min(i, len(schedules) - 1)] for i, s in enumerate(sigs)}
-
-
 def run(plan: Plan, *schedules: DotSchedule, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
-    program = build(plan, forced(plan, *schedules), threads=256)
+    program = build(plan, in_order(plan, *schedules), threads=256)
     assert program.threads == 384
     check_exact(plan, program, seeds=seeds, blocks=(1, 3))
 
@@ -80,7 +75,7 @@ def test_products_behind_products() -> None:
     plan = plan_of(fn, Spec((70, 64), BF16), Spec((64, 160), BF16), Spec((160, 72), BF16),
                    Spec((72, 48), BF16))
     assert len(plan.stages) == 3
-    sigs = forced(plan, wgmma(64, 96, 2, (1, 1, 2)), wgmma(128, 48, 4, (2, 1, 1)),
+    sigs = in_order(plan, wgmma(64, 96, 2, (1, 1, 2)), wgmma(128, 48, 4, (2, 1, 1)),
                   wgmma(64, 16, 2, (1, 1, 2)))
     x, u, _, w = small_integers(plan.graph, high=1)
     # Columns of v with a single 1: what the second product gives stays exact in bf16.
@@ -124,7 +119,7 @@ def test_only_the_first_task_of_a_mixed_stage_is_loaded_early() -> None:
                    Spec((160,), F32), Spec((160, 16), BF16), Spec((160, 96), BF16))
     assert [len(s.groups) for s in plan.stages] == [1, 1, 2]
     # The larger slots come second: the first of them lies over two of those before.
-    sigs = forced(plan, wgmma(64, 48, 2, (1, 1, 2)), wgmma(64, 16, 3, (1, 1, 2)),
+    sigs = in_order(plan, wgmma(64, 48, 2, (1, 1, 2)), wgmma(64, 16, 3, (1, 1, 2)),
                   wgmma(64, 96, 2, (1, 1, 2)))
     program = build(plan, sigs, threads=256)
     assert "released - " in program.source
@@ -145,7 +140,7 @@ def test_a_normalised_left_operand() -> None:
                    Spec((200, 96), BF16))
     form = dot_sigs(plan)[0].form
     assert isinstance(form, DotForm) and form.row_prologue
-    program = build(plan, forced(plan, wgmma(64, 48, 3, (1, 1, 2))), threads=256)
+    program = build(plan, in_order(plan, wgmma(64, 48, 3, (1, 1, 2))), threads=256)
     check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1, 2))
 
 
@@ -156,7 +151,7 @@ def test_weights_are_loaded_while_a_stage_without_tiles_runs() -> None:
 
     plan = plan_of(fn, Spec((70, 64), BF16), Spec((64, 80), BF16), Spec((80,), F32),
                    Spec((80,), F32), Spec((80, 48), BF16))
-    sigs = forced(plan, wgmma(64, 48, 2, (1, 1, 2)))
+    sigs = in_order(plan, wgmma(64, 48, 2, (1, 1, 2)))
     program = build(plan, sigs, threads=256)
     assert "hear(&roles->released, released - 1" in program.source
     check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1, 2))
@@ -250,7 +245,7 @@ def test_bytes(s: DotSchedule, pair: tuple[Any, Any]) -> None:
     s = dataclasses.replace(s, bk=128)
     plan = bytes_plan(*pair)
     run(plan, s, seeds=(0, 1))
-    check_near(plan, build(plan, forced(plan, s), threads=256), smooth(plan.graph), 1e-5)
+    check_near(plan, build(plan, in_order(plan, s), threads=256), smooth(plan.graph), 1e-5)
 
 
 def test_bytes_in_a_batch_with_a_residual() -> None:

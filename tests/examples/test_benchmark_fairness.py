@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
+from tiny_workload import doubling
 
-from benchmarks import data, parts, trace, xla_best
+from benchmarks import data, parts, timing, trace, xla_best
 from benchmarks.compile_times import CompileTimes
 from benchmarks.data import Case, Data
 from benchmarks.errors import Check
@@ -21,18 +21,11 @@ from benchmarks.results import Folder
 from benchmarks.row import Row
 from benchmarks.running import Facts
 from benchmarks.systems_jax import JaxRunning
-from benchmarks.workloads.workload import Program, Request, Workload
+from benchmarks.workloads.workload import Workload
 from benchmarks.xla_best import Variant
 
 MONO: Key = ("jaxmono", "monolithic")
 TORCH: Key = ("torch_compile", None)
-
-
-def doubling(request: Request) -> Program:
-    """``out = 2 x``."""
-    return Program(lambda state, carry, x: (x * state, carry), "8",
-                   state=lambda: jnp.float32(2.0), carry=lambda key: jnp.int32(0),
-                   inputs=lambda key: (jax.random.normal(key, (request.batch, 8)),))
 
 
 DOUBLING = Workload("doubling", "doubling", "transformer", doubling)
@@ -114,6 +107,23 @@ def test_a_wrong_variant_is_left_out_however_fast(monkeypatch: pytest.MonkeyPatc
     assert found.facts.variant == str(Variant("no triton gemm"))
     assert "all in command buffers: its results are wrong" in found.facts.notes
     assert "cudnn gemm fusion: ValueError" in found.facts.notes
+
+
+def test_variants_are_compared_by_traced_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the host's clock only where there is no trace of one."""
+    class Program:
+        pass
+
+    traced, hidden = Program(), Program()
+    times = {0: timing.Times((30.0,)), 1: timing.Times((40.0,))}
+    told = {0: trace.DeviceTimes(20.0, 18.0, 1, 0, {}), 1: trace.NoDeviceTrace("no kernels")}
+    monkeypatch.setattr(timing, "pipelined", lambda running, **_: times)
+    monkeypatch.setattr(timing, "issuing_us", lambda running, us: 5.0)
+    monkeypatch.setattr(timing, "queued", lambda running, us, *, issuing: {
+        id(traced): 99.0, id(hidden): 25.0}[id(running)])
+    monkeypatch.setattr(trace, "device_times", lambda asked, failures: told)
+    running: Any = [traced, hidden]
+    assert xla_best.scores(running) == [(20.0, 30.0), (25.0, 40.0)]
 
 
 def test_what_comes_from_a_cache_shows_what_compiling_took(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
+from tiny_workload import doubling
 
 from benchmarks import data, jaxmono_best, parts, passes, report, supervise, trace, xla_best
 from benchmarks.data import Case, Data
@@ -24,7 +24,7 @@ from benchmarks.results import Folder
 from benchmarks.row import Row
 from benchmarks.running import Facts
 from benchmarks.systems_jax import JaxRunning
-from benchmarks.workloads.workload import Program, Request, Workload
+from benchmarks.workloads.workload import Workload
 from benchmarks.xla_best import Variant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,13 +32,6 @@ XLA: Key = ("xla", None)
 MONO: Key = ("jaxmono", "monolithic")
 TORCH: Key = ("torch_compile", None)
 SPEED = Speed(1e12, {"f32": 1e12})
-
-
-def doubling(request: Request) -> Program:
-    """``out = 2 x``."""
-    return Program(lambda state, carry, x: (x * state, carry), "8",
-                   state=lambda: jnp.float32(2.0), carry=lambda key: jnp.int32(0),
-                   inputs=lambda key: (jax.random.normal(key, (request.batch, 8)),))
 
 
 CASES = [Case(Workload(name, name, "transformer", doubling), 2, "f32") for name in "abc"]
@@ -94,6 +87,15 @@ def test_of_each_system_the_lowest_is_kept_with_what_belongs_to_it() -> None:
     assert mono.device_ratio_to_xla == 200 / 306 and xla.device_ratio_to_xla == 1
     assert mono.ratio_to_xla == 205 / 400 and xla.ratio_to_xla == 1
     assert xla.roofline == 10 / 306 and mono.roofline == 10 / 200
+
+
+def test_a_sorted_table_has_no_row_that_another_replaced(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "run")
+    folder.add(timed(XLA, 358.0), timed(MONO, 200.0), timed(XLA, 90.0, model="b"))
+    folder.add(timed(XLA, 306.0, passes=2))
+    folder.sort([("b", 2, "f32"), ("a", 2, "f32")])
+    assert [(r.model, r.system, r.device_us) for r in folder.rows()] == [
+        ("b", "xla", 90.0), ("a", "xla", 306.0), ("a", "jaxmono", 200.0)]
 
 
 @pytest.mark.parametrize(("lower", "kept"), [(1, 0.7), (2, 0.6)])

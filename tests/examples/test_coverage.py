@@ -33,9 +33,7 @@ def script() -> ModuleType:
 
 
 # Parts and larger forms of models that are planned anyway; micro-graphs of one table.
-_ALIKE = re.compile(r"bert_large|clip_.*|t5_base_encoder|repvgg_a0|resnet18|minilm_f32|gptj_decode|"
-                    r"t5_base_decode|vgg16|llama_prefill|"
-                    r"inception_v3|"
+_ALIKE = re.compile(r"bert_large|clip_.*|t5_base_encoder|repvgg_a0|resnet18|minilm_f32|"
                     r"(b2b_gemm|b2b_conv|padding)_[2-9]|gemm_\d+_\d+_\d+")
 
 

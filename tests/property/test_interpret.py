@@ -12,7 +12,8 @@ import pytest
 
 PROGRAMS = 320
 ROUNDS = 1.5
-"""Of batches of all kinds that CI runs; `make test-all` runs the rest."""
+"""Through all kinds of batches, the last one in part: what CI runs of them; `make test-all` runs
+the rest."""
 
 
 @pytest.mark.parametrize("number", [

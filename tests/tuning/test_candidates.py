@@ -82,7 +82,7 @@ def test_the_analytic_choice_is_first_and_rules_of_the_hardware_hold() -> None:
         assert p.candidates[0] == chosen
     large = problem_of(matmul, spec(4096, 4096), spec(4096, 4096))
     assert max(s.bm * s.bn for s in large.candidates) >= 128 * 192
-    assert {s.family for s in large.candidates} == {"wgmma"}  # mma is more than 2.5x behind
+    assert {s.family for s in large.candidates} == {"wgmma"}  # mma: 2.5x in its model, 2.0x timed
     small = problem_of(matmul, spec(1, 768), spec(768, 768))
     assert all(s.bm <= 16 for s in small.candidates)
 

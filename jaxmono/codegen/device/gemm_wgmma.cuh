@@ -211,8 +211,8 @@ struct GemmWgmma {
   };
 
   // Where the warpgroups share k: requests what the first pieces of the epilogue load, fetch(r, c), before
-  // `consume`, so that it comes while the sums are made. (Larger tiles have no registers for it: BERT-base
-  // b16 993 -> 1033 us, ResNet-50 b32 1221 -> 1356 with 1.4 KB of spills.)
+  // `consume`, so that it comes while the sums are made. (Larger tiles were slower with it: BERT-base b16
+  // 993 -> 1033 us, ResNet-50 b32 1253 -> 1356 with 1.4 KB of spills.)
   template <int LANES, class Fetch>
   JM_DEVICE static auto first(const Fetch& fetch) {
     static_assert(WG_K == 2 && LANES > 0, "small tiles");
@@ -242,14 +242,12 @@ struct GemmWgmma {
   template <int LANES, class P, class Fetch, class F>
   JM_DEVICE static void finish(unsigned char* smem, Accumulators& acc, P now, const Fetch& fetch,
                                const F& f) {
-    static_assert(WG_K == 2 && LANES > 0, "small tiles");
     constexpr int BATCH = P::AHEAD * CONSUMERS;
     Staged::template put<LANES>(staging(smem) + warp_id() * 16 * PITCH, acc.x);
     syncthreads();
 #pragma unroll 1
     for (int base = 0; base < P::COUNT; base += BATCH) {
-      P next;
-      if (base + BATCH < P::COUNT) next.request(fetch, base + BATCH);
+      if (base > 0) now.request(fetch, base);
       Vec<float, LANES> sums[P::AHEAD];
 #pragma unroll
       for (int k = 0; k < P::AHEAD; ++k) {
@@ -266,7 +264,6 @@ struct GemmWgmma {
         const int i = base + k * CONSUMERS;
         if (P::inside(i)) f(P::row(i), P::column(i), sums[k].x, now.early[k]);
       }
-      now = next;
     }
     syncthreads();
   }
