@@ -37,6 +37,7 @@ class Run:
       workers: processes that share the cases, this one among them.
       limit_s: for one case.
       passes: how often XLA and jaxmono are timed; once where nothing is.
+      fresh: this process is for one case; it ends with `supervise.NEXT` or NEXT_BAD behind it.
     """
 
     folder: Folder
@@ -45,6 +46,7 @@ class Run:
     workers: int = 1
     limit_s: float = 300.0
     passes: int = 1
+    fresh: bool = False
 
     def measure(self, cases: Sequence[Case]) -> int:
         """All rows; returns how many of XLA and jaxmono failed or are wrong."""
@@ -77,18 +79,18 @@ class Run:
                               commit=settings.commit) for key in systems] for case in cases}
         left = [case for case, rows in planned.items()
                 if not all((r.model, r.batch, r.dtype, r.name) in done for r in rows)]
-        turns = self._turns(left, name)
+        turns = self._turns(left, name, len(cases))
         for case in turns:
             anchor = beside and self._anchor(case, beside)
             supervise.working_on(folder.path, planned[case])
             phases = Phases()
             rows = list(measure(case, settings, phases, anchor))
-            for row in rows:
-                folder.add(row)
-                bad += row.system in ("xla", "jaxmono") and (
-                    row.status == "failed" or row.ok is False)
-            self._close(case, phases, rows, name, f"case {turns.taken} of {len(left)}")
-            _leave_if_lost(rows)
+            folder.add(*rows)
+            wrong = sum(row.system in ("xla", "jaxmono") and (
+                row.status == "failed" or row.ok is False) for row in rows)
+            bad += wrong
+            self._close(case, phases, rows, name, f"case {turns.taken} of {turns.total}")
+            self._leave(rows, supervise.NEXT_BAD if wrong else supervise.NEXT)
         return bad
 
     def _again(self, cases: Sequence[Case], systems: tuple[Key, ...], number: int) -> None:
@@ -101,7 +103,7 @@ class Run:
         there = {case: self._rows(case, systems) for case in cases} if self.resume else {}
         left = [case for case in cases
                 if not (rows := there.get(case)) or passes.missing(list(rows.values()), number)]
-        turns = self._turns(left, name)
+        turns = self._turns(left, name, len(cases))
         for case in turns:
             known = self._rows(case, systems, after=number - 1)
             before = {key: row for key, row in known.items() if row.status != "failed"}
@@ -116,13 +118,14 @@ class Run:
             rows = passes.merged(before, again, number)
             folder.add(*rows)
             self._close(case, phases, rows, name,
-                        f"pass {number}, case {turns.taken} of {len(left)}")
-            _leave_if_lost(list(again.values()))
+                        f"pass {number}, case {turns.taken} of {turns.total}")
+            self._leave(list(again.values()), supervise.NEXT)
 
-    def _turns(self, left: Sequence[Case], name: str) -> Turns:
+    def _turns(self, left: Sequence[Case], name: str, cases: int) -> Turns:
         seconds = seconds_of(RUNS, name, besides=self.folder.path) or \
             seconds_of(RUNS, "turns", besides=self.folder.path)
-        return Turns(left, supervise.shared() / name if self.workers > 1 else None, seconds)
+        return Turns(left, supervise.shared() / name if self.workers > 1 else None, seconds,
+                     before=cases - len(left))
 
     def _close(self, case: Case, phases: Phases, rows: Sequence[Row], name: str, told: str) -> None:
         """A case is done, its rows written."""
@@ -164,11 +167,13 @@ class Run:
         return Anchor(key) if row is None else Anchor(
             key, row.ratio_to_xla, row.device_ratio_to_xla, row.variant or DEFAULT)
 
-
-def _leave_if_lost(rows: Sequence[Row]) -> None:
-    """Ends the process if the GPU does not answer after one of these failed."""
-    if any(row.status == "failed" for row in rows) and not _answers():
-        os._exit(supervise.GPU_LOST)  # without its GPU, JAX cannot be taken down in order
+    def _leave(self, rows: Sequence[Row], status: int) -> None:
+        """Ends the process if the GPU does not answer after one of these failed; with the status
+        if it is for one case."""
+        if any(row.status == "failed" for row in rows) and not _answers():
+            os._exit(supervise.GPU_LOST)  # without its GPU, JAX cannot be taken down in order
+        if self.fresh:
+            sys.exit(status)
 
 
 def _answers() -> bool:

@@ -30,6 +30,7 @@ import jax
 from absl import app, flags
 
 from benchmarks import depth, first_result, machine, select, supervise
+from benchmarks.begun import Begun
 from benchmarks.compile_times import CompileTimes
 from benchmarks.data import Case
 from benchmarks.measure import Key, Settings
@@ -73,6 +74,8 @@ _WORKERS = flags.DEFINE_integer("workers", 1, "GPUs to spread the cases over, on
                                 "share of the cores each.", lower_bound=1)
 _PASSES = flags.DEFINE_integer("passes", 2, "How often XLA and jaxmono are timed, in turns of all "
                                "cases; of each system the lowest times count.", lower_bound=1)
+_FRESH = flags.DEFINE_bool("fresh", True, "A process for each case of a pass; else one goes on "
+                           "from case to case, and XLA's kernels may start later in some of them.")
 _LIMIT = flags.DEFINE_float("case_limit_s", 300, "A case that takes longer (a kernel hangs) is "
                             "given up and has failed.", lower_bound=1)
 _PARTS = flags.DEFINE_list("parts", ["time"], "time: the table; depth: compile time of BERT with "
@@ -94,6 +97,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     if supervise.number() is None and (_WORKERS.value > 1 or not _INTERPRET.value):
         return _supervise(cases)
+    supervise.await_turn()
     problem = _platform_problem()
     if problem:
         sys.stderr.write(f"python -m benchmarks.run: {problem}\n")
@@ -126,9 +130,13 @@ def _supervise(cases: Sequence[Case]) -> int:
         gpus = found[:_WORKERS.value]
     try:
         return supervise.supervise("benchmarks.run", sys.argv[1:], limit_s=_LIMIT.value, gpus=gpus,
-                                   finish=finish)
+                                   finish=finish, fresh=_fresh())
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _fresh() -> bool:
+    return _FRESH.value and not _INTERPRET.value and "time" in _PARTS.value
 
 
 def _report(folder: Folder) -> None:
@@ -188,30 +196,16 @@ def _caches(folder: Path) -> Path:
 def _run(cases: Sequence[Case], systems: tuple[Key, ...], cache: Path) -> int:
     """All parts; returns the exit status."""
     nvml, timed = Nvml(), not _INTERPRET.value
-    given = [a for a in sys.argv[1:] if not a.startswith(("--commit", "--out", "--resume"))]
-    header = machine.header(machine.commit_of(_COMMIT.value), given, nvml)
-    worker = supervise.number() or 0
-    if worker:
-        folder = Folder(supervise.folder_opened(), resume=True)
-        header = {"commit": header["commit"], "clocks_before": header["clocks_before"]}
+    worker, begun = supervise.number() or 0, Begun.earlier()
+    fresh = _fresh() and supervise.number() is not None
+    if begun is None:
+        begun, folder = _begin(cases, nvml, worker)
+        begun.keep()
+        if fresh:
+            sys.exit(supervise.NEXT)
     else:
-        folder = Folder(Path(_OUT.value) if _OUT.value else default_folder(header),
-                        resume=_RESUME.value)
-        supervise.opened(folder.path)
-        header["workers"] = _WORKERS.value
-    speed = None
-    if timed and "time" in _PARTS.value:
-        speed = machine.speed([case.dtype for case in cases])
-        header |= {"read_gb_per_s": round(speed.read_bytes_per_s / 1e9), "tflop_per_s": {
-            name: round(rate / 1e12, 1) for name, rate in speed.flops_per_s.items()}}
-        header |= _dispatch("before")
-        if not worker:
-            header["passes"] = _PASSES.value
-    if not timed and not worker:
-        header["note"] = "run on the CPU for correctness only: nothing is timed"
-        sys.stdout.write("No GPU: jaxmono runs in the interpreter, for correctness only; nothing "
-                         "is timed.\n")
-    folder.header({f"worker_{worker}": header} if worker else header)
+        folder = Folder(Path(_OUT.value), resume=True)
+    header, speed = begun.header, begun.speed
     gc.collect()
     gc.freeze()  # modules stay: no collection need look at them again
     settings = Settings(
@@ -224,7 +218,8 @@ def _run(cases: Sequence[Case], systems: tuple[Key, ...], cache: Path) -> int:
         bad = 0
         if "time" in _PARTS.value:
             run = Run(folder, settings, resume=_RESUME.value, workers=_WORKERS.value,
-                      limit_s=_LIMIT.value, passes=_PASSES.value)
+                      limit_s=_LIMIT.value, passes=_PASSES.value,
+                      fresh=fresh)
             bad = run.measure(cases)
         bad += 0 if worker else _others(folder)
         if speed is not None:
@@ -234,6 +229,34 @@ def _run(cases: Sequence[Case], systems: tuple[Key, ...], cache: Path) -> int:
         if supervise.number() is None:
             _report(folder)
     return 1 if bad else 0
+
+
+def _begin(cases: Sequence[Case], nvml: Nvml, worker: int) -> tuple[Begun, Folder]:
+    """The folder of the results with its header."""
+    given = [a for a in sys.argv[1:] if not a.startswith(("--commit", "--out", "--resume"))]
+    header = machine.header(machine.commit_of(_COMMIT.value), given, nvml)
+    if worker:
+        folder = Folder(supervise.folder_opened(), resume=True)
+        header = {"commit": header["commit"], "clocks_before": header["clocks_before"]}
+    else:
+        folder = Folder(Path(_OUT.value) if _OUT.value else default_folder(header),
+                        resume=_RESUME.value)
+        supervise.opened(folder.path)
+        header["workers"] = _WORKERS.value
+    speed = None
+    if not _INTERPRET.value and "time" in _PARTS.value:
+        speed = machine.speed([case.dtype for case in cases])
+        header |= {"read_gb_per_s": round(speed.read_bytes_per_s / 1e9), "tflop_per_s": {
+            name: round(rate / 1e12, 1) for name, rate in speed.flops_per_s.items()}}
+        header |= _dispatch("before")
+        if not worker:
+            header["passes"] = _PASSES.value
+    if _INTERPRET.value and not worker:
+        header["note"] = "run on the CPU for correctness only: nothing is timed"
+        sys.stdout.write("No GPU: jaxmono runs in the interpreter, for correctness only; nothing "
+                         "is timed.\n")
+    folder.header({f"worker_{worker}": header} if worker else header)
+    return Begun(header, speed), folder
 
 
 def _dispatch(when: str) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""Runs the measuring processes, one for each GPU, and starts one again where a case has killed it.
+"""Runs the measuring processes, one for each GPU at a time, and starts the next where one ends.
 
-A kernel that faults leaves a process without its GPU, one that waits for ever hangs it, and a
-failed assertion ends it. The rows of the case that was being measured are then written from here,
-and a new process goes on with the next case; the other processes do not notice.
+A process may end because a case of its own was all that it was for (`NEXT`); the one after it has
+been started ahead, and has loaded its modules. Or because a case has killed it: a kernel that
+faults leaves a process without its GPU, one that waits for ever hangs it, and a failed assertion
+ends it. The rows of that case are then written from here. The other GPUs' do not notice.
 """
 
 from __future__ import annotations
@@ -14,21 +15,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks import passes
 from benchmarks.results import Folder
 from benchmarks.row import Row
+
+_Told = TypeVar("_Told")
 
 GPU_LOST = 3
 """Exit status of a process whose GPU does not answer any more; its rows are written."""
 
 BAD_FLAGS = 2
 """Exit status of a process that cannot do what the flags ask for; it has said why."""
+
+NEXT, NEXT_BAD = 4, 5
+"""Exit status of a process that was for one case, and has measured it; BAD: as status 1."""
 
 _HUNG = 1000
 """No exit status of a process."""
@@ -38,6 +44,9 @@ STATE = "BENCHMARKS_STATE"
 
 WORKER = "BENCHMARKS_WORKER"
 """Its number, from 0. The first one makes the folder of the results."""
+
+TURN = "BENCHMARKS_TURN"
+"""Environment variable of a process that was started ahead: the file that says it may begin."""
 
 
 def working_on(folder: Path, rows: Sequence[Row]) -> None:
@@ -69,11 +78,22 @@ def folder_opened() -> Path:
 
     The supervisor ends this process if the first one never does.
     """
+    return _awaited(lambda: _folder(shared()))
+
+
+def await_turn() -> None:
+    """Said by a measuring process before it touches a GPU: it may have been started ahead."""
+    if TURN in os.environ:
+        _awaited(Path(os.environ[TURN]).exists)
+
+
+def _awaited(told: Callable[[], _Told | None]) -> _Told:
+    """What it tells, once it is something; ends the process if its parent is gone."""
     parent = os.getppid()
-    while (found := _folder(shared())) is None:
+    while not (found := told()):
         if os.getppid() != parent:
             sys.exit(1)
-        time.sleep(0.1)
+        time.sleep(0.02)
     return found
 
 
@@ -87,15 +107,38 @@ class _Worker:
     cores: frozenset[int] | None
     again: list[str] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
+    ahead: subprocess.Popen[bytes] | None = None
+
+    @property
+    def _turn(self) -> Path:
+        return self.state.with_suffix(".turn")
 
     def start(self, command: Sequence[str]) -> None:
+        """The process that was started ahead, if it still waits, or a new one."""
         self.state.unlink(missing_ok=True)
-        self.process = subprocess.Popen(
+        ahead, self.ahead = self.ahead, None
+        if ahead is not None and ahead.poll() is None:
+            self.process = ahead
+            self._turn.touch()
+        else:
+            self.process = self._started(command)
+
+    def start_ahead(self, command: Sequence[str], folder: Path) -> None:
+        """The next process, which waits for its turn; nothing where there is one."""
+        if self.ahead is None:
+            self._turn.unlink(missing_ok=True)
+            self.again = _resumed(folder)
+            self.ahead = self._started(command, {TURN: str(self._turn)})
+
+    def _started(self, command: Sequence[str], more: Mapping[str, str] | None = None,
+                 ) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
             [*command, *self.again],
             env={**os.environ, **self.environment, STATE: str(self.state),
-                 WORKER: str(self.number)})
+                 WORKER: str(self.number), **(more or {})})
         if self.cores:  # before it has threads: Python starts
-            os.sched_setaffinity(self.process.pid, self.cores)
+            os.sched_setaffinity(process.pid, self.cores)
+        return process
 
     def ended(self, limit_s: float) -> int | None:
         """Exit status, _HUNG after killing it, None as long as it runs."""
@@ -113,20 +156,22 @@ class _Worker:
             "rows": []}
 
     def kill(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        for process in (self.process, self.ahead):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.wait()
 
 
 def supervise(module: str, arguments: Sequence[str], *, limit_s: float, gpus: Sequence[str] = ("",),
-              finish: Callable[[Path], None] = lambda folder: None) -> int:
-    """Runs ``python -m module`` once for each GPU; returns the largest exit status.
+              finish: Callable[[Path], None] = lambda folder: None, fresh: bool = False) -> int:
+    """Runs ``python -m module`` for each GPU; returns the largest exit status.
 
     Args:
       limit_s: for one case; a process that takes longer is killed.
       gpus: one process each, as CUDA_VISIBLE_DEVICES ("": as it is here), and its share of the
         cores.
       finish: called with the results' folder at the end, also when this process is told to end.
+      fresh: a process ends after each case, so that the next one is started ahead.
     """
     def end(number: int, _: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -139,7 +184,7 @@ def supervise(module: str, arguments: Sequence[str], *, limit_s: float, gpus: Se
         try:
             for worker in workers:
                 worker.start(command)
-            return _watch(module, command, workers, limit_s, Path(scratch))
+            return _watch(module, command, workers, limit_s, Path(scratch), fresh)
         finally:
             for worker in workers:
                 worker.kill()
@@ -162,27 +207,33 @@ def _workers(scratch: Path, gpus: Sequence[str]) -> list[_Worker]:
 
 
 def _watch(module: str, command: Sequence[str], workers: Sequence[_Worker], limit_s: float,
-           scratch: Path) -> int:
+           scratch: Path, fresh: bool) -> int:
     """Until all have ended; the exit status."""
     running, worst = list(workers), 0
     while running:
-        time.sleep(0.2)
+        time.sleep(0.05)
         for worker in tuple(running):
-            status = worker.ended(limit_s)
+            status, folder = worker.ended(limit_s), _folder(scratch)
             if status is None:
+                if fresh and folder is not None:
+                    worker.start_ahead(command, folder)
                 continue
             again = False
             if status in (0, 1, BAD_FLAGS):
                 worst = max(worst, status)
+            elif status in (NEXT, NEXT_BAD) and folder is not None:
+                worst = max(worst, int(status == NEXT_BAD))
+                worker.again, again = _resumed(folder), True
             else:
                 worst = max(worst, 1)
                 again = _lost(module, worker, status, limit_s)
             if again:
                 worker.start(command)
                 continue
+            worker.kill()  # what was started ahead
             running.remove(worker)
             # Nothing can come of the others without a folder, which the first one makes.
-            if _folder(scratch) is None and (worker.number == 0 or status == BAD_FLAGS):
+            if folder is None and (worker.number == 0 or status == BAD_FLAGS):
                 return worst
     return worst
 
@@ -200,8 +251,13 @@ def _lost(module: str, worker: _Worker, status: int, limit_s: float) -> bool:
         folder.add(row)
         sys.stdout.write(f"{row.model} b{row.batch} {row.name}: {row.reason or why}\n")
     sys.stdout.flush()
-    worker.again = [f"--out={folder.path}", "--resume"]
+    worker.again = _resumed(folder.path)
     return True
+
+
+def _resumed(folder: Path) -> list[str]:
+    """Arguments of a process that goes on with a run."""
+    return [f"--out={folder}", "--resume"]
 
 
 def _folder(scratch: Path) -> Path | None:

@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,8 @@ from benchmarks.running import Running
 
 Key = TypeVar("Key", bound=Hashable)
 _PAUSE_S = 0.03
+_LATE = ("the host was not ahead of the device while traced: device time is that of the shortest "
+         "call")
 _PAUSE_NS = 15e6
 """A gap on the device that only the pause between the two delays can make."""
 
@@ -51,7 +53,8 @@ class DeviceTimes:
     """Per call of a program, microseconds where not said otherwise.
 
     Attributes:
-      span_us: from the first kernel's start to the last one's end, median over calls.
+      span_us: from the first kernel's start to the last one's end, median over calls; of calls
+        that the host takes part in, the shortest: what else the host does only makes them longer.
       busy_us: sum of the durations of kernels and copies.
       kernels, copies: launched.
       by_name: sum of the durations, longest first.
@@ -161,8 +164,8 @@ def _times(found: Sequence[Event], asked: Asked, issued: float) -> DeviceTimes:
     delay, rest = without_delay(found)
     lasted = (delay[-1].end - delay[0].start) / 1e9
     # A loop whose condition the host reads holds the host back as well: those gaps are its own.
-    late = "" if issued < lasted else "the host was not ahead of the device while traced"
-    return split(rest, asked.ahead[0], note=late)
+    late = "" if issued < lasted else _LATE
+    return split(rest, asked.ahead[0], note=late, span=min if late else statistics.median)
 
 
 def _options() -> Any:
@@ -242,11 +245,15 @@ def without_delay(found: Sequence[Event]) -> tuple[list[Event], list[Event]]:
     return delay, rest
 
 
-def split(found: Sequence[Event], calls: int, *, note: str = "") -> DeviceTimes:
+def split(found: Sequence[Event], calls: int, *, note: str = "",
+          span: Callable[[Iterable[float]], float] = statistics.median) -> DeviceTimes:
     """Times per call of a sequence of events of that many equal calls.
 
     Where the events cannot be told apart by call, ``span_us`` is the whole span over the calls,
     the gaps between calls included, and ``note`` says so.
+
+    Args:
+      span: of the calls' spans, the one that counts.
     """
     ordered = sorted(found, key=lambda e: e.start)
     per_call, over = divmod(len(ordered), calls)
@@ -254,16 +261,16 @@ def split(found: Sequence[Event], calls: int, *, note: str = "") -> DeviceTimes:
     alike = not over and len({tuple(sorted(Counter(e.name for e in g).items()))
                               for g in groups}) == 1
     if alike:
-        span = statistics.median(_span(g) for g in groups)
+        span_ns = span(_span(g) for g in groups)
     else:
-        span = _span(ordered) / calls
+        span_ns = _span(ordered) / calls
         note = "; ".join(filter(None, [note, "the trace does not tell calls apart: device time is "
                                        "their mean"]))
     durations: Counter[str] = Counter()
     for event in ordered:
         durations[event.name] += event.end - event.start
     copies = sum(e.is_copy for e in ordered)
-    return DeviceTimes(span / 1e3, sum(durations.values()) / calls / 1e3,
+    return DeviceTimes(span_ns / 1e3, sum(durations.values()) / calls / 1e3,
                        (len(ordered) - copies) / calls, copies / calls,
                        {name: ns / calls / 1e3 for name, ns in durations.most_common()}, note)
 

@@ -8,6 +8,7 @@ has, whose weights are made.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -23,15 +24,21 @@ class Turns:
     Args:
       folder: that the processes share; None for one process alone, which goes by the table.
       seconds: of a case's name, from an earlier run.
+      before: how many cases of the run were taken before there were turns.
+
+    Attributes:
+      taken, total: cases of the run, for the terminal.
     """
 
     def __init__(self, cases: Sequence[Case], folder: Path | None = None,
-                 seconds: Mapping[str, float] | None = None) -> None:
-        self.taken = 0
+                 seconds: Mapping[str, float] | None = None, *, before: int = 0) -> None:
+        self.taken = before
+        self.total = before + len(cases)
         self._folder = folder
         self._left = list(cases)
         if folder is not None:
             folder.mkdir(exist_ok=True)
+            self.total = len({_file(case) for case in cases} | set(os.listdir(folder)))
             # Stable, so that equal ones stay in the table's order.
             self._left.sort(key=lambda case: -expected_s(case, seconds or {}))
 
@@ -51,11 +58,15 @@ class Turns:
         if self._folder is None:
             return True
         try:
-            (self._folder / case.name.replace(" ", "_")).touch(exist_ok=False)
+            (self._folder / _file(case)).touch(exist_ok=False)
         except FileExistsError:
             return False
-        self.taken = sum(1 for _ in self._folder.iterdir())
+        self.taken = len(os.listdir(self._folder))
         return True
+
+
+def _file(case: Case) -> str:
+    return case.name.replace(" ", "_")
 
 
 def expected_s(case: Case, seconds: Mapping[str, float]) -> float:

@@ -191,11 +191,11 @@ TIMES = {("a", "xla", 1): 358.0, ("a", "xla", 2): 306.0, ("a", "jaxmono", 1): 15
 
 def run(fake: Fake, monkeypatch: pytest.MonkeyPatch, path: Path, *, resume: bool = False,
         systems: tuple[Key, ...] = (XLA, TORCH, MONO), speed: Speed | None = SPEED,
-        count: int = 2) -> int:
+        count: int = 2, fresh: bool = False) -> int:
     monkeypatch.setattr(parts, "measure", fake)
     settings = Settings(systems, speed, cpu_loads=(0.5,))
-    return parts.Run(Folder(path, resume=resume), settings, resume=resume,
-                     passes=count).measure(CASES)
+    return parts.Run(Folder(path, resume=resume), settings, resume=resume, passes=count,
+                     fresh=fresh).measure(CASES)
 
 
 def test_a_run_goes_through_all_cases_twice_and_then_to_torch(monkeypatch: pytest.MonkeyPatch,
@@ -242,6 +242,24 @@ def test_a_run_cut_short_in_a_later_pass_goes_on_there(monkeypatch: pytest.Monke
     fake = Fake(TIMES)
     run(fake, monkeypatch, out, systems=systems, resume=True, count=3)
     assert not fake.calls
+
+
+def test_with_a_process_for_each_case_the_table_is_the_same(monkeypatch: pytest.MonkeyPatch,
+                                                            tmp_path: Path) -> None:
+    whole, fake, statuses = Fake(TIMES), Fake(TIMES), []
+    run(whole, monkeypatch, tmp_path / "whole")
+    for process in range(20):
+        try:
+            run(fake, monkeypatch, tmp_path / "parts", resume=process > 0, fresh=True)
+            break
+        except SystemExit as left:
+            statuses.append(left.code)
+            assert len(fake.calls) == len(statuses)
+    assert fake.calls == whole.calls and len(statuses) == len(whole.calls)
+    bad = [call[0] for call, status in zip(fake.calls, statuses, strict=True)
+           if status == supervise.NEXT_BAD]
+    assert set(statuses) == {supervise.NEXT, supervise.NEXT_BAD} and set(bad) <= set("bc")
+    assert report.read(tmp_path / "parts").rows == report.read(tmp_path / "whole").rows
 
 
 WORKER = """

@@ -142,6 +142,38 @@ def test_workers_share_the_cases_and_a_dead_one_costs_its_own(
     assert [Row.from_json(line).batch for line in lines] == [1, 2, 3, 4, 5, 6]
 
 
+EACH = """
+import os, sys, time
+from pathlib import Path
+from benchmarks import supervise
+supervise.await_turn()
+out = Path(sys.argv[1])
+out.mkdir(exist_ok=True)
+supervise.opened(out)
+with open(out / "log", "a") as log:
+    log.write(f"{os.getpid()} {supervise.TURN in os.environ} {'--resume' in sys.argv}\\n")
+done = len((out / "log").read_text().splitlines())
+time.sleep(2)  # so long that the next process is there
+sys.exit([supervise.NEXT, supervise.NEXT_BAD, supervise.NEXT, 0][done - 1])
+"""
+
+
+def test_a_process_for_each_case_is_started_ahead_and_waits(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fake_each.py").write_text(EACH)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    out = tmp_path / "out"
+    assert supervise.supervise("fake_each", [str(out)], limit_s=60, fresh=True) == 1
+    log = [line.split() for line in (out / "log").read_text().splitlines()]
+    assert len(log) == len({pid for pid, *_ in log}) == 4
+    assert [told for _, *told in log] == [["False", "False"], *[["True", "True"]] * 3]
+    for pid, *_ in log:
+        assert not Path(f"/proc/{pid}").exists()
+    # The one that would have come next was ended with them.
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    assert not [c for c in children if "fake_each" in Path(f"/proc/{c}/cmdline").read_text()]
+
+
 def test_a_run_that_is_told_to_end_ends_its_workers_and_reports(worker: str,
                                                                 tmp_path: Path) -> None:
     out, told = tmp_path / "out", tmp_path / "finished"

@@ -51,6 +51,18 @@ def test_a_trace_that_does_not_divide_gives_the_mean_and_says_so() -> None:
     assert trace.split(mixed, 2).note
 
 
+def test_of_calls_that_the_host_takes_part_in_the_shortest_counts() -> None:
+    delay, rest = events(0), []
+    for k, us in enumerate((30, 90, 20, 40, 50)):
+        rest.append(trace.Event("loop", 80e6 + 1e5 * k, 80e6 + 1e5 * k + us * 1e3))
+    running: Any = None
+    asked = trace.Asked(running, 500e3)
+    assert asked.ahead[0] == 5
+    in_time, late = (trace._times([*delay, *rest], asked, issued) for issued in (0.01, 1.0))
+    assert (in_time.span_us, in_time.note) == (40, "")
+    assert late.span_us == 20 and "shortest" in late.note
+
+
 def test_programs_of_one_session_are_told_apart_by_their_pauses() -> None:
     def later(found: list[trace.Event], ns: float) -> list[trace.Event]:
         return [trace.Event(e.name, e.start + ns, e.end + ns) for e in found]
