@@ -1,8 +1,9 @@
 """The table of a run, part by part: XLA and jaxmono, in as many passes as asked for; then torch.
 
-Once torch has made a stream, XLA's command buffers take 0.3 us more for each kernel until the
-process ends (10 % of BERT-base at batch 1). So torch's systems come after all cases of the others,
-and take turns with jaxmono once more. Why there are passes, `passes.py` says.
+What a process has run before may add 0.2 to 0.35 us to the start of each of XLA's kernels until the
+process ends: another case, or torch (10 % of BERT-base at batch 1). So each case has a process of
+its own, and torch's systems come after all cases of the others, in turns with jaxmono once more.
+Why there are passes, `passes.py` says.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from benchmarks import passes, supervise
+from benchmarks import connections, passes, supervise
 from benchmarks.data import Case
 from benchmarks.measure import Anchor, Key, Settings, measure
 from benchmarks.phases import Phases
@@ -37,7 +38,7 @@ class Run:
       workers: processes that share the cases, this one among them.
       limit_s: for one case.
       passes: how often XLA and jaxmono are timed; once where nothing is.
-      fresh: this process is for one case; it ends with `supervise.NEXT` or NEXT_BAD behind it.
+      fresh: this process is for one case, and ends behind it with `supervise.NEXT` or NEXT_BAD.
     """
 
     folder: Folder
@@ -80,6 +81,7 @@ class Run:
         left = [case for case, rows in planned.items()
                 if not all((r.model, r.batch, r.dtype, r.name) in done for r in rows)]
         turns = self._turns(left, name, len(cases))
+        self._connect(turns, 1 if name == "turns" else None)
         for case in turns:
             anchor = beside and self._anchor(case, beside)
             supervise.working_on(folder.path, planned[case])
@@ -104,6 +106,7 @@ class Run:
         left = [case for case in cases
                 if not (rows := there.get(case)) or passes.missing(list(rows.values()), number)]
         turns = self._turns(left, name, len(cases))
+        self._connect(turns, number)
         for case in turns:
             known = self._rows(case, systems, after=number - 1)
             before = {key: row for key, row in known.items() if row.status != "failed"}
@@ -126,6 +129,13 @@ class Run:
             seconds_of(RUNS, "turns", besides=self.folder.path)
         return Turns(left, supervise.shared() / name if self.workers > 1 else None, seconds,
                      before=cases - len(left))
+
+    def _connect(self, turns: Turns, number: int | None) -> None:
+        """Leaves the cases of a pass (None: torch's) to a process with its connections to the
+        GPU."""
+        if self.fresh and turns.waiting and not connections.right(number):
+            connections.ask(number)
+            sys.exit(supervise.NEXT)
 
     def _close(self, case: Case, phases: Phases, rows: Sequence[Row], name: str, told: str) -> None:
         """A case is done, its rows written."""

@@ -1,10 +1,8 @@
 """What is kept of a case that was timed more than once: of each system the lowest.
 
-For minutes at a time every kernel that XLA launches from one process costs 0.2 to 0.35 us more
-(on a virtual machine with neighbours; OPT-125M at batch 1: 361 or 418 us), in other processes at
-that time it does not. So the cases are timed again, later, and mostly in another process. A time
-can only be too long, never too short; what is known of a program (errors, memory, seconds of its
-compilation) is the first pass' in any case.
+A pass has other connections to the GPU than the one before (`connections.py`), another process and
+another time. A time can only be too long, never too short; what is known of a program (errors,
+memory, seconds of its compilation) is the first pass' in any case.
 """
 
 from __future__ import annotations

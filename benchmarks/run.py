@@ -29,7 +29,7 @@ os.environ.setdefault("CUDA_CACHE_DISABLE", "1")
 import jax
 from absl import app, flags
 
-from benchmarks import depth, first_result, machine, select, supervise
+from benchmarks import connections, depth, first_result, machine, select, supervise
 from benchmarks.begun import Begun
 from benchmarks.compile_times import CompileTimes
 from benchmarks.data import Case
@@ -98,6 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     if supervise.number() is None and (_WORKERS.value > 1 or not _INTERPRET.value):
         return _supervise(cases)
     supervise.await_turn()
+    connections.take()
     problem = _platform_problem()
     if problem:
         sys.stderr.write(f"python -m benchmarks.run: {problem}\n")
@@ -243,6 +244,7 @@ def _begin(cases: Sequence[Case], nvml: Nvml, worker: int) -> tuple[Begun, Folde
                         resume=_RESUME.value)
         supervise.opened(folder.path)
         header["workers"] = _WORKERS.value
+        header["connections"] = connections.told(alternate=_fresh() and _PASSES.value > 1)
     speed = None
     if not _INTERPRET.value and "time" in _PARTS.value:
         speed = machine.speed([case.dtype for case in cases])

@@ -53,6 +53,14 @@ class Turns:
                 model = case.workload.name
                 yield case
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there is a case that nobody has taken."""
+        if self._folder is None:
+            return bool(self._left)
+        taken = set(os.listdir(self._folder))
+        return any(_file(case) not in taken for case in self._left)
+
     def _take(self, case: Case) -> bool:
         self.taken += 1
         if self._folder is None:

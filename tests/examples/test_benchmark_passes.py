@@ -13,7 +13,17 @@ import jax
 import pytest
 from tiny_workload import doubling
 
-from benchmarks import data, jaxmono_best, parts, passes, report, supervise, trace, xla_best
+from benchmarks import (
+    connections,
+    data,
+    jaxmono_best,
+    parts,
+    passes,
+    report,
+    supervise,
+    trace,
+    xla_best,
+)
 from benchmarks.data import Case, Data
 from benchmarks.errors import Check
 from benchmarks.kept import Kept
@@ -246,20 +256,44 @@ def test_a_run_cut_short_in_a_later_pass_goes_on_there(monkeypatch: pytest.Monke
 
 def test_with_a_process_for_each_case_the_table_is_the_same(monkeypatch: pytest.MonkeyPatch,
                                                             tmp_path: Path) -> None:
-    whole, fake, statuses = Fake(TIMES), Fake(TIMES), []
+    """And each pass has its own connections to the GPU."""
+    variable, had = connections.VARIABLE, []
+
+    class Noted(Fake):
+        def __call__(self, *args: Any, **more: Any) -> list[Row]:
+            had.append(os.environ.get(variable))
+            return super().__call__(*args, **more)
+
+    whole, fake, statuses = Fake(TIMES), Noted(TIMES), []
     run(whole, monkeypatch, tmp_path / "whole")
-    for process in range(20):
+    monkeypatch.setenv(supervise.STATE, str(tmp_path / "state.json"))
+    monkeypatch.setattr(connections, "_GIVEN", False)
+    while len(statuses) < 20:
+        monkeypatch.delenv(variable, raising=False)  # as a process begins
+        connections.take()
+        before = len(fake.calls)
         try:
-            run(fake, monkeypatch, tmp_path / "parts", resume=process > 0, fresh=True)
+            run(fake, monkeypatch, tmp_path / "parts", resume=bool(statuses), fresh=True)
             break
         except SystemExit as left:
-            statuses.append(left.code)
-            assert len(fake.calls) == len(statuses)
-    assert fake.calls == whole.calls and len(statuses) == len(whole.calls)
-    bad = [call[0] for call, status in zip(fake.calls, statuses, strict=True)
-           if status == supervise.NEXT_BAD]
-    assert set(statuses) == {supervise.NEXT, supervise.NEXT_BAD} and set(bad) <= set("bc")
+            statuses.append((left.code, len(fake.calls) - before))
+    assert fake.calls == whole.calls
+    assert had == [connections.of_pass({2: 2}.get(call[1])) for call in fake.calls]
+    assert None in had and "1" in had
+    # One process a case, and one whenever a pass begins that wants other connections.
+    assert sorted(n for _, n in statuses) == [0, 0] + [1] * len(fake.calls)
+    assert {status for status, _ in statuses} == {supervise.NEXT, supervise.NEXT_BAD}
     assert report.read(tmp_path / "parts").rows == report.read(tmp_path / "whole").rows
+
+
+def test_connections_that_were_given_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(supervise.STATE, str(tmp_path / "state.json"))
+    monkeypatch.setenv(connections.VARIABLE, "4")
+    monkeypatch.setattr(connections, "_GIVEN", True)
+    connections.ask(2)
+    connections.take()
+    assert os.environ[connections.VARIABLE] == "4"
+    assert connections.right(1) and connections.right(2) and connections.right(None)
 
 
 WORKER = """
