@@ -108,27 +108,28 @@ class _Worker:
     again: list[str] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
     ahead: subprocess.Popen[bytes] | None = None
-
-    @property
-    def _turn(self) -> Path:
-        return self.state.with_suffix(".turn")
+    began: float = 0.0
+    turn: Path = Path()
+    """Of the process that was started ahead. Each has its own: the one before may still be loading
+    modules when it is told to begin, and the next is started."""
 
     def start(self, command: Sequence[str]) -> None:
         """The process that was started ahead, if it still waits, or a new one."""
         self.state.unlink(missing_ok=True)
+        self.began = time.time()
         ahead, self.ahead = self.ahead, None
         if ahead is not None and ahead.poll() is None:
             self.process = ahead
-            self._turn.touch()
+            self.turn.touch()
         else:
             self.process = self._started(command)
 
     def start_ahead(self, command: Sequence[str], folder: Path) -> None:
         """The next process, which waits for its turn; nothing where there is one."""
         if self.ahead is None:
-            self._turn.unlink(missing_ok=True)
             self.again = _resumed(folder)
-            self.ahead = self._started(command, {TURN: str(self._turn)})
+            self.turn = self.state.with_suffix(f".turn-{time.monotonic_ns()}")
+            self.ahead = self._started(command, {TURN: str(self.turn)})
 
     def _started(self, command: Sequence[str], more: Mapping[str, str] | None = None,
                  ) -> subprocess.Popen[bytes]:
@@ -144,8 +145,8 @@ class _Worker:
         """Exit status, _HUNG after killing it, None as long as it runs."""
         assert self.process is not None
         status = self.process.poll()
-        if status is None and self.state.exists() and \
-                time.time() - self.state.stat().st_mtime > limit_s:
+        heard = self.state.stat().st_mtime if self.state.exists() else self.began
+        if status is None and time.time() - heard > limit_s:
             self.kill()
             return _HUNG
         return status

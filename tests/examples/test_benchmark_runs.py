@@ -146,6 +146,7 @@ EACH = """
 import os, sys, time
 from pathlib import Path
 from benchmarks import supervise
+time.sleep(float(sys.argv[2]))  # modules are loaded
 supervise.await_turn()
 out = Path(sys.argv[1])
 out.mkdir(exist_ok=True)
@@ -153,17 +154,19 @@ supervise.opened(out)
 with open(out / "log", "a") as log:
     log.write(f"{os.getpid()} {supervise.TURN in os.environ} {'--resume' in sys.argv}\\n")
 done = len((out / "log").read_text().splitlines())
-time.sleep(2)  # so long that the next process is there
+time.sleep(float(sys.argv[3]))
 sys.exit([supervise.NEXT, supervise.NEXT_BAD, supervise.NEXT, 0][done - 1])
 """
 
 
+@pytest.mark.parametrize(("loads", "takes"), [("0", "1.5"), ("1.5", "0.2")])
 def test_a_process_for_each_case_is_started_ahead_and_waits(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: str, takes: str) -> None:
+    """Whether it is ready when its turn comes, or still loads."""
     (tmp_path / "fake_each.py").write_text(EACH)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
     out = tmp_path / "out"
-    assert supervise.supervise("fake_each", [str(out)], limit_s=60, fresh=True) == 1
+    assert supervise.supervise("fake_each", [str(out), loads, takes], limit_s=60, fresh=True) == 1
     log = [line.split() for line in (out / "log").read_text().splitlines()]
     assert len(log) == len({pid for pid, *_ in log}) == 4
     assert [told for _, *told in log] == [["False", "False"], *[["True", "True"]] * 3]
