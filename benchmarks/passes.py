@@ -1,8 +1,9 @@
 """What is kept of a case that was timed more than once: of each system the lowest.
 
-A pass has other connections to the GPU than the one before (`connections.py`), another process and
-another time. A time can only be too long, never too short; what is known of a program (errors,
-memory, seconds of its compilation) is the first pass' in any case.
+Where each case has a process of its own, a pass has other connections to the GPU than the one
+before (`connections.py`), and always another time. A time can only be too long, never too short;
+what is known of a program (errors, memory, seconds of its compilation) is the first pass' in any
+case.
 """
 
 from __future__ import annotations

@@ -219,8 +219,7 @@ def _run(cases: Sequence[Case], systems: tuple[Key, ...], cache: Path) -> int:
         bad = 0
         if "time" in _PARTS.value:
             run = Run(folder, settings, resume=_RESUME.value, workers=_WORKERS.value,
-                      limit_s=_LIMIT.value, passes=_PASSES.value,
-                      fresh=fresh)
+                      limit_s=_LIMIT.value, passes=_PASSES.value, fresh=fresh)
             bad = run.measure(cases)
         bad += 0 if worker else _others(folder)
         if speed is not None:

@@ -108,7 +108,6 @@ class _Worker:
     again: list[str] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
     ahead: subprocess.Popen[bytes] | None = None
-    began: float = 0.0
     turn: Path = Path()
     """Of the process that was started ahead. Each has its own: the one before may still be loading
     modules when it is told to begin, and the next is started."""
@@ -116,7 +115,6 @@ class _Worker:
     def start(self, command: Sequence[str]) -> None:
         """The process that was started ahead, if it still waits, or a new one."""
         self.state.unlink(missing_ok=True)
-        self.began = time.time()
         ahead, self.ahead = self.ahead, None
         if ahead is not None and ahead.poll() is None:
             self.process = ahead
@@ -145,8 +143,8 @@ class _Worker:
         """Exit status, _HUNG after killing it, None as long as it runs."""
         assert self.process is not None
         status = self.process.poll()
-        heard = self.state.stat().st_mtime if self.state.exists() else self.began
-        if status is None and time.time() - heard > limit_s:
+        if status is None and self.state.exists() and \
+                time.time() - self.state.stat().st_mtime > limit_s:
             self.kill()
             return _HUNG
         return status

@@ -12,7 +12,7 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,8 +25,6 @@ from benchmarks.running import Running
 
 Key = TypeVar("Key", bound=Hashable)
 _PAUSE_S = 0.03
-_LATE = ("the host was not ahead of the device while traced: device time is that of the shortest "
-         "call")
 _PAUSE_NS = 15e6
 """A gap on the device that only the pause between the two delays can make."""
 
@@ -164,8 +162,7 @@ def _times(found: Sequence[Event], asked: Asked, issued: float) -> DeviceTimes:
     delay, rest = without_delay(found)
     lasted = (delay[-1].end - delay[0].start) / 1e9
     # A loop whose condition the host reads holds the host back as well: those gaps are its own.
-    late = "" if issued < lasted else _LATE
-    return split(rest, asked.ahead[0], note=late, span=min if late else statistics.median)
+    return split(rest, asked.ahead[0], late=issued >= lasted)
 
 
 def _options() -> Any:
@@ -245,34 +242,36 @@ def without_delay(found: Sequence[Event]) -> tuple[list[Event], list[Event]]:
     return delay, rest
 
 
-def split(found: Sequence[Event], calls: int, *, note: str = "",
-          span: Callable[[Iterable[float]], float] = statistics.median) -> DeviceTimes:
+def split(found: Sequence[Event], calls: int, *, late: bool = False) -> DeviceTimes:
     """Times per call of a sequence of events of that many equal calls.
 
     Where the events cannot be told apart by call, ``span_us`` is the whole span over the calls,
     the gaps between calls included, and ``note`` says so.
 
     Args:
-      span: of the calls' spans, the one that counts.
+      late: the host was not ahead of the device, and what it did is in the gaps.
     """
+    notes = ["the host was not ahead of the device while traced"] if late else []
     ordered = sorted(found, key=lambda e: e.start)
     per_call, over = divmod(len(ordered), calls)
     groups = [ordered[k * per_call:(k + 1) * per_call] for k in range(calls)]
     alike = not over and len({tuple(sorted(Counter(e.name for e in g).items()))
                               for g in groups}) == 1
     if alike:
-        span_ns = span(_span(g) for g in groups)
+        spans = [_span(g) for g in groups]
+        span = min(spans) if late else statistics.median(spans)
+        notes += ["device time is that of the shortest call"] if late else []
     else:
-        span_ns = _span(ordered) / calls
-        note = "; ".join(filter(None, [note, "the trace does not tell calls apart: device time is "
-                                       "their mean"]))
+        span = _span(ordered) / calls
+        notes.append("the trace does not tell calls apart: device time is their mean")
     durations: Counter[str] = Counter()
     for event in ordered:
         durations[event.name] += event.end - event.start
     copies = sum(e.is_copy for e in ordered)
-    return DeviceTimes(span_ns / 1e3, sum(durations.values()) / calls / 1e3,
+    return DeviceTimes(span / 1e3, sum(durations.values()) / calls / 1e3,
                        (len(ordered) - copies) / calls, copies / calls,
-                       {name: ns / calls / 1e3 for name, ns in durations.most_common()}, note)
+                       {name: ns / calls / 1e3 for name, ns in durations.most_common()},
+                       "; ".join(notes))
 
 
 def _span(group: Sequence[Event]) -> float:

@@ -61,6 +61,8 @@ def test_of_calls_that_the_host_takes_part_in_the_shortest_counts() -> None:
     in_time, late = (trace._times([*delay, *rest], asked, issued) for issued in (0.01, 1.0))
     assert (in_time.span_us, in_time.note) == (40, "")
     assert late.span_us == 20 and "shortest" in late.note
+    mean = trace.split(rest[:3], 2, late=True)
+    assert "not ahead" in mean.note and "mean" in mean.note and "shortest" not in mean.note
 
 
 def test_programs_of_one_session_are_told_apart_by_their_pauses() -> None:
