@@ -6,7 +6,7 @@ decoding step at batch 32 took 730 to 799 us in three processes on one H200, 750
 (whose products are tuned otherwise); with one connection 722 to 727 and 750 to 753; 16 are no
 better than 8. With one, branches that need not wait for each other do (CLIP's two towers). So the
 passes take turns, and of each system the lowest time is kept. CUDA reads the variable when it
-starts: only where each case of a pass has a process of its own. jaxmono's kernel is one branch.
+starts: only where passes have processes of their own. jaxmono's kernel is one branch.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 What a process has run before may add 0.2 to 0.35 us to the start of each of XLA's kernels until the
 process ends: another case, or torch (10 % of BERT-base at batch 1). So each case has a process of
-its own, and torch's systems come after all cases of the others, in turns with jaxmono once more.
-Why there are passes, `passes.py` says.
+its own, but for the first pass, which compiles and compares and goes on from case to case; and
+torch's systems come after all cases of the others, in turns with jaxmono once more. Why there are
+passes, `passes.py` says.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ from benchmarks.turns import Turns, seconds_of
 from benchmarks.xla_best import DEFAULT
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
     """Where the rows go, and how.
 
@@ -37,8 +38,9 @@ class Run:
       resume: leave out what the folder has.
       workers: processes that share the cases, this one among them.
       limit_s: for one case.
-      passes: how often XLA and jaxmono are timed; once where nothing is.
-      fresh: this process is for one case, and ends behind it with `supervise.NEXT` or NEXT_BAD.
+      passes: how often XLA and jaxmono are timed at most; once where nothing is.
+      fresh: each case of a later pass has a process of its own, which ends behind it with
+        `supervise.NEXT`.
     """
 
     folder: Folder
@@ -48,19 +50,28 @@ class Run:
     limit_s: float = 300.0
     passes: int = 1
     fresh: bool = False
+    _used: bool = field(default=False, init=False)
+    """Whether this process has measured a case."""
+    _bad: int = field(default=0, init=False)
+    """Rows of XLA and jaxmono that failed or are wrong, in this process."""
 
     def measure(self, cases: Sequence[Case]) -> int:
         """All rows; returns how many of XLA and jaxmono failed or are wrong."""
-        systems = self.settings.systems
-        own = tuple(key for key in systems if not key[0].startswith("torch"))
-        torch = tuple(key for key in systems if key[0].startswith("torch"))
+        own = self._own
+        torch = tuple(key for key in self.settings.systems if key not in own)
         mono = next((key for key in own if key[0] == "jaxmono"), None)
-        bad = self._part(cases, own, "turns", None) if own else 0
+        if own:
+            self._part(cases, own, "turns", None)
         for number in range(2, self._last + 1) if own else ():
             self._again(cases, own, number)
         if torch:
-            bad += self._part(cases, torch, "turns_torch", mono if self.settings.speed else None)
-        return bad
+            self._part(cases, torch, "turns_torch", mono if self.settings.speed else None)
+        return self._bad
+
+    @property
+    def _own(self) -> tuple[Key, ...]:
+        """XLA and jaxmono."""
+        return tuple(key for key in self.settings.systems if not key[0].startswith("torch"))
 
     @property
     def _last(self) -> int:
@@ -68,14 +79,14 @@ class Run:
         return self.passes if self.settings.speed else 1
 
     def _part(self, cases: Sequence[Case], systems: tuple[Key, ...], name: str,
-              beside: Key | None) -> int:
-        """All cases of some systems, with turns of that name; as `measure`.
+              beside: Key | None) -> None:
+        """All cases of some systems, with turns of that name.
 
         Args:
           beside: measured again, so that ratios to XLA come from turns in one process.
         """
         folder, settings = self.folder, dataclasses.replace(self.settings, systems=systems)
-        bad, done = 0, folder.done() if self.resume else set()
+        done = folder.done() if self.resume else set()
         planned = {case: [Row(case.workload.name, case.batch, "", case.dtype, *key,
                               commit=settings.commit) for key in systems] for case in cases}
         left = [case for case, rows in planned.items()
@@ -88,15 +99,14 @@ class Run:
             phases = Phases()
             rows = list(measure(case, settings, phases, anchor))
             folder.add(*rows)
-            wrong = sum(row.system in ("xla", "jaxmono") and (
+            self._bad += sum(row.system in ("xla", "jaxmono") and (
                 row.status == "failed" or row.ok is False) for row in rows)
-            bad += wrong
             self._close(case, phases, rows, name, f"case {turns.taken} of {turns.total}")
-            self._leave(rows, supervise.NEXT_BAD if wrong else supervise.NEXT)
-        return bad
+            self._leave_lost(rows)
 
     def _again(self, cases: Sequence[Case], systems: tuple[Key, ...], number: int) -> None:
-        """A later pass: all cases that have times are timed once more, and their rows replaced.
+        """A later pass: all cases that have times are timed once more, and their rows replaced;
+        from the third on those whose lowest times have not been seen twice.
 
         Args:
           number: of the pass, from 2.
@@ -110,7 +120,7 @@ class Run:
         for case in turns:
             known = self._rows(case, systems, after=number - 1)
             before = {key: row for key, row in known.items() if row.status != "failed"}
-            if not before:
+            if not before or not passes.missing(list(before.values()), number):
                 continue
             supervise.working_on(folder.path, [dataclasses.replace(row, passes=number)
                                                for row in before.values()])
@@ -122,7 +132,9 @@ class Run:
             folder.add(*rows)
             self._close(case, phases, rows, name,
                         f"pass {number}, case {turns.taken} of {turns.total}")
-            self._leave(list(again.values()), supervise.NEXT)
+            self._leave_lost(list(again.values()))
+            if self.fresh:
+                sys.exit(supervise.NEXT)
 
     def _turns(self, left: Sequence[Case], name: str, cases: int) -> Turns:
         seconds = seconds_of(RUNS, name, besides=self.folder.path) or \
@@ -131,14 +143,15 @@ class Run:
                      before=cases - len(left))
 
     def _connect(self, turns: Turns, number: int | None) -> None:
-        """Leaves the cases of a pass (None: torch's) to a process with its connections to the
-        GPU."""
-        if self.fresh and turns.waiting and not connections.right(number):
+        """Leaves the cases of a pass (None: torch's) to a process that nothing has run in, with
+        its connections to the GPU."""
+        if self.fresh and turns.waiting and (self._used or not connections.right(number)):
             connections.ask(number)
-            sys.exit(supervise.NEXT)
+            sys.exit(supervise.NEXT_BAD if self._bad else supervise.NEXT)
 
     def _close(self, case: Case, phases: Phases, rows: Sequence[Row], name: str, told: str) -> None:
         """A case is done, its rows written."""
+        self._used = True
         # Modules and caches, a million objects with torch, stay: no collection, of 0.4 s, need
         # look at them again.
         gc.freeze()
@@ -173,17 +186,14 @@ class Run:
 
     def _anchor(self, case: Case, key: Key) -> Anchor:
         """A system of a case, with its ratios to XLA as they are after the last pass."""
-        row = self._rows(case, (key,), after=self._last).get(key)
+        row = self._rows(case, self._own, after=self._last).get(key)
         return Anchor(key) if row is None else Anchor(
             key, row.ratio_to_xla, row.device_ratio_to_xla, row.variant or DEFAULT)
 
-    def _leave(self, rows: Sequence[Row], status: int) -> None:
-        """Ends the process if the GPU does not answer after one of these failed; with the status
-        if it is for one case."""
+    def _leave_lost(self, rows: Sequence[Row]) -> None:
+        """Ends the process if the GPU does not answer after one of these failed."""
         if any(row.status == "failed" for row in rows) and not _answers():
             os._exit(supervise.GPU_LOST)  # without its GPU, JAX cannot be taken down in order
-        if self.fresh:
-            sys.exit(status)
 
 
 def _answers() -> bool:

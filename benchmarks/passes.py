@@ -3,12 +3,13 @@
 Where each case has a process of its own, a pass has other connections to the GPU than the one
 before (`connections.py`), and always another time. A time can only be too long, never too short;
 what is known of a program (errors, memory, seconds of its compilation) is the first pass' in any
-case.
+case. From the third pass on, a case is timed again only as long as a system's lowest time on the
+device has not been seen twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -18,6 +19,9 @@ Key: TypeAlias = tuple[str, str | None]
 """(system, mode), as in `benchmarks.measure`."""
 
 _XLA: Key = ("xla", None)
+
+_NEAR, _NEAR_US = 0.02, 2.0
+"""Two times as near as the larger of these have seen the same: of the shorter one; us."""
 
 # Figures that were measured together stay together.
 _PIPELINED = ("pipelined_us", "pipelined_us_low", "pipelined_us_high", "ratio_to_xla", "throttled",
@@ -52,8 +56,21 @@ def lost(row: Row, why: str) -> Row:
 
 
 def missing(rows: Sequence[Row], number: int) -> bool:
-    """Whether a case with these rows still lacks a pass: one that has failed gets no other."""
-    return any(row.status != "failed" and row.passes < number for row in rows)
+    """Whether a case with these rows still lacks a pass: one that has failed gets no other, nor one
+    whose lowest times have been seen twice."""
+    return any(row.status != "failed" and row.passes < number for row in rows) and not (
+        number > 2 and settled(rows))
+
+
+def settled(rows: Iterable[Row]) -> bool:
+    """Whether the lowest device time of each system has been seen in two passes."""
+    return all(_seen_twice(row) for row in rows if row.status != "failed" and row.device_us)
+
+
+def _seen_twice(row: Row) -> bool:
+    low, following = row.device_us, row.device_us_next
+    return low is not None and following is not None and \
+        following - low <= max(_NEAR * low, _NEAR_US)
 
 
 def _lowest(row: Row, again: Row | None, number: int) -> Row:
@@ -67,7 +84,9 @@ def _lowest(row: Row, again: Row | None, number: int) -> Row:
     # A trace of which something is missing may tell of too little time.
     sound = not again.notes or again.notes in row.notes
     if _less(again.device_us, row.device_us) and sound:
-        row = replace(row, **_of(again, _DEVICE), device_pass=number)
+        row = replace(row, **_of(again, _DEVICE), device_pass=number, device_us_next=row.device_us)
+    elif _less(again.device_us, row.device_us_next) and sound:
+        row = replace(row, device_us_next=again.device_us)
     if _less(again.latency_us_p50, row.latency_us_p50):
         row = replace(row, **_of(again, _LATENCY))
     return row

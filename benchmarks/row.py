@@ -49,7 +49,7 @@ class Row:
       throttled: the GPU lowered its clocks meanwhile; throttle_reasons: why, comma-separated.
       passes: the last one that the row has been through, of those that timed its case.
       device_pass, pipelined_pass: the one that device_us and what belongs to it is of, or
-        pipelined_us (`passes.py`).
+        pipelined_us (`passes.py`). device_us_next: the second lowest of the passes.
       cpu_load: share of the cores that other processes kept busy; the row then has latency only.
       profile: kernel name -> microseconds per call, with --profile.
       notes: what a reader of the row has to know.
@@ -96,6 +96,7 @@ class Row:
     throttle_reasons: str | None = None
     passes: int = 1
     device_pass: int = 1
+    device_us_next: float | None = None
     pipelined_pass: int = 1
     cpu_load: float | None = None
     profile: dict[str, float] | None = None

@@ -1,6 +1,6 @@
 """Runs the measuring processes, one for each GPU at a time, and starts the next where one ends.
 
-A process may end because a case of its own was all that it was for (`NEXT`); the one after it has
+A process may end because a pass or a case was all that it was for (`NEXT`); the one after it has
 been started ahead, and has loaded its modules. Or because a case has killed it: a kernel that
 faults leaves a process without its GPU, one that waits for ever hangs it, and a failed assertion
 ends it. The rows of that case are then written from here. The other GPUs' do not notice.
@@ -34,7 +34,7 @@ BAD_FLAGS = 2
 """Exit status of a process that cannot do what the flags ask for; it has said why."""
 
 NEXT, NEXT_BAD = 4, 5
-"""Exit status of a process that was for one case, and has measured it; BAD: as status 1."""
+"""Exit status of a process that was for one pass or case, and is done; BAD: as status 1."""
 
 _HUNG = 1000
 """No exit status of a process."""
@@ -170,7 +170,7 @@ def supervise(module: str, arguments: Sequence[str], *, limit_s: float, gpus: Se
       gpus: one process each, as CUDA_VISIBLE_DEVICES ("": as it is here), and its share of the
         cores.
       finish: called with the results' folder at the end, also when this process is told to end.
-      fresh: a process ends after each case, so that the next one is started ahead.
+      fresh: processes end with a pass or a case, so that the next one is started ahead.
     """
     def end(number: int, _: FrameType | None) -> None:
         sys.exit(128 + number)

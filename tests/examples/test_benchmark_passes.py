@@ -156,6 +156,34 @@ def test_figures_that_are_missing_or_not_sound_change_nothing() -> None:
     assert (kept.device_us, kept.pipelined_us, kept.device_pass) == (5.0, 6.0, 2)
 
 
+def test_from_the_third_pass_on_what_was_seen_twice_is_not_timed_again() -> None:
+    def rows(*times: float) -> list[Row]:
+        kept = by_key(timed(XLA, times[0]), timed(MONO, 50.0))
+        for number, us in enumerate(times[1:], 2):
+            kept = by_key(*passes.merged(kept, by_key(timed(XLA, us), timed(MONO, 50.5)), number))
+        return list(kept.values())
+
+    assert passes.missing(rows(300.0), 2)  # a second pass there always is
+    assert not passes.missing(rows(300.0, 305.9), 3)
+    assert passes.missing(rows(300.0, 306.1), 3) and passes.missing(rows(306.1, 300.0), 3)
+    for times in ((350.0, 306.1, 300.0), (300.0, 350.0, 306.1), (306.1, 350.0, 300.0)):
+        assert passes.missing(rows(*times), 4), times
+    for times in ((350.0, 305.9, 300.0), (300.0, 350.0, 305.9), (305.9, 350.0, 300.0)):
+        assert not passes.missing(rows(*times), 4), times
+    # Short ones are known to two microseconds.
+    assert not passes.missing(rows(20.0, 21.9), 3) and passes.missing(rows(20.0, 22.1), 3)
+    # jaxmono's, too; what was not timed or has failed is not waited for.
+    mono = timed(MONO, 100.0, device_us_next=110.0)
+    assert passes.missing([*rows(300.0, 300.0)[:1], mono], 3)
+    for end in (dataclasses.replace(mono, status="failed", reason="no"), timed(MONO, None)):
+        assert not passes.missing([*rows(300.0, 300.0)[:1], end], 3)
+
+
+def test_a_trace_that_is_not_sound_confirms_nothing() -> None:
+    (row,) = passes.merged({XLA: timed(XLA, 300.0)}, {XLA: timed(XLA, 299.0, notes="half")}, 2)
+    assert (row.device_us, row.device_us_next) == (300.0, None) and passes.missing([row], 3)
+
+
 def test_a_lost_process_costs_the_row_in_the_first_pass_only() -> None:
     row = timed(MONO, 200.0)
     first = passes.lost(row, "died")
@@ -254,8 +282,8 @@ def test_a_run_cut_short_in_a_later_pass_goes_on_there(monkeypatch: pytest.Monke
     assert not fake.calls
 
 
-def test_with_a_process_for_each_case_the_table_is_the_same(monkeypatch: pytest.MonkeyPatch,
-                                                            tmp_path: Path) -> None:
+def test_with_a_process_for_each_later_case_the_table_is_the_same(monkeypatch: pytest.MonkeyPatch,
+                                                                  tmp_path: Path) -> None:
     """And each pass has its own connections to the GPU."""
     variable, had = connections.VARIABLE, []
 
@@ -280,9 +308,11 @@ def test_with_a_process_for_each_case_the_table_is_the_same(monkeypatch: pytest.
     assert fake.calls == whole.calls
     assert had == [connections.of_pass({2: 2}.get(call[1])) for call in fake.calls]
     assert None in had and "1" in had
-    # One process a case, and one whenever a pass begins that wants other connections.
-    assert sorted(n for _, n in statuses) == [0, 0] + [1] * len(fake.calls)
-    assert {status for status, _ in statuses} == {supervise.NEXT, supervise.NEXT_BAD}
+    # One process for the first pass, which tells of its bad rows, one for each case of the second,
+    # one that finds that torch needs other connections; torch's part is the last one's.
+    assert statuses == [(supervise.NEXT_BAD, 3), (supervise.NEXT, 1), (supervise.NEXT, 1),
+                        (supervise.NEXT, 0)]
+    assert [call[3] is not None for call in fake.calls[-3:]] == [True] * 3
     assert report.read(tmp_path / "parts").rows == report.read(tmp_path / "whole").rows
 
 
