@@ -15,20 +15,24 @@ from benchmarks.errors import Check
 from benchmarks.phases import Phases
 from benchmarks.running import Facts
 from benchmarks.systems_jax import JaxRunning, compile_jaxmono
-from benchmarks.xla_best import DEFAULT, FLAGS, XLA_FLAGS, first_right, scores
+from benchmarks.xla_best import DEFAULT, FLAGS, XLA_FLAGS, Choices, Variant, first_right, scores
 
 
-def prepare(data: Data, mode: str, *, interpret: bool, phases: Phases, check: Check,
-            only: str | None = None) -> JaxRunning:
+def prepare(data: Data, mode: str, choices: Choices, *, interpret: bool, phases: Phases,
+            check: Check, only: str | None = None) -> JaxRunning:
     """jaxmono compiled, warm.
 
     Args:
+      choices: of earlier runs; what is chosen here is remembered there.
       check: judges the results with other flags than the default's.
       only: the flags that are taken, whatever XLA is fastest with.
 
     Raises:
       Exception: what JAX or jaxmono raises for the default flags, or for ``only``.
     """
+    whose = f"jaxmono {mode}"
+    if only is None and (known := choices.get(data, whose)) is not None:
+        only = known.flags
     if only is not None:
         return _running(data, mode, only, interpret=interpret)
     first = _running(data, mode, DEFAULT, interpret=interpret)
@@ -45,8 +49,10 @@ def prepare(data: Data, mode: str, *, interpret: bool, phases: Phases, check: Ch
     with phases.phase("choosing"):
         if first_right(scores((first, second)),
                        lambda i: i == 0 or check.right(second.function)) == 0:
+            choices.put(data, Variant(), whose)
             second.close()
             return _noted(first, f"no better or not right: {flags}")
+    choices.put(data, Variant(flags), whose)
     first.close()
     # Its own compile time would be that of the second compilation, whose kernels were there.
     second.facts = replace(second.facts, compile_s=first.facts.compile_s)

@@ -202,8 +202,8 @@ def _prepare(key: Key, data: Data, settings: Settings, phases: Phases, check: er
         running = prepare_xla(data, settings.choices, search=settings.search, phases=phases,
                               check=check, only=only)
     elif system == "jaxmono":
-        running = prepare_jaxmono(data, mode or "auto", interpret=settings.interpret,
-                                  phases=phases, check=check, only=only)
+        running = prepare_jaxmono(data, mode or "auto", settings.choices, check=check, only=only,
+                                  interpret=settings.interpret, phases=phases)
     else:
         running = prepare_torch(data, system)
     for _ in range(_WARM_UP):

@@ -82,21 +82,22 @@ class Choices:
     def __init__(self, path: Path | None) -> None:
         self._kept = Kept(path)
 
-    def get(self, data: Data) -> Variant | None:
-        """What was chosen for a case under this version of JAX."""
-        found = self._kept.get(self._key(data))
+    def get(self, data: Data, whose: str = "") -> Variant | None:
+        """What was chosen for a case under this version of JAX: for XLA, or another system."""
+        found = self._kept.get(self._key(data, whose))
         known = found and found["flags"] in FLAGS and found["attention"] in ATTENTION
         return Variant(found["flags"], found["attention"]) if known else None
 
-    def put(self, data: Data, chosen: Variant) -> None:
+    def put(self, data: Data, chosen: Variant, whose: str = "") -> None:
         """Remembers it."""
-        self._kept.put(self._key(data), {"flags": chosen.flags, "attention": chosen.attention})
+        self._kept.put(self._key(data, whose),
+                       {"flags": chosen.flags, "attention": chosen.attention})
 
     @staticmethod
-    def _key(data: Data) -> str:
+    def _key(data: Data, whose: str) -> str:
         device = jax.devices()[0].device_kind
         return (f"{data.case.name} {data.program.shape}, jax {jax.__version__}, {device}, "
-                f"results checked")
+                f"results checked{whose and ', ' + whose}")
 
 
 def prepare(data: Data, choices: Choices, *, search: bool, phases: Phases,

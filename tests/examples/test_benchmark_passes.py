@@ -432,8 +432,8 @@ def test_a_later_pass_takes_the_variants_of_the_first(monkeypatch: pytest.Monkey
     xla_best.prepare(made, xla_best.Choices(None), search=True, phases=Phases(), check=check,
                      only=str(chosen))
     made.kept[xla_best.XLA_FLAGS] = "no triton gemm"
-    jaxmono_best.prepare(made, "auto", interpret=False, phases=Phases(), check=check,
-                         only="default")
+    jaxmono_best.prepare(made, "auto", xla_best.Choices(None), interpret=False, phases=Phases(),
+                         check=check, only="default")
     assert taken == [(chosen,), ("auto", "default")]
     for variant in (Variant(), Variant("no triton gemm", "xla")):
         assert Variant.named(str(variant)) == variant

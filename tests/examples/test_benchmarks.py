@@ -315,7 +315,7 @@ def test_every_system_has_a_row_whatever_happens(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("case", ["faster", "slower", "wrong", "fails", "default", "no remainder"])
 def test_what_jaxmono_leaves_to_xla_gets_xlas_flags(monkeypatch: pytest.MonkeyPatch,
-                                                    case: str) -> None:
+                                                    tmp_path: Path, case: str) -> None:
     """Where they make it faster and keep it right."""
     of = made()
     flags = xla_best.DEFAULT if case == "default" else "no triton gemm"
@@ -335,10 +335,18 @@ def test_what_jaxmono_leaves_to_xla_gets_xlas_flags(monkeypatch: pytest.MonkeyPa
         (times[r.label], 0.0) for r in all])
     check = Check(of, data.reference(of, sets=3))
     monkeypatch.setattr(check, "right", lambda function: case != "wrong")
-    found = jaxmono_best.prepare(of, "auto", interpret=True, phases=Phases(), check=check)
-    assert found.label == (flags if case == "faster" else xla_best.DEFAULT)
+    choices = xla_best.Choices(tmp_path / "choices.json")
+    given: dict[str, Any] = {"interpret": True, "phases": Phases(), "check": check}
+    found = jaxmono_best.prepare(of, "auto", choices, **given)
+    best = flags if case == "faster" else xla_best.DEFAULT
+    assert found.label == best
     assert len(tried) == (1 if case in ("default", "no remainder") else 2)
     assert bool(found.facts.notes) == (case in ("slower", "wrong", "fails"))
+    if len(tried) == 2 and case != "fails":  # another run does not choose anew, whatever the times
+        times.update({xla_best.DEFAULT: 5.0, "no triton gemm": 10.0})
+        later = xla_best.Choices(tmp_path / "choices.json")
+        assert jaxmono_best.prepare(of, "auto", later, **given).label == best
+        assert tried[2:] == [best] and later.get(of) is None  # nothing of XLA's
 
 
 def test_a_variant_that_is_wrong_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

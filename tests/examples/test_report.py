@@ -197,9 +197,11 @@ def test_exit_status_of_compare(tmp_path: Path, capsys: pytest.CaptureFixture[st
     a = write(tmp_path / "a", rows())
     b = write(tmp_path / "b", [*changed(1.06).rows, row("new", "jaxmono", 1.0, mode="stitch")])
     out = tmp_path / "table.md"
-    assert compare.main([str(a), str(a), "--out", str(out)]) == 0
+    assert compare.main([str(a), str(a), "--out", str(out), "--by=both"]) == 0
     assert "0 of 6 ratios to XLA of rows over 100 us differ by 5 % or more" in out.read_text()
     assert compare.main([str(a), str(b)]) == 1
+    assert "Verdict: different: 3 ratios judged, 2 of them" in capsys.readouterr().out
+    assert compare.main([str(a), str(b), "--by=both"]) == 1
     text = capsys.readouterr().out
     assert "| bert | 1 | s128 | bf16 | jaxmono monolithic | device | 200.0 | 0.50 | 0.53 | " \
         "+6.0 % | differs |" in text
