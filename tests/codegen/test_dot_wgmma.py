@@ -281,3 +281,26 @@ def test_chosen_tiles_of_bytes_compile_for_hopper(m: int, n: int, k: int) -> Non
     binary = nvrtc.compile_cuda(headers.bundle(kernel.source), "sm_90a")
     assert not re.search(r"C75\d\d", binary.log), binary.log
     assert binary.spill_stores == binary.spill_loads == 0
+
+
+# ---- f32 as tf32 -------------------------------------------------------------------------------
+
+TF32 = [dataclasses.replace(x, bk=32) for x in (
+    wgmma(64, 48, 3, (1, 1, 2)), wgmma(128, 96, 2, (2, 1, 1)), wgmma(64, 160, 6, (1, 2, 1)),
+    wgmma(128, 16, 4, (2, 1, 1)))]
+
+
+def layouts(a: Any, at: Any, b: Any, bt: Any, bias: Any, c: Any) -> Any:
+    pairs = [("mk,kn->mn", a, b), ("mk,nk->mn", a, bt), ("km,kn->mn", at, b), ("km,nk->mn", at, bt)]
+    return tuple(jnp.einsum(e, x, y) + bias + c for e, x, y in pairs)
+
+
+def tf32_plan() -> Plan:
+    return plan_of(layouts, Spec((140, 204), F32), Spec((204, 140), F32), Spec((204, 116), F32),
+                   Spec((116, 204), F32), Spec((116,), F32), Spec((140, 116), F32))
+
+
+@pytest.mark.parametrize("s", TF32)
+def test_all_layouts_of_tf32(s: DotSchedule) -> None:
+    """Tiles are [m or n][k] in shared memory, whatever the operands are; sizes no tile divides."""
+    run(tf32_plan(), s)

@@ -37,6 +37,7 @@
 //                                    T bf16 or f16; runs until the wait that retires its group
 //   void wgmma_f8<A, B>(float (&d)[NT][4], uint64_t a, uint64_t b)   64 x 8 NT x 32, likewise;
 //                                    f8e4m3 or f8e5m2, [m or n][k]
+//   void wgmma_tf32(float (&d)[NT][4], uint64_t a, uint64_t b)       64 x 8 NT x 8, likewise; f32
 //   void wgmma_fence()               before the first wgmma, and the first after the accumulators
 //                                    were touched
 //   void wgmma_commit(), void wgmma_wait<N>()   all but the N newest groups are done

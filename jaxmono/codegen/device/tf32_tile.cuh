@@ -1,0 +1,110 @@
+// A tile of f32 in shared memory as wgmma reads it: [rows][k] in panels of 32 k, rounded to tf32.
+//
+// wgmma transposes 16-bit elements only, and cuts the low 13 bits of an f32 off: twice the error of
+// rounding, all of it towards zero. So the threads that request the pieces mend them, in place:
+//
+//   fill    16-byte pieces by cp.async. Of [k][rows] a thread has blocks of 4 k x 4 rows, and
+//           puts the piece at k + i where the finished piece of row + i belongs
+//   finish  when they have landed: rounds them, and transposes such blocks in registers
+//
+// A thread finishes what it has requested itself: no barrier stands between.
+#pragma once
+#include "jaxmono/ptx.cuh"
+#include "jaxmono/swizzled_tile.cuh"
+#include "jaxmono/vec.cuh"
+
+namespace jaxmono {
+
+template <int N>
+JM_DEVICE Vec<uint32_t, N> to_tf32(const Vec<float, N>& x) {
+  Vec<uint32_t, N> out;
+#pragma unroll
+  for (int i = 0; i < N; ++i) out.x[i] = to_tf32(x.x[i]);
+  return out;
+}
+
+// K_MAJOR: of the operand in memory, where its pieces run along k.
+template <int ROWS, bool K_MAJOR, int DEPTH = 32>
+struct Tf32Tile : SwizzledTile<float, ROWS, DEPTH> {
+  using Tile = SwizzledTile<float, ROWS, DEPTH>;
+
+  // load: (to, row, k) if K_MAJOR, else (to, k, row).
+  template <int THREADS, class Load>
+  JM_DEVICE static void fill(unsigned char* base, int thread, int row0, int k0, const Load& load) {
+    static_assert(DEPTH == 32, "a panel of more is no tile of a ring");
+    if constexpr (K_MAJOR) {
+      Tile::template fill<THREADS>(base, thread, row0, k0, load);
+    } else {
+      const Block b(thread);
+      if constexpr (IsStrided<Load>::value) {
+        const float* const from = load.at(k0 + b.k, row0 + b.row);
+#pragma unroll
+        for (int r = 0; r < ROWS; r += STEP)
+          if (b.inside(r))
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+              cp_async_16(base + b.at(r, i), from + (i * Load::PITCH + r),
+                          load.has(k0 + b.k + i, row0 + b.row + r));
+      } else {
+#pragma unroll 1
+        for (int r = 0; r < ROWS; r += STEP)
+          if (b.inside(r))
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+              load(static_cast<void*>(base + b.at(r, i)), k0 + b.k + i, row0 + b.row + r);
+      }
+    }
+  }
+
+  // Behind the wait for this thread's copies of the tile.
+  template <int THREADS>
+  JM_DEVICE static void finish(unsigned char* base, int thread) {
+    if constexpr (K_MAJOR) {
+      constexpr int STEP = THREADS / 8;  // rows, as in SwizzledTile::straight and columns
+      static_assert(STEP % 8 == 0, "one swizzle for all rows of a thread");
+      const int row = thread / 8;
+      float* const mine = Tile::at(base, row, thread % 8 * 4);
+#pragma unroll
+      for (int r = 0; r < ROWS; r += STEP)
+        if (ROWS % STEP == 0 || row + r < ROWS) round(mine + r * 32);
+    } else {
+      const Block b(thread);
+#pragma unroll
+      for (int r = 0; r < ROWS; r += STEP)
+        if (b.inside(r)) {
+          Vec<float, 4> x[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            x[i] = load<float, 4>(reinterpret_cast<const float*>(base + b.at(r, i)));
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            store<uint32_t, 4>(
+                reinterpret_cast<uint32_t*>(base + b.at(r, i)),
+                to_tf32(Vec<float, 4>{x[0].x[i], x[1].x[i], x[2].x[i], x[3].x[i]}));
+        }
+    }
+  }
+
+ private:
+  JM_DEVICE static void round(float* p) {
+    store<uint32_t, 4>(reinterpret_cast<uint32_t*>(p), to_tf32(load<float, 4>(p)));
+  }
+
+  static constexpr int STEP = 64;  // rows that 128 threads have blocks of
+
+  // A thread's blocks. Eight neighbouring threads have 2 blocks along the rows and 4 along k: their
+  // pieces are 32 bytes next to each other in memory, and lie on all banks of shared memory. The 32
+  // of a warp have 128 bytes of 16 k.
+  struct Block {
+    int row, k, piece;
+    JM_DEVICE explicit Block(int thread)
+        : row((thread % 2 + thread / 8 % 4 * 2 + thread / 64 * 8) * 4),
+          k((thread / 2 % 4 + thread / 32 % 2 * 4) * 4),
+          piece(k / 4 ^ (row & 4)) {}
+    JM_DEVICE bool inside(int r) const { return ROWS % STEP == 0 || row + r < ROWS; }
+    // Bytes of the finished piece of row + r + i.
+    JM_DEVICE int at(int r, int i) const { return (row + r + i) * 128 + (piece ^ i) * 16; }
+  };
+};
+
+}  // namespace jaxmono
