@@ -18,7 +18,7 @@
 //   void mma_m16n8k32<A, B>(Acc (&d)[4], ...), mma_tiles_bytes<A, B>   likewise; int8_t, uint8_t with
 //                                    uint32_t sums, which wrap; f8e4m3, f8e5m2 (sm_89) with float sums
 //   uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector)   prmt, nibbles 0 to 7
-//   uint32_t to_tf32(float)                                            rounds to nearest, ties away
+//   uint32_t to_tf32(float)          rounds to nearest, ties to even (away before sm_90)
 // Hopper, each from a header of its own:
 //  ptx_mbarrier.cuh (sm_90). Barriers are words of shared memory. Meaning: see there.
 //   void mbarrier_init(uint64_t* bar, uint32_t arrivals)               one thread; after all of them

@@ -61,33 +61,51 @@ struct Tf32Tile : SwizzledTile<float, ROWS, DEPTH> {
   JM_DEVICE static void finish(unsigned char* base, int thread) {
     if constexpr (K_MAJOR) {
       constexpr int STEP = THREADS / 8;  // rows, as in SwizzledTile::straight and columns
+      constexpr int TRIPS = (ROWS + STEP - 1) / STEP;
       static_assert(STEP % 8 == 0, "one swizzle for all rows of a thread");
       const int row = thread / 8;
       float* const mine = Tile::at(base, row, thread % 8 * 4);
-#pragma unroll
-      for (int r = 0; r < ROWS; r += STEP)
-        if (ROWS % STEP == 0 || row + r < ROWS) round(mine + r * 32);
+#pragma unroll(TRIPS <= 8 ? TRIPS : 6)
+      for (int i = 0; i < TRIPS; ++i)
+        if (ROWS % STEP == 0 || row + i * STEP < ROWS) round(mine + i * STEP * 32);
     } else {
       const Block b(thread);
+      int r = 0;
+#pragma unroll 1  // unrolled, some of the 88 registers spill
+      for (; r + 2 * STEP <= ROWS; r += 2 * STEP) {  // the loads of two blocks are in flight
+        const Square x = get(base, b, r), y = get(base, b, r + STEP);
+        put(base, b, r, x);
+        put(base, b, r + STEP, y);
+      }
 #pragma unroll
-      for (int r = 0; r < ROWS; r += STEP)
-        if (b.inside(r)) {
-          Vec<float, 4> x[4];
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            x[i] = load<float, 4>(reinterpret_cast<const float*>(base + b.at(r, i)));
-#pragma unroll
-          for (int i = 0; i < 4; ++i)
-            store<uint32_t, 4>(
-                reinterpret_cast<uint32_t*>(base + b.at(r, i)),
-                to_tf32(Vec<float, 4>{x[0].x[i], x[1].x[i], x[2].x[i], x[3].x[i]}));
-        }
+      for (; r < ROWS; r += STEP)
+        if (b.inside(r)) put(base, b, r, get(base, b, r));
     }
   }
 
  private:
   JM_DEVICE static void round(float* p) {
     store<uint32_t, 4>(reinterpret_cast<uint32_t*>(p), to_tf32(load<float, 4>(p)));
+  }
+
+  struct Square {
+    Vec<float, 4> of[4];
+  };
+  template <class Block>
+  JM_DEVICE static Square get(unsigned char* base, const Block& b, int r) {
+    Square x;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      x.of[i] = load<float, 4>(reinterpret_cast<const float*>(base + b.at(r, i)));
+    return x;
+  }
+  template <class Block>
+  JM_DEVICE static void put(unsigned char* base, const Block& b, int r, const Square& x) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      store<uint32_t, 4>(reinterpret_cast<uint32_t*>(base + b.at(r, i)),
+                         to_tf32(Vec<float, 4>{x.of[0].x[i], x.of[1].x[i], x.of[2].x[i],
+                                               x.of[3].x[i]}));
   }
 
   static constexpr int STEP = 64;  // rows that 128 threads have blocks of
