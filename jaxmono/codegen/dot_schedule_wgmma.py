@@ -116,9 +116,10 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     total = min(tiles, device.sm_count) * size
     load = max(size / _LOAD_BYTES, total / (_L2_READS * device.read_bytes_per_us))
     work = 2.0 * s.bm * s.bn * depth / _FLOPS
-    if itemsize == 4:  # written, read and written again to round it, read by the warpgroups
+    if itemsize == 4:
+        # Written, and read by the warpgroups; the right operand also read and written to round it.
         wm, wn, _ = s.warps
-        work = max(work, ((3 + wn) * s.bm + (3 + wm) * s.bn) * depth * 2 / _SHARED_BYTES)
+        work = max(work, ((1 + wn) * s.bm + (3 + wm) * s.bn) * depth * 2 / _SHARED_BYTES)
     epilogue = s.bm * s.bn * 4 / _EPILOGUE_BYTES
     prologue = _ROW_PROLOGUE_US * s.bm * k * 2 if row_prologue else 0.0
     split = _SPLIT_US + s.bm * s.bn * 4 / _SPLIT_BYTES if s.split_k > 1 else 0.0

@@ -80,10 +80,9 @@ def _takes_f8(form: DotForm, code: DotCode) -> str | None:
 
 
 def shared_k_major(code: DotCode) -> tuple[bool, bool]:
-    """Whether the left and the right operand lie [m or n][k] in shared memory: as they lie in
-    memory, but 32-bit elements are transposed on the way, because wgmma cannot."""
-    wide = code.element is DType.F32
-    return wide or code.lhs.k_major, wide or code.rhs.k_major
+    """Whether the left and the right operand lie [m or n][k] in shared memory: as in memory, but
+    a right one of 32-bit elements is transposed on the way, because wgmma cannot."""
+    return code.lhs.k_major, code.element is DType.F32 or code.rhs.k_major
 
 
 def pair_type(code: DotCode) -> str:
@@ -106,6 +105,7 @@ def shared_bytes(code: DotCode) -> int:
 def layout(code: DotCode) -> tuple[int, int]:
     """Bytes of the panel and of a slot."""
     s, (a_k, b_k) = code.s, shared_k_major(code)
+    # A tile of 32-bit elements has as many bytes as [k][m] as it has as [m][k].
     a = tile_bytes(s.bm, 64) if a_k else tile_bytes(64, s.bm)
     b = tile_bytes(s.bn, 64) if b_k else tile_bytes(64, s.bn)
     panel = panel_columns(code)

@@ -31,6 +31,7 @@ from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.dot_wgmma import LOW_BYTES, ROLES_BYTES, shared_bytes
 from jaxmono.codegen.generate import default_schedule, emit
 from jaxmono.fusion.plan import Device, DotForm, Plan
+from jaxmono.hlo.interp import evaluate
 
 Spec = jax.ShapeDtypeStruct
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32

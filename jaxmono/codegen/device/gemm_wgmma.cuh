@@ -4,8 +4,8 @@
 //   producers: wait empty[s] -> cp.async A, B into slot s -> full[s] when they have landed
 //   consumers: wait full[s]  -> wgmma slot s              -> empty[s] when the products are done
 //
-// f32 is multiplied as tf32, from tiles that the producers round (tf32_tile.cuh) before they say that a
-// slot is full: they request LAG tiles more before they come back to one.
+// f32 is multiplied as tf32: B from tiles that the producers round (tf32_tile.cuh) before they say that
+// a slot is full (they request LAG tiles more before they come back to one), A from registers.
 //
 // The ring outlives the task: producers request the tiles of the next task while the consumers are in
 // the epilogue of this one, and the weights of the next stage before its grid barrier opens. Measured
@@ -87,14 +87,15 @@ struct GemmWgmma {
   static_assert(WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M, "two warpgroups of 64 rows");
   static_assert(N % 16 == 0 && N <= 256 && SLOTS >= 2 && SLOTS <= MAX_SLOTS, "");
   static_assert(PANEL == 0 || A_K_MAJOR, "a panel is [m][k]");
-  static_assert(PANEL_B == 0 || (B_K_MAJOR && PANEL == 0), "or [n][k]");
+  static_assert(PANEL_B == 0 || (B_K_MAJOR && PANEL == 0 && !TF32), "or [n][k]");
   // A slice along n begins at a panel of 64 columns.
   static_assert(B_K || WG_N == 1 || N % 64 == 0, "");
 
   static constexpr int DEEP_A = PANEL ? PANEL : BK, DEEP_B = PANEL_B ? PANEL_B : BK;
-  using TileA = Conditional<TF32, Tf32Tile<BM, A_K_MAJOR, DEEP_A>,
+  static constexpr bool A_REGISTERS = TF32 && PANEL == 0;
+  using TileA = Conditional<A_REGISTERS, Tf32Left<BM, A_K_MAJOR>,
                             SwizzledTile<T, A_K ? BM : BK, A_K ? DEEP_A : BM>>;
-  using TileB = Conditional<TF32, Tf32Tile<BN, B_K_MAJOR, DEEP_B>,
+  using TileB = Conditional<TF32, Tf32Right<BN, B_K_MAJOR>,
                             SwizzledTile<T, B_K ? BN : BK, B_K ? DEEP_B : BN>>;
   static constexpr int A_BYTES = PANEL ? 0 : TileA::BYTES;
   static constexpr int STAGE_BYTES = A_BYTES + (PANEL_B ? 0 : TileB::BYTES);
@@ -129,7 +130,7 @@ struct GemmWgmma {
     const int thread = thread_id() - CONSUMERS;
     const auto fetch_a = [&](int i, int t) {
       if constexpr (PANEL == 0) {
-        if constexpr (A_K)
+        if constexpr (A_K_MAJOR)
           TileA::template fill<PRODUCERS>(slot(smem, i), thread, row0, k0 + t * BK, load_a);
         else
           TileA::template fill<PRODUCERS>(slot(smem, i), thread, k0 + t * BK, row0, load_a);
@@ -175,9 +176,7 @@ struct GemmWgmma {
         cp_async_commit();
         if (t < LAG) continue;
         cp_async_wait<LAG>();
-        unsigned char* const tile = slot(smem, done.slot);
-        if constexpr (PANEL == 0) TileA::template finish<PRODUCERS>(tile, thread);
-        if constexpr (PANEL_B == 0) TileB::template finish<PRODUCERS>(tile + A_BYTES, thread);
+        TileB::template finish<PRODUCERS>(slot(smem, done.slot) + A_BYTES, thread);
         mbarrier_arrive(&roles->full[done.slot]);
         done.template next<SLOTS>();
       }
@@ -205,6 +204,10 @@ struct GemmWgmma {
     const int row = WG_M == 2 ? warpgroup() * 64 : 0;
     const int wk = WG_K == 2 ? warpgroup() : 0;
     const bool speaks = thread_id() % 128 == 0;
+    if constexpr (A_REGISTERS) {
+      consume_registers(smem, roles, at, tiles, acc, row + warp_id() % 4 * 16, wk, speaks);
+      return;
+    }
     int before = -1;  // the slot whose products may still run
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
@@ -228,6 +231,40 @@ struct GemmWgmma {
     }
     wgmma_wait<0>();
     if (before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
+  }
+
+  // A through registers: while products run, the fragments of the next tile are loaded. Each warpgroup
+  // waits for its own products, and meanwhile the other one's run.
+  JM_DEVICE static void consume_registers(unsigned char* smem, Roles* roles, Place& at, int tiles,
+                                          Accumulators& acc, int row, int wk, bool speaks) {
+    uint32_t raw[STEPS][4], a[STEPS][4];
+    const auto load = [&] {
+      mbarrier_wait(&roles->full[at.slot], at.parity());
+      fence_proxy_async();  // the producers' stores before wgmma's reads
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+        TileA::fragment(raw[s], slot(smem, at.slot), row, (s * WG_K + wk) * STEP);
+    };
+    if (tiles > 0) load();
+#pragma unroll 1
+    for (int t = 0; t < tiles; ++t) {
+      unsigned char* const b = slot(smem, at.slot) + A_BYTES;
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[s][i] = to_tf32(bitcast<float>(raw[s][i]));
+      wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+        wgmma_tf32_registers(
+            acc.x, a[s], operand_slice<TileB, true>(b, first_col(), (s * WG_K + wk) * STEP));
+      wgmma_commit();
+      const int now = at.slot;
+      at.template next<SLOTS>();
+      if (t + 1 < tiles) load();
+      wgmma_wait<0>();
+      if (speaks) mbarrier_arrive(&roles->empty[now]);
+    }
   }
 
   // The two warpgroups' pieces where both have sums of all elements; AHEAD of a thread are in flight.

@@ -38,6 +38,7 @@
 //   void wgmma_f8<A, B>(float (&d)[NT][4], uint64_t a, uint64_t b)   64 x 8 NT x 32, likewise;
 //                                    f8e4m3 or f8e5m2, [m or n][k]
 //   void wgmma_tf32(float (&d)[NT][4], uint64_t a, uint64_t b)       64 x 8 NT x 8, likewise; f32
+//   void wgmma_tf32_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64_t b)
 //   void wgmma_fence()               before the first wgmma, and the first after the accumulators
 //                                    were touched
 //   void wgmma_commit(), void wgmma_wait<N>()   all but the N newest groups are done

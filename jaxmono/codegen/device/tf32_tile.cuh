@@ -1,7 +1,9 @@
-// A tile of f32 in shared memory as wgmma reads it: [rows][k] in panels of 32 k, rounded to tf32.
+// Tiles of f32 in shared memory that wgmma multiplies as tf32.
 //
 // wgmma transposes 16-bit elements only, and cuts the low 13 bits of an f32 off: twice the error of
-// rounding, all of it towards zero. So the threads that request the pieces mend them, in place:
+// rounding, all of it towards zero. The left operand goes through the consumers' registers, where
+// rounding costs one instruction an element and any layout can be read. The right one has to lie in
+// shared memory as [rows][k], rounded. So the threads that request its pieces mend them, in place:
 //
 //   fill    16-byte pieces by cp.async. Of [k][rows] a thread has blocks of 4 k x 4 rows, and
 //           puts the piece at k + i where the finished piece of row + i belongs
@@ -23,15 +25,33 @@ JM_DEVICE Vec<uint32_t, N> to_tf32(const Vec<float, N>& x) {
   return out;
 }
 
-// K_MAJOR: of the operand in memory, where its pieces run along k.
-template <int ROWS, bool K_MAJOR, int DEPTH = 32>
-struct Tf32Tile : SwizzledTile<float, ROWS, DEPTH> {
-  using Tile = SwizzledTile<float, ROWS, DEPTH>;
+// A left operand as it is in memory: [rows][k], or [k][rows] in panels of 32 rows.
+template <int ROWS, bool K_MAJOR>
+struct Tf32Left : SwizzledTile<float, K_MAJOR ? ROWS : 32, K_MAJOR ? 32 : ROWS> {
+  using Tile = SwizzledTile<float, K_MAJOR ? ROWS : 32, K_MAJOR ? 32 : ROWS>;
+
+  // A warp's fragment of 16 rows and 8 k at (row, k), not rounded.
+  JM_DEVICE static void fragment(uint32_t (&x)[4], unsigned char* base, int row, int k) {
+    const int lane = lane_id();
+    if constexpr (K_MAJOR) {  // an 8x8 matrix of 16-bit elements is 8 rows of 4 floats
+      ldmatrix_x4(x, Tile::at(base, row + lane % 16, k + lane / 16 * 4));
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        x[i] = bitcast<uint32_t>(
+            *Tile::at(base, k + lane % 4 + i / 2 * 4, row + lane / 4 + i % 2 * 8));
+    }
+  }
+};
+
+// A right operand, rounded. K_MAJOR: of it in memory, where its pieces run along k.
+template <int ROWS, bool K_MAJOR>
+struct Tf32Right : SwizzledTile<float, ROWS, 32> {
+  using Tile = SwizzledTile<float, ROWS, 32>;
 
   // load: (to, row, k) if K_MAJOR, else (to, k, row).
   template <int THREADS, class Load>
   JM_DEVICE static void fill(unsigned char* base, int thread, int row0, int k0, const Load& load) {
-    static_assert(DEPTH == 32, "a panel of more is no tile of a ring");
     if constexpr (K_MAJOR) {
       Tile::template fill<THREADS>(base, thread, row0, k0, load);
     } else {

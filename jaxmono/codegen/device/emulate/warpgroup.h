@@ -133,6 +133,15 @@ void expand_registers(float* out, const Product& p) {
     }
 }
 
+// The same of f32, as float [8 k][64].
+void expand_word_registers(float* out, const Product& p) {
+  for (int t = 0; t < 128; ++t)
+    for (int i = 0; i < 4; ++i) {
+      const int row = t / 32 * 16 + t % 32 / 4 + i % 2 * 8, k = t % 4 + i / 2 * 4;
+      Tf32::expand(out + k * WG_ROWS + row, p.registers[t][i]);
+    }
+}
+
 Warpgroup& warpgroup_of(const Lane& me) { return me.block->warpgroups[me.warp_id / 4]; }
 
 // How many of the warpgroup's products all four warps have issued.
@@ -167,7 +176,8 @@ void multiply_until(Lane& me, Warpgroup& g, uint64_t end) {
         continue;
       }
       if (q.form & WGMMA_TF32) {
-        expand_words(a, memory, q.a, WG_ROWS);
+        if (q.form & WGMMA_A_REGISTERS) expand_word_registers(a, q);
+        else expand_words(a, memory, q.a, WG_ROWS);
         expand_words(b, memory, q.b, n);
         multiply(d, a, b, n, WG_K / 2);
         ++g.done;
