@@ -81,7 +81,7 @@ struct Wgmma<float> {
 template <class T, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int WG_K, bool A_K_MAJOR,
           bool B_K_MAJOR, int PANEL = 0, int PANEL_B = 0>
 struct GemmWgmma {
-  static constexpr bool TF32 = is_same<T, float>, A_K = A_K_MAJOR || TF32, B_K = B_K_MAJOR || TF32;
+  static constexpr bool TF32 = is_same<T, float>, B_K = B_K_MAJOR || TF32;
   static constexpr int BM = BM_, BN = BN_, BK = 128 / sizeof(T), SLOTS = SLOTS_;
   static constexpr int N = BN / WG_N, NT = N / 8, STEPS = 4 / WG_K, STEP = BK / 4;
   static_assert(WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M, "two warpgroups of 64 rows");
@@ -94,7 +94,7 @@ struct GemmWgmma {
   static constexpr int DEEP_A = PANEL ? PANEL : BK, DEEP_B = PANEL_B ? PANEL_B : BK;
   static constexpr bool A_REGISTERS = TF32 && PANEL == 0;
   using TileA = Conditional<A_REGISTERS, Tf32Left<BM, A_K_MAJOR>,
-                            SwizzledTile<T, A_K ? BM : BK, A_K ? DEEP_A : BM>>;
+                            SwizzledTile<T, A_K_MAJOR ? BM : BK, A_K_MAJOR ? DEEP_A : BM>>;
   using TileB = Conditional<TF32, Tf32Right<BN, B_K_MAJOR>,
                             SwizzledTile<T, B_K ? BN : BK, B_K ? DEEP_B : BN>>;
   static constexpr int A_BYTES = PANEL ? 0 : TileA::BYTES;
@@ -204,10 +204,14 @@ struct GemmWgmma {
     const int row = WG_M == 2 ? warpgroup() * 64 : 0;
     const int wk = WG_K == 2 ? warpgroup() : 0;
     const bool speaks = thread_id() % 128 == 0;
-    if constexpr (A_REGISTERS) {
-      consume_registers(smem, roles, at, tiles, acc, row + warp_id() % 4 * 16, wk, speaks);
-      return;
-    }
+    if constexpr (A_REGISTERS)
+      through_registers(smem, roles, at, tiles, acc, row + warp_id() % 4 * 16, wk, speaks);
+    else
+      from_shared(smem, roles, at, tiles, acc, row, wk, speaks);
+  }
+
+  JM_DEVICE static void from_shared(unsigned char* smem, Roles* roles, Place& at, int tiles,
+                                    Accumulators& acc, int row, int wk, bool speaks) {
     int before = -1;  // the slot whose products may still run
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
@@ -219,8 +223,8 @@ struct GemmWgmma {
 #pragma unroll
       for (int s = 0; s < STEPS; ++s) {
         const int k = (s * WG_K + wk) * STEP;
-        Wgmma<T>::template run<!A_K, !B_K>(
-            acc.x, operand_slice<TileA, A_K>(a, row, PANEL ? t * BK + k : k),
+        Wgmma<T>::template run<!A_K_MAJOR, !B_K>(
+            acc.x, operand_slice<TileA, A_K_MAJOR>(a, row, PANEL ? t * BK + k : k),
             operand_slice<TileB, B_K>(b, first_col(), PANEL_B ? t * BK + k : k));
       }
       wgmma_commit();
@@ -235,7 +239,7 @@ struct GemmWgmma {
 
   // A through registers: while products run, the fragments of the next tile are loaded. Each warpgroup
   // waits for its own products, and meanwhile the other one's run.
-  JM_DEVICE static void consume_registers(unsigned char* smem, Roles* roles, Place& at, int tiles,
+  JM_DEVICE static void through_registers(unsigned char* smem, Roles* roles, Place& at, int tiles,
                                           Accumulators& acc, int row, int wk, bool speaks) {
     uint32_t raw[STEPS][4], a[STEPS][4];
     const auto load = [&] {
