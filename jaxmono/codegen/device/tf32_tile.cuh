@@ -34,12 +34,12 @@ struct Tf32Left : SwizzledTile<float, K_MAJOR ? ROWS : 32, K_MAJOR ? 32 : ROWS> 
   JM_DEVICE static void fragment(uint32_t (&x)[4], unsigned char* base, int row, int k) {
     const int lane = lane_id();
     if constexpr (K_MAJOR) {  // an 8x8 matrix of 16-bit elements is 8 rows of 4 floats
-      ldmatrix_x4(x, Tile::at(base, row + lane % 16, k + lane / 16 * 4));
-    } else {
+      ldmatrix_x4(x, Tile::at(base, row + (lane & 15), k + (lane >> 4) * 4));
+    } else {  // 8 k further the swizzle is the same
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        x[i] = bitcast<uint32_t>(
-            *Tile::at(base, k + lane % 4 + i / 2 * 4, row + lane / 4 + i % 2 * 8));
+        x[i] = bitcast<uint32_t>(Tile::at(
+            base, (lane & 3) + i / 2 * 4, row + (lane >> 2) + i % 2 * 8)[k * 32]);
     }
   }
 };
@@ -55,6 +55,7 @@ struct Tf32Right : SwizzledTile<float, ROWS, 32> {
     if constexpr (K_MAJOR) {
       Tile::template fill<THREADS>(base, thread, row0, k0, load);
     } else {
+      static_assert(THREADS == 2 * STEP, "");
       const Block b(thread);
       if constexpr (IsStrided<Load>::value) {
         const float* const from = load.at(k0 + b.k, row0 + b.row);
@@ -83,23 +84,16 @@ struct Tf32Right : SwizzledTile<float, ROWS, 32> {
       constexpr int STEP = THREADS / 8;  // rows, as in SwizzledTile::straight and columns
       constexpr int TRIPS = (ROWS + STEP - 1) / STEP;
       static_assert(STEP % 8 == 0, "one swizzle for all rows of a thread");
-      const int row = thread / 8;
-      float* const mine = Tile::at(base, row, thread % 8 * 4);
+      const int row = thread >> 3;
+      float* const mine = Tile::at(base, row, (thread & 7) * 4);
 #pragma unroll(TRIPS <= 8 ? TRIPS : 6)
       for (int i = 0; i < TRIPS; ++i)
         if (ROWS % STEP == 0 || row + i * STEP < ROWS) round(mine + i * STEP * 32);
     } else {
       const Block b(thread);
-      int r = 0;
-#pragma unroll 1  // unrolled, some of the 88 registers spill
-      for (; r + 2 * STEP <= ROWS; r += 2 * STEP) {  // the loads of two blocks are in flight
-        const Square x = get(base, b, r), y = get(base, b, r + STEP);
-        put(base, b, r, x);
-        put(base, b, r + STEP, y);
-      }
-#pragma unroll
-      for (; r < ROWS; r += STEP)
-        if (b.inside(r)) put(base, b, r, get(base, b, r));
+#pragma unroll 1  // two blocks at a time did not fit the producers' 88 registers
+      for (int r = 0; r < ROWS; r += STEP)
+        if (b.inside(r)) transpose(base, b, r);
     }
   }
 
@@ -108,41 +102,32 @@ struct Tf32Right : SwizzledTile<float, ROWS, 32> {
     store<uint32_t, 4>(reinterpret_cast<uint32_t*>(p), to_tf32(load<float, 4>(p)));
   }
 
-  struct Square {
-    Vec<float, 4> of[4];
-  };
-  template <class Block>
-  JM_DEVICE static Square get(unsigned char* base, const Block& b, int r) {
-    Square x;
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      x.of[i] = load<float, 4>(reinterpret_cast<const float*>(base + b.at(r, i)));
-    return x;
-  }
-  template <class Block>
-  JM_DEVICE static void put(unsigned char* base, const Block& b, int r, const Square& x) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      store<uint32_t, 4>(reinterpret_cast<uint32_t*>(base + b.at(r, i)),
-                         to_tf32(Vec<float, 4>{x.of[0].x[i], x.of[1].x[i], x.of[2].x[i],
-                                               x.of[3].x[i]}));
-  }
-
-  static constexpr int STEP = 64;  // rows that 128 threads have blocks of
+  static constexpr int STEP = 64;  // rows of which 128 threads have blocks at a time
 
   // A thread's blocks. Eight neighbouring threads have 2 blocks along the rows and 4 along k: their
   // pieces are 32 bytes next to each other in memory, and lie on all banks of shared memory. The 32
   // of a warp have 128 bytes of 16 k.
   struct Block {
     int row, k, piece;
-    JM_DEVICE explicit Block(int thread)
-        : row((thread % 2 + thread / 8 % 4 * 2 + thread / 64 * 8) * 4),
-          k((thread / 2 % 4 + thread / 32 % 2 * 4) * 4),
+    JM_DEVICE explicit Block(int t)
+        : row(((t & 1) | (t >> 3 & 3) << 1 | t >> 6 << 3) * 4),
+          k(((t >> 1 & 3) | (t >> 5 & 1) << 2) * 4),
           piece(k / 4 ^ (row & 4)) {}
     JM_DEVICE bool inside(int r) const { return ROWS % STEP == 0 || row + r < ROWS; }
     // Bytes of the finished piece of row + r + i.
     JM_DEVICE int at(int r, int i) const { return (row + r + i) * 128 + (piece ^ i) * 16; }
   };
+
+  JM_DEVICE static void transpose(unsigned char* base, const Block& b, int r) {
+    Vec<float, 4> x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      x[i] = load<float, 4>(reinterpret_cast<const float*>(base + b.at(r, i)));
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      store<uint32_t, 4>(reinterpret_cast<uint32_t*>(base + b.at(r, i)),
+                         to_tf32(Vec<float, 4>{x[0].x[i], x[1].x[i], x[2].x[i], x[3].x[i]}));
+  }
 };
 
 }  // namespace jaxmono
