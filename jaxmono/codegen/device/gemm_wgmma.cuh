@@ -237,37 +237,31 @@ struct GemmWgmma {
     if (before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
   }
 
-  // A through registers: while products run, the fragments of the next tile are loaded. Each warpgroup
-  // waits for its own products, and meanwhile the other one's run.
+  // A through registers. Each warpgroup waits for its own products, and meanwhile the other one's run:
+  // fragments of the next tile, loaded before that wait, were spilled by ptxas in large kernels.
   JM_DEVICE static void through_registers(unsigned char* smem, Roles* roles, Place& at, int tiles,
                                           Accumulators& acc, int row, int wk, bool speaks) {
-    uint32_t raw[STEPS][4], a[STEPS][4];
-    const auto load = [&] {
-      mbarrier_wait(&roles->full[at.slot], at.parity());
-      fence_proxy_async();  // the producers' stores before wgmma's reads
-#pragma unroll
-      for (int s = 0; s < STEPS; ++s)
-        TileA::fragment(raw[s], slot(smem, at.slot), row, (s * WG_K + wk) * STEP);
-    };
-    if (tiles > 0) load();
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
-      unsigned char* const b = slot(smem, at.slot) + A_BYTES;
+      mbarrier_wait(&roles->full[at.slot], at.parity());
+      fence_proxy_async();  // the producers' stores before wgmma's reads
+      unsigned char* const left = slot(smem, at.slot);
+      uint32_t a[STEPS][4];
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s) TileA::fragment(a[s], left, row, (s * WG_K + wk) * STEP);
 #pragma unroll
       for (int s = 0; s < STEPS; ++s)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[s][i] = to_tf32(bitcast<float>(raw[s][i]));
+        for (int i = 0; i < 4; ++i) a[s][i] = to_tf32(bitcast<float>(a[s][i]));
       wgmma_fence();
 #pragma unroll
       for (int s = 0; s < STEPS; ++s)
-        wgmma_tf32_registers(
-            acc.x, a[s], operand_slice<TileB, true>(b, first_col(), (s * WG_K + wk) * STEP));
+        wgmma_tf32_registers(acc.x, a[s], operand_slice<TileB, true>(left + A_BYTES, first_col(),
+                                                                     (s * WG_K + wk) * STEP));
       wgmma_commit();
-      const int now = at.slot;
-      at.template next<SLOTS>();
-      if (t + 1 < tiles) load();
       wgmma_wait<0>();
-      if (speaks) mbarrier_arrive(&roles->empty[now]);
+      if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
+      at.template next<SLOTS>();
     }
   }
 
