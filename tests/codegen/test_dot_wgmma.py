@@ -353,6 +353,11 @@ def test_a_normalised_left_operand_of_tf32() -> None:
     (found,) = run_program(program, given, seed=1)
     (wanted,) = evaluate(plan.graph, given, accumulate="f64")
     assert np.abs(found / wanted - 1).max() < 2e-4
+    target = cuda_target("sm_90a")
+    schedule = default_schedule(plan, target, H200)
+    kernel = generate(plan, target, H200, "test", dataclasses.replace(
+        schedule, sigs={**schedule.sigs, **sigs}))
+    assert kernel.resources["spill_stores"] == 0 and "wgmma_tf32(" in kernel.source
 
 
 def test_tf32_beside_other_types_and_families() -> None:
