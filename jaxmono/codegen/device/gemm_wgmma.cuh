@@ -241,6 +241,7 @@ struct GemmWgmma {
   // fragments of the next tile, loaded before that wait, were spilled by ptxas in large kernels.
   JM_DEVICE static void through_registers(unsigned char* smem, Roles* roles, Place& at, int tiles,
                                           Accumulators& acc, int row, int wk, bool speaks) {
+    const int first = TileA::first(row);
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
       mbarrier_wait(&roles->full[at.slot], at.parity());
@@ -248,7 +249,8 @@ struct GemmWgmma {
       unsigned char* const left = slot(smem, at.slot);
       uint32_t a[STEPS][4];
 #pragma unroll
-      for (int s = 0; s < STEPS; ++s) TileA::fragment(a[s], left, row, (s * WG_K + wk) * STEP);
+      for (int s = 0; s < STEPS; ++s)
+        TileA::fragment(a[s], shared_offset(left) + first, (s * WG_K + wk) * STEP);
 #pragma unroll
       for (int s = 0; s < STEPS; ++s)
 #pragma unroll

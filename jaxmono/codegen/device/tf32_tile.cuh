@@ -25,21 +25,35 @@ JM_DEVICE Vec<uint32_t, N> to_tf32(const Vec<float, N>& x) {
   return out;
 }
 
+// Tiles begin at multiples of 1024 bytes of shared memory. So what is a thread's own in an address is
+// added to a tile's place first, and the swizzle is an exclusive or with constants behind that. The
+// other way round the compiler keeps the sums of each constant, and large kernels spill them.
+JM_DEVICE int shared_offset(const unsigned char* p) { return static_cast<int>(p - dynamic_shared()); }
+
 // A left operand as it is in memory: [rows][k], or [k][rows] in panels of 32 rows.
 template <int ROWS, bool K_MAJOR>
 struct Tf32Left : SwizzledTile<float, K_MAJOR ? ROWS : 32, K_MAJOR ? 32 : ROWS> {
   using Tile = SwizzledTile<float, K_MAJOR ? ROWS : 32, K_MAJOR ? 32 : ROWS>;
 
-  // A warp's fragment of 16 rows and 8 k at (row, k), not rounded.
-  JM_DEVICE static void fragment(uint32_t (&x)[4], unsigned char* base, int row, int k) {
+  // Where this thread's first element of a fragment at (row, 0) is, row a multiple of 16.
+  JM_DEVICE static int first(int row) {
     const int lane = lane_id();
+    if constexpr (K_MAJOR)
+      return (row + (lane & 15)) * 128 + (lane >> 4 ^ (lane & 7)) * 16;
+    else
+      return row / 32 * Tile::PANEL + (lane & 3) * 128 +
+             ((row & 16) / 4 + (lane >> 4) ^ (lane & 3)) * 16 + (lane >> 2 & 3) * 4;
+  }
+
+  // A warp's fragment of 16 rows and 8 k, not rounded. at: shared_offset(tile) + first(row).
+  JM_DEVICE static void fragment(uint32_t (&x)[4], int at, int k) {
     if constexpr (K_MAJOR) {  // an 8x8 matrix of 16-bit elements is 8 rows of 4 floats
-      ldmatrix_x4(x, Tile::at(base, row + (lane & 15), k + (lane >> 4) * 4));
-    } else {  // 8 k further the swizzle is the same
+      ldmatrix_x4(x, dynamic_shared() + (at ^ k * 4));
+    } else {  // 8 rows or 4 k further
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        x[i] = bitcast<uint32_t>(Tile::at(
-            base, (lane & 3) + i / 2 * 4, row + (lane >> 2) + i % 2 * 8)[k * 32]);
+        x[i] = *reinterpret_cast<const uint32_t*>(
+            dynamic_shared() + (at ^ (i % 2 * 32 + i / 2 * 64)) + (k + i / 2 * 4) * 128);
     }
   }
 };
@@ -56,7 +70,7 @@ struct Tf32Right : SwizzledTile<float, ROWS, 32> {
       Tile::template fill<THREADS>(base, thread, row0, k0, load);
     } else {
       static_assert(THREADS == 2 * STEP, "");
-      const Block b(thread);
+      const Block b(base, thread);
       if constexpr (IsStrided<Load>::value) {
         const float* const from = load.at(k0 + b.k, row0 + b.row);
 #pragma unroll
@@ -64,7 +78,7 @@ struct Tf32Right : SwizzledTile<float, ROWS, 32> {
           if (b.inside(r))
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-              cp_async_16(base + b.at(r, i), from + (i * Load::PITCH + r),
+              cp_async_16(b.at(r, i), from + (i * Load::PITCH + r),
                           load.has(k0 + b.k + i, row0 + b.row + r));
       } else {
 #pragma unroll 1
@@ -72,7 +86,7 @@ struct Tf32Right : SwizzledTile<float, ROWS, 32> {
           if (b.inside(r))
 #pragma unroll
             for (int i = 0; i < 4; ++i)
-              load(static_cast<void*>(base + b.at(r, i)), k0 + b.k + i, row0 + b.row + r);
+              load(static_cast<void*>(b.at(r, i)), k0 + b.k + i, row0 + b.row + r);
       }
     }
   }
@@ -90,10 +104,10 @@ struct Tf32Right : SwizzledTile<float, ROWS, 32> {
       for (int i = 0; i < TRIPS; ++i)
         if (ROWS % STEP == 0 || row + i * STEP < ROWS) round(mine + i * STEP * 32);
     } else {
-      const Block b(thread);
+      const Block b(base, thread);
 #pragma unroll 1  // two blocks at a time did not fit the producers' 88 registers
       for (int r = 0; r < ROWS; r += STEP)
-        if (b.inside(r)) transpose(base, b, r);
+        if (b.inside(r)) transpose(b, r);
     }
   }
 
@@ -108,24 +122,25 @@ struct Tf32Right : SwizzledTile<float, ROWS, 32> {
   // pieces are 32 bytes next to each other in memory, and lie on all banks of shared memory. The 32
   // of a warp have 128 bytes of 16 k.
   struct Block {
-    int row, k, piece;
-    JM_DEVICE explicit Block(int t)
+    int row, k, first;
+    JM_DEVICE Block(const unsigned char* base, int t)
         : row(((t & 1) | (t >> 3 & 3) << 1 | t >> 6 << 3) * 4),
           k(((t >> 1 & 3) | (t >> 5 & 1) << 2) * 4),
-          piece(k / 4 ^ (row & 4)) {}
+          first(shared_offset(base) + row * 128 + (k / 4 ^ (row & 4)) * 16) {}
     JM_DEVICE bool inside(int r) const { return ROWS % STEP == 0 || row + r < ROWS; }
-    // Bytes of the finished piece of row + r + i.
-    JM_DEVICE int at(int r, int i) const { return (row + r + i) * 128 + (piece ^ i) * 16; }
+    // The finished piece of row + r + i.
+    JM_DEVICE unsigned char* at(int r, int i) const {
+      return dynamic_shared() + (first ^ i * 16) + (r + i) * 128;
+    }
   };
 
-  JM_DEVICE static void transpose(unsigned char* base, const Block& b, int r) {
+  JM_DEVICE static void transpose(const Block& b, int r) {
     Vec<float, 4> x[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      x[i] = load<float, 4>(reinterpret_cast<const float*>(base + b.at(r, i)));
+    for (int i = 0; i < 4; ++i) x[i] = load<float, 4>(reinterpret_cast<const float*>(b.at(r, i)));
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      store<uint32_t, 4>(reinterpret_cast<uint32_t*>(base + b.at(r, i)),
+      store<uint32_t, 4>(reinterpret_cast<uint32_t*>(b.at(r, i)),
                          to_tf32(Vec<float, 4>{x[0].x[i], x[1].x[i], x[2].x[i], x[3].x[i]}));
   }
 };
