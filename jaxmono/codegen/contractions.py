@@ -52,12 +52,12 @@ class _Dot:
                                shared_bytes=_room(request), siblings=request.siblings)
         if request.wgmma and s.family == "mma":
             code = DotCode.of(sig, s)
-            if dot_wgmma.takes(form, code, code.element) is None:
-                per = dot_wgmma.per_pair(code.element)
+            t = code.element
+            if t is not None and dot_wgmma.takes(form, code, t) is None:
                 other = choose_wgmma(
-                    form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size, per,
-                    device=request.device, shared_bytes=request.shared_bytes,
-                    row_prologue=form.row_prologue, k_major=(code.lhs.k_major, code.rhs.k_major))
+                    form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size,
+                    t.itemsize, device=request.device, shared_bytes=request.shared_bytes,
+                    row_prologue=form.row_prologue, k_major=dot_wgmma.shared_k_major(code))
                 if other is not None and other[0] < cost:
                     cost, s = other
         swapped = swapped_candidates(sig, request)

@@ -53,9 +53,9 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
         code = DotCode.of(sig, families[0][0][1])
         if dot_wgmma.takes(form, code, code.element) is None:
             families.append(candidates_wgmma(
-                batch, m, n, k, dot_wgmma.per_pair(code.element), device=request.device,
-                shared_bytes=request.shared_bytes,
-                row_prologue=form.row_prologue, k_major=(code.lhs.k_major, code.rhs.k_major)))
+                batch, m, n, k, t.itemsize, device=request.device,
+                shared_bytes=request.shared_bytes, row_prologue=form.row_prologue,
+                k_major=dot_wgmma.shared_k_major(code)))
     return varied(choice, [*families, swapped_candidates(sig, request), skinny])
 
 

@@ -4,6 +4,9 @@ What the producers bring from L2 and what wgmma multiplies, per SM and microseco
 108 tiles of 29 products timed on an H200 (128 to 4096 rows of BERT's base and large). What the
 consumers write has become faster since, and is set by hand: of 204 tiles timed then, the model's
 times are 3 % too low, with a spread of 7 % (standard deviation of the logarithm).
+
+Elements of other sizes cost what 16-bit elements of as many bytes do: wgmma reads 128 bytes of k in
+the same time whatever is in them. Shared memory is used more for tf32, which is rounded there.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ _LOAD_BYTES = 99_000.0
 """Of one SM; of all together `_L2_READS` times what memory can read."""
 _L2_READS = 2.8
 _FLOPS = 6.1e6
+_SHARED_BYTES = 220_000.0
+"""Written and read in shared memory: 128 a clock."""
 _LATENCY_US = 1.3
 """First bytes, first products, the epilogue's first stores; a kernel of its own takes 1.5 more."""
 _EPILOGUE_BYTES = 60_000.0
@@ -39,33 +44,33 @@ _TALL = 32
 """Fewer rows than this waste most of a 64-row product: other families take them."""
 
 
-def choose_wgmma(batch: int, m: int, n: int, k: int, per_pair: int = 1, *, device: Device,
+def choose_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, device: Device,
                  shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
                  ) -> tuple[float, DotSchedule] | None:
     """The cheapest tile and its time in microseconds; None if no tile fits or pays.
 
     Args:
-      per_pair: elements in 16 bits. Bytes cost what half as many 16-bit elements do.
-      shared_bytes: per block. k_major: of the left and the right operand.
+      itemsize: bytes of an element; 4 is tf32.
+      shared_bytes: per block. k_major: of the left and the right operand, in shared memory.
     """
     best: tuple[float, DotSchedule] | None = None
-    for cost, s in _costed(batch, m, n, k, per_pair, device, shared_bytes, row_prologue, k_major):
+    for cost, s in _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major):
         if best is None or cost < best[0] - 1e-9:
             best = (cost, s)
     return best
 
 
-def candidates_wgmma(batch: int, m: int, n: int, k: int, per_pair: int = 1, *, device: Device,
+def candidates_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, device: Device,
                      shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
                      ) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model, cheapest first: what a tuner may measure."""
-    found = _costed(batch, m, n, k, per_pair, device, shared_bytes, row_prologue, k_major)
+    found = _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
-def _costed(batch: int, m: int, n: int, k: int, per_pair: int, device: Device, shared_bytes: int,
+def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, shared_bytes: int,
             row_prologue: bool, k_major: tuple[bool, bool]) -> Iterator[tuple[float, DotSchedule]]:
-    k = math.ceil(k / per_pair)
+    k = math.ceil(k * itemsize / 2)  # from here on of 16 bits
     if m < _TALL or n < 16:
         return
     splits = (1,) if row_prologue else (1, 2, 4, 8)
@@ -83,8 +88,8 @@ def _costed(batch: int, m: int, n: int, k: int, per_pair: int, device: Device, s
         if slots is None:
             continue
         s = DotSchedule("wgmma", bm, bn, 64, slots, warps, split)
-        yield (_cost(s, batch, m, n, k, device, row_prologue, k_major[1]),
-               replace(s, bk=64 * per_pair) if per_pair > 1 else s)
+        yield (_cost(s, batch, m, n, k, itemsize, device, row_prologue, k_major[1]),
+               replace(s, bk=128 // itemsize))
 
 
 def _slots(bm: int, bn: int, columns: int, k_warpgroups: int, k: int, split: int,
@@ -98,7 +103,7 @@ def _slots(bm: int, bn: int, columns: int, k_warpgroups: int, k: int, split: int
     return slots if slots >= min(3, max(tiles, 2)) else None
 
 
-def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, device: Device,
+def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
           row_prologue: bool, k_major: bool) -> float:
     tiles = batch * math.ceil(m / s.bm) * math.ceil(n / s.bn) * s.split_k
     if s.split_k > 1 and tiles > device.sm_count:
@@ -111,6 +116,10 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, device: Device,
     total = min(tiles, device.sm_count) * size
     load = max(size / _LOAD_BYTES, total / (_L2_READS * device.read_bytes_per_us))
     work = 2.0 * s.bm * s.bn * depth / _FLOPS
+    if itemsize == 4:
+        # Written, and read by the warpgroups; the right operand also read and written to round it.
+        wm, wn, _ = s.warps
+        work = max(work, ((1 + wn) * s.bm + (3 + wm) * s.bn) * depth * 2 / _SHARED_BYTES)
     epilogue = s.bm * s.bn * 4 / _EPILOGUE_BYTES
     prologue = _ROW_PROLOGUE_US * s.bm * k * 2 if row_prologue else 0.0
     split = _SPLIT_US + s.bm * s.bn * 4 / _SPLIT_BYTES if s.split_k > 1 else 0.0

@@ -51,8 +51,8 @@ def takes(form: DotForm, code: DotCode, element: DType | None) -> str | None:
     """Why a contraction cannot run in this family; None if it can."""
     if element is not None and is_f8(element):
         return _takes_f8(form, code)
-    if element not in (DType.BF16, DType.F16):
-        return "wgmma multiplies 16-bit operands and 8-bit floats"
+    if element not in (DType.BF16, DType.F16, DType.F32):
+        return "wgmma multiplies floats of 8 and 16 bits, and tf32"
     if code.rhs.param is None or (code.lhs.param is None and not form.row_prologue):
         return "an operand is computed, not copied"
     return None
@@ -79,16 +79,17 @@ def _takes_f8(form: DotForm, code: DotCode) -> str | None:
     return None
 
 
-def per_pair(element: DType | None) -> int:
-    """Elements in 16 bits, which is what the family's tiles and its model count."""
-    return 2 if element is not None and is_f8(element) else 1
+def shared_k_major(code: DotCode) -> tuple[bool, bool]:
+    """Whether the left and the right operand lie [m or n][k] in shared memory: as in memory, but
+    a right one of 32-bit elements is transposed on the way, because wgmma cannot."""
+    return code.lhs.k_major, code.element is DType.F32 or code.rhs.k_major
 
 
 def pair_type(code: DotCode) -> str:
     """C type of 16 bits of 8-bit floats; "" for other types."""
-    if per_pair(code.element) == 1:
+    if code.element is None or not is_f8(code.element):
         return ""
-    assert code.element is not None and code.rhs_element is not None
+    assert code.rhs_element is not None
     return f"F8Pair<{c_type(code.element)}, {c_type(code.rhs_element)}>"
 
 
@@ -103,23 +104,24 @@ def shared_bytes(code: DotCode) -> int:
 
 def layout(code: DotCode) -> tuple[int, int]:
     """Bytes of the panel and of a slot."""
-    s = code.s
-    a = tile_bytes(s.bm, 64) if code.lhs.k_major else tile_bytes(64, s.bm)
-    b = tile_bytes(s.bn, 64) if code.rhs.k_major else tile_bytes(64, s.bn)
+    s, (a_k, b_k) = code.s, shared_k_major(code)
+    # A tile of 32-bit elements has as many bytes as [k][m] as it has as [m][k].
+    a = tile_bytes(s.bm, 64) if a_k else tile_bytes(64, s.bm)
+    b = tile_bytes(s.bn, 64) if b_k else tile_bytes(64, s.bn)
     panel = panel_columns(code)
-    return tile_bytes(s.bm, panel), b if panel else a + b
+    return s.bm * 128 * math.ceil(panel / s.bk), b if panel else a + b
 
 
 def panel_columns(code: DotCode) -> int:
     """Elements of k of the left operand that the consumers of a task compute and keep; 0 where they
     are copied."""
     if code.form.row_prologue:
-        return code.k_tiles * 64
-    return code.split_tiles * 64 if code.lhs.param is None else 0
+        return code.k_tiles * code.s.bk
+    return code.split_tiles * code.s.bk if code.lhs.param is None else 0
 
 
 def tile_bytes(rows: int, cols: int) -> int:
-    """Shared memory of a `SwizzledTile`."""
+    """Shared memory of a `SwizzledTile` of 16-bit elements."""
     return rows * 128 * math.ceil(cols / 64)
 
 
@@ -294,7 +296,8 @@ def emit_begin(w: Writer, code: DotCode) -> None:
     w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code) - LOW_BYTES}, \"tiles\");")
     k_tiles = str(code.k_tiles)
     if s.split_k > 1:
-        w.line(f"const int k0 = split * {code.split_tiles * s.bk // per_pair(code.element)};")
+        depth = 64 if pair_type(code) else s.bk
+        w.line(f"const int k0 = split * {code.split_tiles * depth};")
         k_tiles = f"min({code.split_tiles}, {code.k_tiles} - split * {code.split_tiles})"
     else:
         w.line("const int k0 = 0;")

@@ -123,6 +123,11 @@ class Panel:
             def sink(i: int, x: Emitted) -> None:
                 if i == 0:
                     to = f"G::TileA::at(smem, r, {em.code(Index.of(k))})"
+                    if self.element is DType.F32 and self.code.s.family == "wgmma":
+                        # wgmma would cut the low bits off.
+                        to, value = f"reinterpret_cast<uint32_t*>({to})", f"to_tf32({x})"
+                        em.w.line(f"store<uint32_t{vec}>({to}, {value});")
+                        return
                     em.w.line(f"store<{t}{vec}>({to}, {x});")
                     return
                 out = body.outputs[self.stores[i - 1].result]

@@ -4,6 +4,9 @@
 //   producers: wait empty[s] -> cp.async A, B into slot s -> full[s] when they have landed
 //   consumers: wait full[s]  -> wgmma slot s              -> empty[s] when the products are done
 //
+// f32 is multiplied as tf32: B from tiles that the producers round (tf32_tile.cuh) before they say that
+// a slot is full (they request LAG tiles more before they come back to one), A from registers.
+//
 // The ring outlives the task: producers request the tiles of the next task while the consumers are in
 // the epilogue of this one, and the weights of the next stage before its grid barrier opens. Measured
 // on an H200: 687 TFLOP/s for 8192 cubed in bf16, as much as with TMA (694), and any view of a buffer
@@ -14,17 +17,25 @@
 #include "jaxmono/roles.cuh"
 #include "jaxmono/staged_rows.cuh"
 #include "jaxmono/swizzled_tile.cuh"
+#include "jaxmono/tf32_tile.cuh"
 #include "jaxmono/types.cuh"
 #include "jaxmono/vec.cuh"
 #include "jaxmono/warp.cuh"
 
 namespace jaxmono {
 
+// Bytes from the beginning of a K-major tile.
+template <class TileT>
+JM_DEVICE constexpr int k_offset(int outer, int k) {
+  return k / TileT::ACROSS * TileT::PANEL + outer * 128 +
+         k % TileT::ACROSS * (128 / TileT::ACROSS);
+}
+
 // Descriptor of the operand slice that begins at (outer, k): 64 rows of A, all columns of B.
 template <class TileT, bool K_MAJOR>
 JM_DEVICE uint64_t operand_slice(unsigned char* tile, int outer, int k) {
   if constexpr (K_MAJOR)
-    return wgmma_descriptor(tile + k / 64 * TileT::PANEL + outer * 128 + k % 64 * 2, 16, 1024);
+    return wgmma_descriptor(tile + k_offset<TileT>(outer, k), 16, 1024);
   else
     return wgmma_descriptor(tile + outer / 64 * TileT::PANEL + k * 128 + outer % 64 * 2, TileT::PANEL,
                             1024);
@@ -34,7 +45,7 @@ JM_DEVICE uint64_t operand_slice(unsigned char* tile, int outer, int k) {
 // addition of constants.
 template <class TileT, bool K_MAJOR>
 JM_DEVICE uint64_t operand_slice(uint64_t first, int outer, int k) {
-  return wgmma_descriptor_at(first, K_MAJOR ? k / 64 * TileT::PANEL + outer * 128 + k % 64 * 2
+  return wgmma_descriptor_at(first, K_MAJOR ? k_offset<TileT>(outer, k)
                                             : outer / 64 * TileT::PANEL + k * 128 + outer % 64 * 2);
 }
 
@@ -53,25 +64,39 @@ struct Wgmma<F8Pair<A, B>> {
     wgmma_f8<A, B>(d, a, b);
   }
 };
+template <>
+struct Wgmma<float> {
+  template <bool A_MN, bool B_MN, int NT>
+  JM_DEVICE static void run(float (&d)[NT][4], uint64_t a, uint64_t b) {
+    static_assert(!A_MN && !B_MN, "operands of 32 bits are K-major");
+    wgmma_tf32(d, a, b);
+  }
+};
 
-// T: bf16, f16 or F8Pair, then k counts pairs. The warpgroups share the tile along m (WG_M), n (WG_N) or k (WG_K: each has all of
-// the tile and every other k step, and the sums meet in the epilogue); one of them is 2. PANEL: k
+// T: bf16, f16, float (tf32) or F8Pair, then k counts pairs. The warpgroups share the tile along m
+// (WG_M), n (WG_N) or k (WG_K: each has all of the tile and every other k step, and the sums meet in the
+// epilogue); one of them is 2. *_K_MAJOR: in memory, and in shared memory if T has 16 bits. PANEL: k
 // tiles of A that the consumers compute and keep, as in Gemm; 0: A is streamed with B. PANEL_B: the
 // same of B.
 template <class T, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int WG_K, bool A_K_MAJOR,
           bool B_K_MAJOR, int PANEL = 0, int PANEL_B = 0>
 struct GemmWgmma {
-  static constexpr int BM = BM_, BN = BN_, BK = 64, SLOTS = SLOTS_;
-  static constexpr int N = BN / WG_N, NT = N / 8, STEPS = BK / 16 / WG_K;
+  static constexpr bool TF32 = is_same<T, float>, B_K = B_K_MAJOR || TF32;
+  static constexpr int BM = BM_, BN = BN_, BK = 128 / sizeof(T), SLOTS = SLOTS_;
+  static constexpr int N = BN / WG_N, NT = N / 8, STEPS = 4 / WG_K, STEP = BK / 4;
   static_assert(WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M, "two warpgroups of 64 rows");
   static_assert(N % 16 == 0 && N <= 256 && SLOTS >= 2 && SLOTS <= MAX_SLOTS, "");
   static_assert(PANEL == 0 || A_K_MAJOR, "a panel is [m][k]");
-  static_assert(PANEL_B == 0 || (B_K_MAJOR && PANEL == 0), "or [n][k]");
+  static_assert(PANEL_B == 0 || (B_K_MAJOR && PANEL == 0 && !TF32), "or [n][k]");
   // A slice along n begins at a panel of 64 columns.
-  static_assert(B_K_MAJOR || WG_N == 1 || N % 64 == 0, "");
+  static_assert(B_K || WG_N == 1 || N % 64 == 0, "");
 
-  using TileA = SwizzledTile<T, A_K_MAJOR ? BM : BK, A_K_MAJOR ? (PANEL ? PANEL : BK) : BM>;
-  using TileB = SwizzledTile<T, B_K_MAJOR ? BN : BK, B_K_MAJOR ? (PANEL_B ? PANEL_B : BK) : BN>;
+  static constexpr int DEEP_A = PANEL ? PANEL : BK, DEEP_B = PANEL_B ? PANEL_B : BK;
+  static constexpr bool A_REGISTERS = TF32 && PANEL == 0;
+  using TileA = Conditional<A_REGISTERS, Tf32Left<BM, A_K_MAJOR>,
+                            SwizzledTile<T, A_K_MAJOR ? BM : BK, A_K_MAJOR ? DEEP_A : BM>>;
+  using TileB = Conditional<TF32, Tf32Right<BN, B_K_MAJOR>,
+                            SwizzledTile<T, B_K ? BN : BK, B_K ? DEEP_B : BN>>;
   static constexpr int A_BYTES = PANEL ? 0 : TileA::BYTES;
   static constexpr int STAGE_BYTES = A_BYTES + (PANEL_B ? 0 : TileB::BYTES);
   static constexpr int PANEL_BYTES = PANEL ? TileA::BYTES : PANEL_B ? TileB::BYTES : 0;
@@ -89,6 +114,11 @@ struct GemmWgmma {
   }
 
   // ---- producers -----------------------------------------------------------------------------
+
+  // Tiles on their way while the producers round one: 96 KB. A slot is free again when the products of
+  // the tile behind it have been issued, so at least two must be full or on their way to it.
+  static constexpr int FLYING = 96 * 1024 / STAGE_BYTES > 1 ? 96 * 1024 / STAGE_BYTES : 1;
+  static constexpr int LAG = !TF32 ? 0 : FLYING < SLOTS - 2 ? FLYING : SLOTS - 2;
 
   // Requests all k tiles of a task. AHEAD: of the first tiles one operand, the left one if LEFT, is
   // requested before ready() returns, which waits until the other one may be read; where that is a
@@ -109,7 +139,7 @@ struct GemmWgmma {
     const auto fetch_b = [&](int i, int t) {
       unsigned char* const to = slot(smem, i) + A_BYTES;
       if constexpr (PANEL_B == 0) {
-        if constexpr (B_K_MAJOR)
+        if constexpr (B_K)
           TileB::template fill<PRODUCERS>(to, thread, col0, k0 + t * BK, load_b);
         else
           TileB::template fill<PRODUCERS>(to, thread, k0 + t * BK, col0, load_b);
@@ -129,16 +159,27 @@ struct GemmWgmma {
       from.template next<SLOTS>();
     }
     if constexpr (!ALONE) ready();
+    Place done = at;  // where the tiles are that have been requested and not rounded
 #pragma unroll 1
-    for (int t = 0; t < tiles; ++t) {
-      if (t >= FIRST) {
-        mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
-        first(at.slot, t);
+    for (int t = 0; t < tiles + LAG; ++t) {
+      if (LAG == 0 || t < tiles) {
+        if (t >= FIRST) {
+          mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
+          first(at.slot, t);
+        }
+        if constexpr (LEFT) fetch_b(at.slot, t);
+        else fetch_a(at.slot, t);
+        if constexpr (!TF32) cp_async_mbarrier_arrive(&roles->full[at.slot]);
+        at.template next<SLOTS>();
       }
-      if constexpr (LEFT) fetch_b(at.slot, t);
-      else fetch_a(at.slot, t);
-      cp_async_mbarrier_arrive(&roles->full[at.slot]);
-      at.template next<SLOTS>();
+      if constexpr (TF32) {
+        cp_async_commit();
+        if (t < LAG) continue;
+        cp_async_wait<LAG>();
+        TileB::template finish<PRODUCERS>(slot(smem, done.slot) + A_BYTES, thread);
+        mbarrier_arrive(&roles->full[done.slot]);
+        done.template next<SLOTS>();
+      }
     }
   }
 
@@ -163,20 +204,28 @@ struct GemmWgmma {
     const int row = WG_M == 2 ? warpgroup() * 64 : 0;
     const int wk = WG_K == 2 ? warpgroup() : 0;
     const bool speaks = thread_id() % 128 == 0;
+    if constexpr (A_REGISTERS)
+      through_registers(smem, roles, at, tiles, acc, row + warp_id() % 4 * 16, wk, speaks);
+    else
+      from_shared(smem, roles, at, tiles, acc, row, wk, speaks);
+  }
+
+  JM_DEVICE static void from_shared(unsigned char* smem, Roles* roles, Place& at, int tiles,
+                                    Accumulators& acc, int row, int wk, bool speaks) {
     int before = -1;  // the slot whose products may still run
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
       mbarrier_wait(&roles->full[at.slot], at.parity());
-      fence_proxy_async();  // cp.async wrote the tile as ordinary stores do
+      fence_proxy_async();  // cp.async, too, writes as ordinary stores do
       unsigned char* const a = PANEL ? smem : slot(smem, at.slot);
       unsigned char* const b = PANEL_B ? smem : slot(smem, at.slot) + A_BYTES;
       wgmma_fence();
 #pragma unroll
       for (int s = 0; s < STEPS; ++s) {
-        const int k = (s * WG_K + wk) * 16;
-        Wgmma<T>::template run<!A_K_MAJOR, !B_K_MAJOR>(
+        const int k = (s * WG_K + wk) * STEP;
+        Wgmma<T>::template run<!A_K_MAJOR, !B_K>(
             acc.x, operand_slice<TileA, A_K_MAJOR>(a, row, PANEL ? t * BK + k : k),
-            operand_slice<TileB, B_K_MAJOR>(b, first_col(), PANEL_B ? t * BK + k : k));
+            operand_slice<TileB, B_K>(b, first_col(), PANEL_B ? t * BK + k : k));
       }
       wgmma_commit();
       wgmma_wait<1>();
@@ -186,6 +235,36 @@ struct GemmWgmma {
     }
     wgmma_wait<0>();
     if (before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
+  }
+
+  // A through registers. Each warpgroup waits for its own products, and meanwhile the other one's run:
+  // fragments of the next tile, loaded before that wait, were spilled by ptxas in large kernels.
+  JM_DEVICE static void through_registers(unsigned char* smem, Roles* roles, Place& at, int tiles,
+                                          Accumulators& acc, int row, int wk, bool speaks) {
+    const int first = TileA::first(row);
+#pragma unroll 1
+    for (int t = 0; t < tiles; ++t) {
+      mbarrier_wait(&roles->full[at.slot], at.parity());
+      fence_proxy_async();  // the producers' stores before wgmma's reads
+      unsigned char* const left = slot(smem, at.slot);
+      uint32_t a[STEPS][4];
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+        TileA::fragment(a[s], shared_offset(left) + first, (s * WG_K + wk) * STEP);
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[s][i] = to_tf32(bitcast<float>(a[s][i]));
+      wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+        wgmma_tf32_registers(acc.x, a[s], operand_slice<TileB, true>(left + A_BYTES, first_col(),
+                                                                     (s * WG_K + wk) * STEP));
+      wgmma_commit();
+      wgmma_wait<0>();
+      if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
+      at.template next<SLOTS>();
+    }
   }
 
   // The two warpgroups' pieces where both have sums of all elements; AHEAD of a thread are in flight.

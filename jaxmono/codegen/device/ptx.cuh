@@ -18,7 +18,7 @@
 //   void mma_m16n8k32<A, B>(Acc (&d)[4], ...), mma_tiles_bytes<A, B>   likewise; int8_t, uint8_t with
 //                                    uint32_t sums, which wrap; f8e4m3, f8e5m2 (sm_89) with float sums
 //   uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector)   prmt, nibbles 0 to 7
-//   uint32_t to_tf32(float)                                            rounds to nearest, ties away
+//   uint32_t to_tf32(float)          rounds to nearest, ties to even (away before sm_90)
 // Hopper, each from a header of its own:
 //  ptx_mbarrier.cuh (sm_90). Barriers are words of shared memory. Meaning: see there.
 //   void mbarrier_init(uint64_t* bar, uint32_t arrivals)               one thread; after all of them
@@ -37,6 +37,8 @@
 //                                    T bf16 or f16; runs until the wait that retires its group
 //   void wgmma_f8<A, B>(float (&d)[NT][4], uint64_t a, uint64_t b)   64 x 8 NT x 32, likewise;
 //                                    f8e4m3 or f8e5m2, [m or n][k]
+//   void wgmma_tf32(float (&d)[NT][4], uint64_t a, uint64_t b)       64 x 8 NT x 8, likewise; f32
+//   void wgmma_tf32_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64_t b)
 //   void wgmma_fence()               before the first wgmma, and the first after the accumulators
 //                                    were touched
 //   void wgmma_commit(), void wgmma_wait<N>()   all but the N newest groups are done

@@ -112,7 +112,11 @@ JM_DEVICE uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector) 
 
 JM_DEVICE uint32_t to_tf32(float x) {
   uint32_t out;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(x));
+#if __CUDA_ARCH__ >= 900
+  asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(out) : "f"(x));
+#else
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(out) : "f"(x));  // on Hopper three instructions
+#endif
   return out;
 }
 

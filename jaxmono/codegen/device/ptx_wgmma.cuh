@@ -5,7 +5,8 @@
 // row r at place p ^ (r % 8). A tile begins at a multiple of 1024 bytes. An operand is stored as
 //   [rows][k] (K-major)   in panels of 64 k. A descriptor points at row % 8 == 0, k % 16 == 0;
 //                         stride_bytes = 1024 (8 rows); lead_bytes is not used, say 16
-//   [k][rows] (MN)        in panels of 64 rows. A descriptor points at a panel's first row, k % 8 == 0;
+//                         (f32: panels of 32 k, k % 8 == 0; bytes: 128 and 32)
+//   [k][rows] (MN)        16-bit elements only, in panels of 64 rows. A descriptor points at a panel's first row, k % 8 == 0;
 //                         stride_bytes = 1024 (8 k), lead_bytes: from panel to panel
 //
 // ptxas lets products overlap only where it can follow their registers: between the first
@@ -128,6 +129,75 @@ JM_DEVICE void wgmma(float (&d)[NT][4], uint64_t a, uint64_t b) {
 
 #undef JM_WGMMA
 #undef JM_WGMMA_TYPED
+
+#define JM_WGMMA(COUNT, N, A, B)                                                            \
+  else if constexpr (NT == COUNT) {                                                         \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32"                  \
+                 " {" JM_R##COUNT "}, %" #A ", %" #B ", 1, 1, 1;"                           \
+                 : JM_D##COUNT                                                              \
+                 : "l"(a), "l"(b));                                                         \
+  }
+
+// f32 as tf32, both operands K-major. The low 13 bits of an element are not read.
+template <int NT>
+JM_DEVICE void wgmma_tf32(float (&d)[NT][4], uint64_t a, uint64_t b) {
+  static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
+  if constexpr (false) {
+  }
+  JM_WGMMA(2, 16, 8, 9)
+  JM_WGMMA(4, 32, 16, 17)
+  JM_WGMMA(6, 48, 24, 25)
+  JM_WGMMA(8, 64, 32, 33)
+  JM_WGMMA(10, 80, 40, 41)
+  JM_WGMMA(12, 96, 48, 49)
+  JM_WGMMA(14, 112, 56, 57)
+  JM_WGMMA(16, 128, 64, 65)
+  JM_WGMMA(18, 144, 72, 73)
+  JM_WGMMA(20, 160, 80, 81)
+  JM_WGMMA(22, 176, 88, 89)
+  JM_WGMMA(24, 192, 96, 97)
+  JM_WGMMA(26, 208, 104, 105)
+  JM_WGMMA(28, 224, 112, 113)
+  JM_WGMMA(30, 240, 120, 121)
+  JM_WGMMA(32, 256, 128, 129)
+}
+
+#undef JM_WGMMA
+
+#define JM_WGMMA(COUNT, N, A0, A1, A2, A3, B)                                               \
+  else if constexpr (NT == COUNT) {                                                         \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32"                  \
+                 " {" JM_R##COUNT "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B       \
+                 ", 1, 1, 1;"                                                               \
+                 : JM_D##COUNT                                                              \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                     \
+  }
+
+// The left operand in registers, as a fragment of mma_m16n8k8_tf32: of 16 rows a warp.
+template <int NT>
+JM_DEVICE void wgmma_tf32_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
+  if constexpr (false) {
+  }
+  JM_WGMMA(2, 16, 8, 9, 10, 11, 12)
+  JM_WGMMA(4, 32, 16, 17, 18, 19, 20)
+  JM_WGMMA(6, 48, 24, 25, 26, 27, 28)
+  JM_WGMMA(8, 64, 32, 33, 34, 35, 36)
+  JM_WGMMA(10, 80, 40, 41, 42, 43, 44)
+  JM_WGMMA(12, 96, 48, 49, 50, 51, 52)
+  JM_WGMMA(14, 112, 56, 57, 58, 59, 60)
+  JM_WGMMA(16, 128, 64, 65, 66, 67, 68)
+  JM_WGMMA(18, 144, 72, 73, 74, 75, 76)
+  JM_WGMMA(20, 160, 80, 81, 82, 83, 84)
+  JM_WGMMA(22, 176, 88, 89, 90, 91, 92)
+  JM_WGMMA(24, 192, 96, 97, 98, 99, 100)
+  JM_WGMMA(26, 208, 104, 105, 106, 107, 108)
+  JM_WGMMA(28, 224, 112, 113, 114, 115, 116)
+  JM_WGMMA(30, 240, 120, 121, 122, 123, 124)
+  JM_WGMMA(32, 256, 128, 129, 130, 131, 132)
+}
+
+#undef JM_WGMMA
 
 #define JM_WGMMA_TYPED(NT, N, TYPES, A, B)                                                  \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." TYPES                      \

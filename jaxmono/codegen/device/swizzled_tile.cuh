@@ -1,4 +1,4 @@
-// A tile of 16-bit elements in shared memory as wgmma reads it, and the threads that fill it.
+// A tile in shared memory as wgmma reads it, and the threads that fill it.
 #pragma once
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/types.cuh"
@@ -32,19 +32,22 @@ struct IsStrided<L, decltype(void(L::IS_STRIDED))> {
   static constexpr bool value = true;
 };
 
-// ROWS x COLS elements of 16 bits as panels of 64 columns. A panel row has 128 bytes, whose 16-byte
-// pieces are permuted by the row: the 128-byte swizzle of wgmma. Tiles begin at multiples of 1024.
+// ROWS x COLS elements of 16 or 32 bits as panels of 64 or 32 columns. A panel row has 128 bytes, whose
+// 16-byte pieces are permuted by the row: the 128-byte swizzle of wgmma. Tiles begin at multiples of
+// 1024.
 template <class T, int ROWS_, int COLS_>
 struct SwizzledTile {
   static constexpr int ROWS = ROWS_, COLS = COLS_;
-  static constexpr int PIECES = COLS / 8;
+  static constexpr int PIECE = 16 / sizeof(T), ACROSS = 8 * PIECE;  // columns of a piece, of a panel
+  static constexpr int PIECES = COLS / PIECE;
   static constexpr int PANEL = ROWS * 128;
-  static constexpr int BYTES = (COLS + 63) / 64 * PANEL;
-  static_assert(sizeof(T) == 2 && ROWS % 8 == 0 && COLS % 8 == 0, "rows of eight, 16-byte pieces");
+  static constexpr int BYTES = (COLS + ACROSS - 1) / ACROSS * PANEL;
+  static_assert(sizeof(T) == 2 || sizeof(T) == 4, "bytes go in pairs");
+  static_assert(ROWS % 8 == 0 && COLS % PIECE == 0, "rows of eight, 16-byte pieces");
 
   JM_DEVICE static T* at(unsigned char* base, int row, int col) {
-    return reinterpret_cast<T*>(base + col / 64 * PANEL + row * 128 +
-                                ((col / 8 ^ row) & 7) * 16) + col % 8;
+    return reinterpret_cast<T*>(base + col / ACROSS * PANEL + row * 128 +
+                                ((col / PIECE ^ row) & 7) * 16) + col % PIECE;
   }
 
   // As Tile::fill, by THREADS threads of which this is number `thread`.
@@ -55,10 +58,10 @@ struct SwizzledTile {
       straight<THREADS, 0>(base, thread, row0, col0, load);
     } else if constexpr (PIECES > 8 && THREADS % PIECES != 0) {
       // Panel by panel: 8 pieces divide THREADS.
-      constexpr int PANELS = (COLS + 63) / 64;
+      constexpr int PANELS = (COLS + ACROSS - 1) / ACROSS;
 #pragma unroll 1  // unrolled, the addresses do not fit the producers' registers
       for (int p = 0; p < PANELS; ++p)
-        columns<THREADS, (COLS - 64 < 0 ? COLS : 64)>(base, thread, row0, col0, p * 64, load);
+        columns<THREADS, (COLS < ACROSS ? COLS : ACROSS)>(base, thread, row0, col0, p * ACROSS, load);
     } else {
       columns<THREADS, COLS>(base, thread, row0, col0, 0, load);
     }
@@ -68,12 +71,12 @@ struct SwizzledTile {
   template <int THREADS, int WIDTH, class Load>
   JM_DEVICE static void columns(unsigned char* base, int thread, int row0, int col0, int first,
                                 const Load& load) {
-    constexpr int N = WIDTH / 8, TRIPS = (ROWS * N + THREADS - 1) / THREADS;
+    constexpr int N = WIDTH / PIECE, TRIPS = (ROWS * N + THREADS - 1) / THREADS;
     constexpr int ROW_STEP = THREADS / N, PIECE_STEP = THREADS % N;
     int row = static_cast<int>(static_cast<unsigned>(thread) / N);
     int piece = static_cast<int>(static_cast<unsigned>(thread) % N);
     if constexpr (PIECE_STEP == 0 && ROW_STEP % 8 == 0) {  // the same piece of each row: one swizzle
-      const int col = first + piece * 8;
+      const int col = first + piece * PIECE;
       unsigned char* const to = reinterpret_cast<unsigned char*>(at(base, row, col));
 #pragma unroll(TRIPS <= 8 ? TRIPS : 8)
       for (int i = 0; i < TRIPS; ++i)
@@ -83,7 +86,7 @@ struct SwizzledTile {
     } else {
 #pragma unroll(TRIPS <= 8 ? TRIPS : 8)
       for (int i = 0; i < TRIPS; ++i) {
-        const int col = first + piece * 8;
+        const int col = first + piece * PIECE;
         if ((ROWS * N % THREADS == 0 || row < ROWS) && (COLS % WIDTH == 0 || col < COLS))
           load(static_cast<void*>(at(base, row, col)), row0 + row, col0 + col);
         row += ROW_STEP;
@@ -96,7 +99,7 @@ struct SwizzledTile {
     }
   }
 
-  // Strips of 64, 32, 16 or 8 columns, of which a thread has one 16-byte piece in every ROW_STEP-th
+  // Strips of 8, 4, 2 or 1 pieces, of which a thread has one 16-byte piece in every ROW_STEP-th
   // row: a multiple of 8 rows, so the swizzle is the same in all of them, and constant distances from
   // two addresses do for the whole strip. That is 3 instructions a piece; `columns` takes 8 to 15,
   // with which four producer warps brought 68 KB per microsecond on an H200, less than small tiles
@@ -105,12 +108,12 @@ struct SwizzledTile {
   JM_DEVICE static void straight(unsigned char* base, int thread, int row0, int col0,
                                  const Load& load) {
     if constexpr (FIRST < COLS) {
-      constexpr int LEFT = COLS - FIRST;
-      constexpr int WIDTH = LEFT >= 64 ? 64 : LEFT >= 32 ? 32 : LEFT >= 16 ? 16 : 8;
-      constexpr int N = WIDTH / 8, ROW_STEP = THREADS / N;
+      constexpr int LEFT = (COLS - FIRST) / PIECE;
+      constexpr int N = LEFT >= 8 ? 8 : LEFT >= 4 ? 4 : LEFT >= 2 ? 2 : 1, WIDTH = N * PIECE;
+      constexpr int ROW_STEP = THREADS / N;
       static_assert(THREADS % N == 0 && ROW_STEP % 8 == 0, "one swizzle for all rows of a thread");
       const int row = static_cast<int>(static_cast<unsigned>(thread) / N);
-      const int col = FIRST + static_cast<int>(static_cast<unsigned>(thread) % N) * 8;
+      const int col = FIRST + static_cast<int>(static_cast<unsigned>(thread) % N) * PIECE;
       unsigned char* const to = reinterpret_cast<unsigned char*>(at(base, row, col));
       const T* const from = load.at(row0 + row, col0 + col);
 #pragma unroll

@@ -16,7 +16,7 @@ void fence_proxy_async();
 
 enum WgmmaForm : uint32_t {
   WGMMA_F16 = 1, WGMMA_A_MN = 2, WGMMA_B_MN = 4, WGMMA_ZERO = 8, WGMMA_A_REGISTERS = 16,
-  WGMMA_F8 = 32, WGMMA_A_E5M2 = 64, WGMMA_B_E5M2 = 128
+  WGMMA_F8 = 32, WGMMA_A_E5M2 = 64, WGMMA_B_E5M2 = 128, WGMMA_TF32 = 256
 };
 
 struct Wgmma {

@@ -153,7 +153,7 @@ inline uint32_t byte_permute(uint32_t low, uint32_t high, uint32_t selector) {
 inline uint32_t to_tf32(float x) {
   const uint32_t bits = emulate::float_bits(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffffffu;
-  return (bits + 0x1000u) & ~0x1fffu;
+  return (bits + 0xfffu + (bits >> 13 & 1)) & ~0x1fffu;
 }
 
 #define JM_LOAD(NAME)                                                                   \

@@ -74,6 +74,18 @@ void expand_bytes(float* out, const unsigned char* memory, uint64_t bits, int ro
     }
 }
 
+// A K-major operand of f32 as float [8 k][rows].
+void expand_words(float* out, const unsigned char* memory, uint64_t bits, int rows) {
+  const Operand o = operand(bits);
+  for (int k = 0; k < WG_K; k += 8)  // of 16 bits
+    for (int n = 0; n < rows; ++n) {
+      uint32_t words[4];
+      memcpy(words, memory + piece_address(o, false, static_cast<uint32_t>(n),
+                                           static_cast<uint32_t>(k)), sizeof words);
+      for (int i = 0; i < 4; ++i) Tf32::expand(out + (k / 2 + i) * rows + n, words[i]);
+    }
+}
+
 // d [64][n] += a [depth][64] transposed times b [depth][n].
 void multiply(float* __restrict__ d, const float* __restrict__ a, const float* __restrict__ b,
               int n, int depth) {
@@ -121,6 +133,15 @@ void expand_registers(float* out, const Product& p) {
     }
 }
 
+// The same of f32, as float [8 k][64].
+void expand_word_registers(float* out, const Product& p) {
+  for (int t = 0; t < 128; ++t)
+    for (int i = 0; i < 4; ++i) {
+      const int row = t / 32 * 16 + t % 32 / 4 + i % 2 * 8, k = t % 4 + i / 2 * 4;
+      Tf32::expand(out + k * WG_ROWS + row, p.registers[t][i]);
+    }
+}
+
 Warpgroup& warpgroup_of(const Lane& me) { return me.block->warpgroups[me.warp_id / 4]; }
 
 // How many of the warpgroup's products all four warps have issued.
@@ -151,6 +172,14 @@ void multiply_until(Lane& me, Warpgroup& g, uint64_t end) {
         left(a, memory, q.a, WG_ROWS);
         right(b, memory, q.b, n);
         multiply(d, a, b, n, 2 * WG_K);
+        ++g.done;
+        continue;
+      }
+      if (q.form & WGMMA_TF32) {
+        if (q.form & WGMMA_A_REGISTERS) expand_word_registers(a, q);
+        else expand_words(a, memory, q.a, WG_ROWS);
+        expand_words(b, memory, q.b, n);
+        multiply(d, a, b, n, WG_K / 2);
         ++g.done;
         continue;
       }

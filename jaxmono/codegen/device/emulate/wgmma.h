@@ -58,6 +58,20 @@ inline void wgmma_f8(float (&d)[NT][4], uint64_t a, uint64_t b) {
                    (mma_format<B> == MMA_E5M2 ? WGMMA_B_E5M2 : 0u)};
   collective(&arg, wgmma_issue, "wgmma_f8");
 }
+template <int NT>
+inline void wgmma_tf32(float (&d)[NT][4], uint64_t a, uint64_t b) {
+  static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
+  using namespace emulate;
+  Wgmma arg = {&d[0][0], a, b, nullptr, 8 * NT, WGMMA_TF32};
+  collective(&arg, wgmma_issue, "wgmma_tf32");
+}
+template <int NT>
+inline void wgmma_tf32_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
+  using namespace emulate;
+  Wgmma arg = {&d[0][0], 0, b, a, 8 * NT, WGMMA_TF32 | WGMMA_A_REGISTERS};
+  collective(&arg, wgmma_issue, "wgmma_tf32_registers");
+}
 template <class T, bool B_MN, int NT>
 inline void wgmma_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64_t b) {
   emulate::issue<T>(d, 0, b, a,
