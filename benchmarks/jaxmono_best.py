@@ -30,13 +30,14 @@ def prepare(data: Data, mode: str, choices: Choices, *, interpret: bool, phases:
     Raises:
       Exception: what JAX or jaxmono raises for the default flags, or for ``only``.
     """
-    whose = f"jaxmono {mode}"
-    if only is None and (known := choices.get(data, whose)) is not None:
-        only = known.flags
     if only is not None:
         return _running(data, mode, only, interpret=interpret)
+    whose, flags = f"jaxmono {mode}", data.kept.get(XLA_FLAGS, DEFAULT)
+    known = choices.get(data, whose) if flags != DEFAULT else None
+    if known is not None and known.flags in (DEFAULT, flags):
+        return _noted(_running(data, mode, known.flags, interpret=interpret),
+                      "flags chosen by an earlier run")
     first = _running(data, mode, DEFAULT, interpret=interpret)
-    flags = data.kept.get(XLA_FLAGS, DEFAULT)
     if first.facts.status != "fallback" or flags == DEFAULT:
         return first
     first.wait(first.start())

@@ -59,10 +59,10 @@ def missing(rows: Sequence[Row], number: int) -> bool:
     """Whether a case with these rows still lacks a pass: one that has failed gets no other, nor one
     whose lowest times have been seen twice."""
     return any(row.status != "failed" and row.passes < number for row in rows) and not (
-        number > 2 and settled(rows))
+        number > 2 and _settled(rows))
 
 
-def settled(rows: Iterable[Row]) -> bool:
+def _settled(rows: Iterable[Row]) -> bool:
     """Whether the lowest device time of each system has been seen in two passes."""
     return all(_seen_twice(row) for row in rows if row.status != "failed" and row.device_us)
 

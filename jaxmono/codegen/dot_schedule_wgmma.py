@@ -6,7 +6,8 @@ consumers write has become faster since, and is set by hand: of 204 tiles timed 
 times are 3 % too low, with a spread of 7 % (standard deviation of the logarithm).
 
 Elements of other sizes cost what 16-bit elements of as many bytes do: wgmma reads 128 bytes of k in
-the same time whatever is in them. Shared memory is used more for tf32, which is rounded there.
+the same time whatever is in them. Shared memory is used more for tf32, which is rounded there; that
+term is by the hardware's numbers, not fitted.
 """
 
 from __future__ import annotations

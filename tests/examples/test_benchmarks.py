@@ -347,6 +347,8 @@ def test_what_jaxmono_leaves_to_xla_gets_xlas_flags(monkeypatch: pytest.MonkeyPa
         later = xla_best.Choices(tmp_path / "choices.json")
         assert jaxmono_best.prepare(of, "auto", later, **given).label == best
         assert tried[2:] == [best] and later.get(of) is None  # nothing of XLA's
+        of.kept[xla_best.XLA_FLAGS] = xla_best.DEFAULT  # nor is it asked where XLA keeps to these
+        assert jaxmono_best.prepare(of, "auto", later, **given).label == xla_best.DEFAULT
 
 
 def test_a_variant_that_is_wrong_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

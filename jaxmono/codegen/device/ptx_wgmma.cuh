@@ -6,8 +6,9 @@
 //   [rows][k] (K-major)   in panels of 64 k. A descriptor points at row % 8 == 0, k % 16 == 0;
 //                         stride_bytes = 1024 (8 rows); lead_bytes is not used, say 16
 //                         (f32: panels of 32 k, k % 8 == 0; bytes: 128 and 32)
-//   [k][rows] (MN)        16-bit elements only, in panels of 64 rows. A descriptor points at a panel's first row, k % 8 == 0;
-//                         stride_bytes = 1024 (8 k), lead_bytes: from panel to panel
+//   [k][rows] (MN)        16-bit elements only, in panels of 64 rows. A descriptor points at a panel's
+//                         first row, k % 8 == 0; stride_bytes = 1024 (8 k), lead_bytes: from panel to
+//                         panel
 //
 // ptxas lets products overlap only where it can follow their registers: between the first
 // wgmma_fence and wgmma_wait<0> nothing else touches the accumulators, and no path reaches that wait
@@ -88,13 +89,33 @@ JM_DEVICE uint64_t wgmma_descriptor_at(uint64_t first, int bytes) {
 #define JM_D30 JM_D28, JM_D(28), JM_D(29)
 #define JM_D32 JM_D30, JM_D(30), JM_D(31)
 
+// The sizes: fragments of 8 columns, columns, and the numbers of the operands behind the sums, of which
+// each JM_WGMMA below takes as many as its instruction has.
+#define JM_WGMMA_SIZES \
+  JM_WGMMA(2, 16, 8, 9, 10, 11, 12, 13) \
+  JM_WGMMA(4, 32, 16, 17, 18, 19, 20, 21) \
+  JM_WGMMA(6, 48, 24, 25, 26, 27, 28, 29) \
+  JM_WGMMA(8, 64, 32, 33, 34, 35, 36, 37) \
+  JM_WGMMA(10, 80, 40, 41, 42, 43, 44, 45) \
+  JM_WGMMA(12, 96, 48, 49, 50, 51, 52, 53) \
+  JM_WGMMA(14, 112, 56, 57, 58, 59, 60, 61) \
+  JM_WGMMA(16, 128, 64, 65, 66, 67, 68, 69) \
+  JM_WGMMA(18, 144, 72, 73, 74, 75, 76, 77) \
+  JM_WGMMA(20, 160, 80, 81, 82, 83, 84, 85) \
+  JM_WGMMA(22, 176, 88, 89, 90, 91, 92, 93) \
+  JM_WGMMA(24, 192, 96, 97, 98, 99, 100, 101) \
+  JM_WGMMA(26, 208, 104, 105, 106, 107, 108, 109) \
+  JM_WGMMA(28, 224, 112, 113, 114, 115, 116, 117) \
+  JM_WGMMA(30, 240, 120, 121, 122, 123, 124, 125) \
+  JM_WGMMA(32, 256, 128, 129, 130, 131, 132, 133)
+
 // Z: whether d is added to. A, B, TA, TB: the numbers of the other operands.
 #define JM_WGMMA_TYPED(NT, N, TYPE, Z, A, B, TA, TB)                                        \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE              \
                " {" JM_R##NT "}, %" #A ", %" #B ", " Z ", 1, 1, %" #TA ", %" #TB ";"        \
                : JM_D##NT                                                                   \
                : "l"(a), "l"(b), "n"(A_MN ? 1 : 0), "n"(B_MN ? 1 : 0))
-#define JM_WGMMA(COUNT, N, A, B, TA, TB)                                                    \
+#define JM_WGMMA(COUNT, N, A, B, TA, TB, ...)                                               \
   else if constexpr (NT == COUNT) {                                                         \
     if constexpr (ZERO && is_same<T, bf16>) JM_WGMMA_TYPED(COUNT, N, "bf16", "0", A, B, TA, TB); \
     else if constexpr (ZERO) JM_WGMMA_TYPED(COUNT, N, "f16", "0", A, B, TA, TB);            \
@@ -109,28 +130,13 @@ JM_DEVICE void wgmma(float (&d)[NT][4], uint64_t a, uint64_t b) {
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
   if constexpr (false) {
   }
-  JM_WGMMA(2, 16, 8, 9, 10, 11)
-  JM_WGMMA(4, 32, 16, 17, 18, 19)
-  JM_WGMMA(6, 48, 24, 25, 26, 27)
-  JM_WGMMA(8, 64, 32, 33, 34, 35)
-  JM_WGMMA(10, 80, 40, 41, 42, 43)
-  JM_WGMMA(12, 96, 48, 49, 50, 51)
-  JM_WGMMA(14, 112, 56, 57, 58, 59)
-  JM_WGMMA(16, 128, 64, 65, 66, 67)
-  JM_WGMMA(18, 144, 72, 73, 74, 75)
-  JM_WGMMA(20, 160, 80, 81, 82, 83)
-  JM_WGMMA(22, 176, 88, 89, 90, 91)
-  JM_WGMMA(24, 192, 96, 97, 98, 99)
-  JM_WGMMA(26, 208, 104, 105, 106, 107)
-  JM_WGMMA(28, 224, 112, 113, 114, 115)
-  JM_WGMMA(30, 240, 120, 121, 122, 123)
-  JM_WGMMA(32, 256, 128, 129, 130, 131)
+  JM_WGMMA_SIZES
 }
 
 #undef JM_WGMMA
 #undef JM_WGMMA_TYPED
 
-#define JM_WGMMA(COUNT, N, A, B)                                                            \
+#define JM_WGMMA(COUNT, N, A, B, ...)                                                       \
   else if constexpr (NT == COUNT) {                                                         \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32"                  \
                  " {" JM_R##COUNT "}, %" #A ", %" #B ", 1, 1, 1;"                           \
@@ -144,27 +150,12 @@ JM_DEVICE void wgmma_tf32(float (&d)[NT][4], uint64_t a, uint64_t b) {
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
   if constexpr (false) {
   }
-  JM_WGMMA(2, 16, 8, 9)
-  JM_WGMMA(4, 32, 16, 17)
-  JM_WGMMA(6, 48, 24, 25)
-  JM_WGMMA(8, 64, 32, 33)
-  JM_WGMMA(10, 80, 40, 41)
-  JM_WGMMA(12, 96, 48, 49)
-  JM_WGMMA(14, 112, 56, 57)
-  JM_WGMMA(16, 128, 64, 65)
-  JM_WGMMA(18, 144, 72, 73)
-  JM_WGMMA(20, 160, 80, 81)
-  JM_WGMMA(22, 176, 88, 89)
-  JM_WGMMA(24, 192, 96, 97)
-  JM_WGMMA(26, 208, 104, 105)
-  JM_WGMMA(28, 224, 112, 113)
-  JM_WGMMA(30, 240, 120, 121)
-  JM_WGMMA(32, 256, 128, 129)
+  JM_WGMMA_SIZES
 }
 
 #undef JM_WGMMA
 
-#define JM_WGMMA(COUNT, N, A0, A1, A2, A3, B)                                               \
+#define JM_WGMMA(COUNT, N, A0, A1, A2, A3, B, ...)                                          \
   else if constexpr (NT == COUNT) {                                                         \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k8.f32.tf32.tf32"                  \
                  " {" JM_R##COUNT "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B       \
@@ -179,22 +170,7 @@ JM_DEVICE void wgmma_tf32_registers(float (&d)[NT][4], const uint32_t (&a)[4], u
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
   if constexpr (false) {
   }
-  JM_WGMMA(2, 16, 8, 9, 10, 11, 12)
-  JM_WGMMA(4, 32, 16, 17, 18, 19, 20)
-  JM_WGMMA(6, 48, 24, 25, 26, 27, 28)
-  JM_WGMMA(8, 64, 32, 33, 34, 35, 36)
-  JM_WGMMA(10, 80, 40, 41, 42, 43, 44)
-  JM_WGMMA(12, 96, 48, 49, 50, 51, 52)
-  JM_WGMMA(14, 112, 56, 57, 58, 59, 60)
-  JM_WGMMA(16, 128, 64, 65, 66, 67, 68)
-  JM_WGMMA(18, 144, 72, 73, 74, 75, 76)
-  JM_WGMMA(20, 160, 80, 81, 82, 83, 84)
-  JM_WGMMA(22, 176, 88, 89, 90, 91, 92)
-  JM_WGMMA(24, 192, 96, 97, 98, 99, 100)
-  JM_WGMMA(26, 208, 104, 105, 106, 107, 108)
-  JM_WGMMA(28, 224, 112, 113, 114, 115, 116)
-  JM_WGMMA(30, 240, 120, 121, 122, 123, 124)
-  JM_WGMMA(32, 256, 128, 129, 130, 131, 132)
+  JM_WGMMA_SIZES
 }
 
 #undef JM_WGMMA
@@ -204,7 +180,7 @@ JM_DEVICE void wgmma_tf32_registers(float (&d)[NT][4], const uint32_t (&a)[4], u
                " {" JM_R##NT "}, %" #A ", %" #B ", 1, 1, 1;"                                \
                : JM_D##NT                                                                   \
                : "l"(a), "l"(b))
-#define JM_WGMMA(COUNT, N, AT, BT)                                                          \
+#define JM_WGMMA(COUNT, N, AT, BT, ...)                                                     \
   else if constexpr (NT == COUNT) {                                                         \
     if constexpr (is_same<A, f8e4m3> && is_same<B, f8e4m3>)                                 \
       JM_WGMMA_TYPED(COUNT, N, "e4m3.e4m3", AT, BT);                                        \
@@ -220,22 +196,7 @@ JM_DEVICE void wgmma_f8(float (&d)[NT][4], uint64_t a, uint64_t b) {
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
   if constexpr (false) {
   }
-  JM_WGMMA(2, 16, 8, 9)
-  JM_WGMMA(4, 32, 16, 17)
-  JM_WGMMA(6, 48, 24, 25)
-  JM_WGMMA(8, 64, 32, 33)
-  JM_WGMMA(10, 80, 40, 41)
-  JM_WGMMA(12, 96, 48, 49)
-  JM_WGMMA(14, 112, 56, 57)
-  JM_WGMMA(16, 128, 64, 65)
-  JM_WGMMA(18, 144, 72, 73)
-  JM_WGMMA(20, 160, 80, 81)
-  JM_WGMMA(22, 176, 88, 89)
-  JM_WGMMA(24, 192, 96, 97)
-  JM_WGMMA(26, 208, 104, 105)
-  JM_WGMMA(28, 224, 112, 113)
-  JM_WGMMA(30, 240, 120, 121)
-  JM_WGMMA(32, 256, 128, 129)
+  JM_WGMMA_SIZES
 }
 
 #undef JM_WGMMA
@@ -261,26 +222,12 @@ JM_DEVICE void wgmma_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
   if constexpr (false) {
   }
-  JM_WGMMA(2, 16, 8, 9, 10, 11, 12, 13)
-  JM_WGMMA(4, 32, 16, 17, 18, 19, 20, 21)
-  JM_WGMMA(6, 48, 24, 25, 26, 27, 28, 29)
-  JM_WGMMA(8, 64, 32, 33, 34, 35, 36, 37)
-  JM_WGMMA(10, 80, 40, 41, 42, 43, 44, 45)
-  JM_WGMMA(12, 96, 48, 49, 50, 51, 52, 53)
-  JM_WGMMA(14, 112, 56, 57, 58, 59, 60, 61)
-  JM_WGMMA(16, 128, 64, 65, 66, 67, 68, 69)
-  JM_WGMMA(18, 144, 72, 73, 74, 75, 76, 77)
-  JM_WGMMA(20, 160, 80, 81, 82, 83, 84, 85)
-  JM_WGMMA(22, 176, 88, 89, 90, 91, 92, 93)
-  JM_WGMMA(24, 192, 96, 97, 98, 99, 100, 101)
-  JM_WGMMA(26, 208, 104, 105, 106, 107, 108, 109)
-  JM_WGMMA(28, 224, 112, 113, 114, 115, 116, 117)
-  JM_WGMMA(30, 240, 120, 121, 122, 123, 124, 125)
-  JM_WGMMA(32, 256, 128, 129, 130, 131, 132, 133)
+  JM_WGMMA_SIZES
 }
 
 #undef JM_WGMMA
 #undef JM_WGMMA_TYPED
+#undef JM_WGMMA_SIZES
 #undef JM_D
 
 // setmaxnreg, all warps of a warpgroup: the kernel starts with what __launch_bounds__ leaves.
