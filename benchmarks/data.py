@@ -117,6 +117,14 @@ def make(case: Case, *, sets: int | None = None) -> Data:
                 (state_tree, carry_tree))
 
 
+def abstract(case: Case) -> tuple[Program, tuple[Any, ...]]:
+    """What `make` makes, as shapes: the program on tuples of leaves, and a call's arguments."""
+    program = case.program()
+    state, carry, *inputs = program.abstract()
+    (leaves, tree), (carried, carry_tree) = _leaves(state), _leaves(carry)
+    return _flat(program, tree, carry_tree), (leaves, carried, *inputs)
+
+
 _last: dict[Case, tuple[tuple[Any, ...], Any]] = {}
 """The weights of the last case (as of batch 1); one entry at most."""
 

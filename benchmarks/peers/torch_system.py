@@ -131,7 +131,8 @@ def prepare(peer: TorchPeer, how: How, *, seeds: Sequence[int]) -> TorchRunning:
     except Exception as error:
         raise PeerFailed(short_reason(error)) from error
     peak = torch.cuda.max_memory_allocated() if device.startswith("cuda") else None
-    running.facts = Facts(variant=variant, compile_s=seconds, peak_bytes=peak,
+    running.facts = Facts(variant=variant, compile_s=None if _was_compiled(how) else seconds,
+                          peak_bytes=peak,
                           notes=_skipped_graphs() if how == "torch_compile" else "")
     return running
 
@@ -193,6 +194,16 @@ def _captured(peer: TorchPeer, sets: Sequence[tuple[Any, ...]], device: str,
         return kept
 
     return call, "eager kernels, one graph"
+
+
+def _was_compiled(how: How) -> bool:
+    """Whether Inductor found the program in its cache on disk (``--cache_dir``): what that took is
+    no compile time."""
+    import torch
+
+    counters = torch._dynamo.utils.counters
+    return how == "torch_compile" and bool(counters["inductor"]["fxgraph_cache_hit"]
+                                           or counters["aot_autograd"]["autograd_cache_hit"])
 
 
 def _skipped_graphs() -> str:

@@ -293,3 +293,17 @@ def test_minilms_peer_computes_the_published_embeddings() -> None:
     np.testing.assert_allclose(got.numpy(), want, atol=1e-5)
     mine = peer.inputs(0)
     assert tuple(mine[0].shape) == ids.shape and int(mine[1].sum()) == int(mask.sum())
+
+
+@faithful
+def test_a_program_of_inductors_cache_tells_no_compile_time() -> None:
+    torch = needs_torch()
+    from benchmarks.peers import torch_system
+
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    assert not torch_system._was_compiled("torch_compile")
+    counters["inductor"]["fxgraph_cache_hit"] += 1
+    assert torch_system._was_compiled("torch_compile")
+    assert not torch_system._was_compiled("torch_cudagraph")
+    counters.clear()
