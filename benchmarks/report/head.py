@@ -50,8 +50,10 @@ def part(root: Path) -> str:
     where = folder.relative_to(root).as_posix()
     told = results.header
     place = ", ".join(str(told[key]) for key in ("gpu", "device", "date") if told.get(key))
-    full, dash, changes = str(told.get("commit") or "").partition("-")
-    commit = f", commit `{full[:10]}{dash}{changes}`" if full else ""
+    # Of the rows: a run that was resumed may have those of an earlier commit, too.
+    commits = list(dict.fromkeys(_short(row.commit) for row in results.rows if row.commit))
+    named = " and ".join(f"`{commit}`" for commit in commits)
+    commit = f", commit{'s' * (len(commits) > 1)} {named}" if commits else ""
     lines = [
         f"Microseconds on the GPU per call ({place or folder.name}{commit}); a ratio below 1 is "
         f"faster than XLA. [All rows, and pipelined times, latency, kernels, errors, failures]"
@@ -61,6 +63,11 @@ def part(root: Path) -> str:
     if (folder / PLOT).is_file():
         lines += ["", f"![Time as a multiple of XLA's, per model]({where}/{PLOT})"]
     return "\n".join(lines)
+
+
+def _short(commit: str) -> str:
+    full, dash, changes = commit.partition("-")
+    return f"{full[:10]}{dash}{changes}"
 
 
 def _telling(results: Results) -> list[Case]:

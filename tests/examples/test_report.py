@@ -248,12 +248,15 @@ def test_readme_shows_the_telling_lines_of_the_newest_run(tmp_path: Path) -> Non
     write(runs / "not-timed", [row("m", "xla", None)], {**HEADER, "time": "23:00:00"})
     (runs / "other-form").mkdir()
     (runs / "other-form" / "rows.jsonl").write_text('{"kind": "stamp"}\n')
-    telling = [replace(r, model={"bert": "bert_base"}.get(r.model, r.model)) for r in rows()]
-    folder = write(runs / "new", telling, {**HEADER, "commit": "0123456789abcdef-dirty"})
+    telling = [replace(r, model={"bert": "bert_base"}.get(r.model, r.model),
+                       commit="0123456789abcdef-dirty") for r in rows()]
+    folder = write(runs / "new", telling, HEADER)
     text = head.part(tmp_path)
     assert "Note:" not in text
-    write(runs / "new", telling, {**HEADER, "commit": "0123456789abcdef-dirty", "note": "of two"})
+    resumed = [*telling[:-1], replace(telling[-1], commit="fedcba")]
+    write(runs / "new", resumed, {**HEADER, "note": "of two"})
     assert "Note: of two." in head.part(tmp_path)
+    assert "commits `0123456789-dirty` and `fedcba`" in head.part(tmp_path)
     assert "(Some GPU, 2026-11-21, commit `0123456789-dirty`)" in text
     assert "| bert_base | 1 | s128 | bf16 | 52.0 | 400.0 | 1200 | failed | **200.0** |" in text
     assert "| conv |" not in text and "torch_compile / xla" not in text
