@@ -6,11 +6,13 @@
 A kernel's key is its content, the GPU's facts and NVRTC's version: neither JAX's backend nor a
 driver is in it, so what is compiled here is found there. Only an untuned kernel is: schedules that
 a GPU has measured are in that machine's cache. On a leased GPU the 400 s that the standard table's
-kernels take to compile are better spent measuring.
+kernels take to compile are better spent measuring. ``kernels.json`` says which are whose, for
+`benchmarks.beside`, which times the kernels of two trees in one run.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -19,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeAlias
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -29,7 +32,7 @@ from benchmarks import data, select
 from benchmarks.select import BadFlag
 from examples.cli import flags_parser
 from jaxmono import _collect, _config
-from jaxmono._build import Job, build
+from jaxmono._build import Built, build
 from jaxmono._device import Facts, facts_for
 from jaxmono.custom_call import cache
 
@@ -42,7 +45,14 @@ _CACHE = flags.DEFINE_string("cache_dir", None, "That benchmarks.run will be giv
                              required=True)
 _GPU = flags.DEFINE_string("gpu", "NVIDIA H200", "As the driver names it; one with the SMs of the "
                            "cost model's reference, an H200's.")
+INDEX = "kernels.json"
+"""In the folder: names of cases to the files of their kernels, under it."""
+
 _WORKERS = flags.DEFINE_integer("workers", 1, "Processes.", lower_bound=1)
+
+
+_Job: TypeAlias = tuple[str, int, str, bool, str, str]
+"""Workload, batch, dtype, tiny, mode, GPU."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,17 +65,26 @@ def main(arguments: Sequence[str]) -> int:
     except BadFlag as error:
         sys.stderr.write(f"python -m benchmarks.prepare: {error}\n")
         return 2
-    os.environ["JAXMONO_CACHE_DIR"] = str((Path(_CACHE.value) / "jaxmono").resolve())
     jobs = [(case.workload.name, case.batch, case.dtype, case.tiny, mode, _GPU.value)
             for case in cases for mode in modes]
-    bad = 0
+    return 1 if prepare_all(jobs, Path(_CACHE.value), workers=_WORKERS.value) else 0
+
+
+def prepare_all(jobs: Sequence[_Job], folder: Path, *, workers: int = 1) -> int:
+    """Compiles the kernels of all, and writes the index; returns how many failed."""
+    os.environ["JAXMONO_CACHE_DIR"] = str((folder / "jaxmono").resolve())
+    folder.mkdir(parents=True, exist_ok=True)
+    bad, index = 0, folder / INDEX
+    known: dict[str, list[str]] = json.loads(index.read_text("utf-8")) if index.exists() else {}
     # Workloads hold functions, which a process cannot be sent: they go by name.
-    with ProcessPoolExecutor(_WORKERS.value, mp_context=get_context("spawn")) as pool:
-        for told, failed in pool.map(_prepared, jobs):
-            bad += failed
-            sys.stdout.write(told + "\n")
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for name, told, files in pool.map(_prepared, jobs):
+            bad += files is None
+            known |= {name: files} if files else {}
+            index.write_text(json.dumps(known, indent=1), encoding="utf-8")
+            sys.stdout.write(f"{name}: {told}\n")
             sys.stdout.flush()
-    return 1 if bad else 0
+    return bad
 
 
 def gpu_facts(name: str) -> Facts:
@@ -76,11 +95,8 @@ def gpu_facts(name: str) -> Facts:
         keeps_pairs=facts.target.wgmma))
 
 
-def prepare(case: data.Case, mode: str, facts: Facts) -> tuple[int, int]:
-    """Compiles the kernels of a case into the cache.
-
-    Returns:
-      How many it has, and how many of them were there.
+def prepare(case: data.Case, mode: str, facts: Facts) -> list[Built]:
+    """Compiles the kernels of a case into the cache; equal ones once.
 
     Raises:
       JaxmonoError: one cannot be planned or compiled.
@@ -89,32 +105,25 @@ def prepare(case: data.Case, mode: str, facts: Facts) -> tuple[int, int]:
     with _collect.collecting(plan_only=True) as collected:
         jaxmono.jit(program.step, donate_argnums=1, mode=mode).trace(*arguments).lower(
             lowering_platforms=("cuda",))
-    jobs = [replace(built.job, facts=facts) for outcome in collected.outcomes
-            for built in {b.key: b for b in outcome.built}.values()]
-    built = [_built(job) for job in jobs]
-    return len(built), sum(built)
+    planned = {b.key: b for outcome in collected.outcomes for b in outcome.built}
+    return [build(replace(b.job, facts=facts), _config.read(), plan_only=False)
+            for b in planned.values()]
 
 
-def _built(job: Job) -> bool:
-    """Whether it was there."""
-    config = _config.read()
-    done = build(job, config, plan_only=False)
-    assert cache.current() is not None
-    return done.cached
-
-
-def _prepared(job: tuple[str, int, str, bool, str, str]) -> tuple[str, bool]:
-    """One case in a worker: a line for people, and whether it failed."""
-    name, batch, dtype, tiny, mode, gpu = job
-    (case,) = select.cases([name], [str(batch)], [dtype], tiny=tiny)
-    start = time.perf_counter()
+def _prepared(job: _Job) -> tuple[str, str, list[str] | None]:
+    """One case in a worker: its name, a line for people, the kernels' files; None if it failed."""
+    workload, batch, dtype, tiny, mode, gpu = job
+    (case,) = select.cases([workload], [str(batch)], [dtype], tiny=tiny)
+    name, start = f"{case.name} {mode}", time.perf_counter()
     try:
-        kernels, known = prepare(case, mode, gpu_facts(gpu))
+        built = prepare(case, mode, gpu_facts(gpu))
     except Exception as error:
-        return f"{case.name} {mode}: failed: {error}", True
-    seconds = time.perf_counter() - start
+        return name, f"failed: {error}", None
+    known, kept = sum(b.cached for b in built), cache.current()
+    assert kept is not None
     there = f", {known} of them there" if known else ""
-    return f"{case.name} {mode}: {kernels} kernels{there}, {seconds:.1f} s", False
+    return (name, f"{len(built)} kernels{there}, {time.perf_counter() - start:.1f} s",
+            [str(kept.path(b.key).relative_to(kept.directory.parent.parent)) for b in built])
 
 
 if __name__ == "__main__":

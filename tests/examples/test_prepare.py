@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import jaxmono
-from benchmarks import data, prepare, select
+from benchmarks import beside, data, prepare, select
 from jaxmono import _device
 from jaxmono._device import facts_for
 from jaxmono.codegen.target import cuda_target
@@ -32,7 +32,8 @@ def test_a_kernel_compiled_ahead_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("JAXMONO_CACHE_DIR", str(tmp_path))
     (case,) = select.cases(["mlp"], ["1"], ["bf16"], tiny=True)
     facts = prepare.gpu_facts("NVIDIA H200")
-    assert prepare.prepare(case, "monolithic", facts) == (1, 0)
+    (built,) = prepare.prepare(case, "monolithic", facts)
+    assert not built.cached
     found = cache.current()
     assert found is not None and len(found.entries()) == 1
     # What the driver there does: a lowering of the same call, with a GPU.
@@ -41,3 +42,15 @@ def test_a_kernel_compiled_ahead_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     jaxmono.jit(program.step, donate_argnums=1, mode="monolithic").trace(*arguments).lower(
         lowering_platforms=("cuda",))
     assert len(found.entries()) == 1, "another key"
+
+
+def test_kernels_are_compared_by_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("before", "after"):
+        monkeypatch.setenv("JAXMONO_CACHE_DIR", "")  # prepare_all sets it: put back afterwards
+        job = ("mlp", 1, "bf16", True, "monolithic", "NVIDIA H200")
+        assert prepare.prepare_all([job], tmp_path / name) == 0
+    found = list(beside.pairs([tmp_path / "before", tmp_path / "after"]))
+    ((name, programs),) = found
+    assert name == "mlp b1 bf16 monolithic" and list(programs) == ["before", "after"]
+    assert beside.told({"before": (2.0, 0.0), "after": (1.0, 0.5)}) == \
+        "before 2.00 us  after 1.00 us (0.500, outputs off by 5.0e-01)"

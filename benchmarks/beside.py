@@ -1,0 +1,113 @@
+"""Kernels of several trees, compiled ahead, timed beside each other: what a change is worth.
+
+    python -m benchmarks.prepare --cache_dir=/tmp/before --models=bert_base     in one tree
+    python -m benchmarks.prepare --cache_dir=/tmp/after --models=bert_base      in the other
+    python -m benchmarks.beside /tmp/before /tmp/after                          on the GPU
+
+A line for each kernel that two folders have under the same case: microseconds a launch (median of
+turns taken one after the other), as a ratio to the first folder's, and how far its outputs are from
+the first one's on the same random inputs. The launches of a turn are one CUDA graph, so that the
+host does not matter. Fifty kernels take some seconds; what stays is measured by the yardstick.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+
+from benchmarks.prepare import INDEX
+from examples.cli import flags_parser
+from jaxmono.codegen.program import Program
+from jaxmono.hlo.types import TensorType
+from jaxmono.tuning.gpu_worker import Bench, CudaError, MachineError
+
+_TURNS = flags.DEFINE_integer("turns", 9, "Of each kernel; the median counts.", lower_bound=1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Times all; returns 1 if a kernel failed, 2 where there is nothing to compare."""
+    folders = [Path(a) for a in arguments[1:]]
+    missing = [f for f in folders if not (f / INDEX).is_file()]
+    if not folders or missing:
+        sys.stderr.write(f"python -m benchmarks.beside: {missing[0] if missing else 'no folder'}: "
+                         f"give folders that benchmarks.prepare has made, with {INDEX}\n")
+        return 2
+    bench, bad = Bench(0), 0
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, programs in pairs(folders):
+            try:
+                found = times(bench, programs, Path(scratch))
+            except (CudaError, MachineError) as error:
+                bad += 1
+                sys.stdout.write(f"{name}: {error}\n")
+                continue
+            sys.stdout.write(f"{name}: {told(found)}\n")
+            sys.stdout.flush()
+    return 1 if bad else 0
+
+
+def pairs(folders: Sequence[Path]) -> Iterator[tuple[str, dict[str, Program]]]:
+    """(case and kernel, programs by folder) of what the first folder has and others too, if there
+    are others."""
+    known = [(f, json.loads((f / INDEX).read_text(encoding="utf-8"))) for f in folders]
+    for case, first in known[0][1].items():
+        have = [(f, index[case]) for f, index in known if len(index.get(case, ())) == len(first)]
+        if len(have) < min(2, len(folders)):
+            continue
+        for k in range(len(first)):
+            programs = {f.name: Program.from_bytes((f / files[k]).read_bytes())
+                        for f, files in have}
+            yield case + (f" kernel {k + 1}" if len(first) > 1 else ""), programs
+
+
+def times(bench: Bench, programs: dict[str, Program], scratch: Path,
+          ) -> dict[str, tuple[float, float]]:
+    """(microseconds, difference of the outputs from the first one's) by folder.
+
+    Raises:
+      CudaError, MachineError: a kernel cannot be loaded or run here.
+    """
+    one = next(iter(programs.values()))
+    bench.problem(_buffers(one.inputs), _buffers(one.outputs), list(one.aliases),
+                  max(p.scratch_bytes for p in programs.values()))
+    differences = {}
+    for number, (label, program) in enumerate(programs.items()):
+        file = scratch / f"{number}.cubin"
+        file.write_bytes(program.binary)
+        differences[label] = bench.load(_launch(number, program, file))["difference"]
+    samples: dict[str, list[float]] = {label: [] for label in programs}
+    for _ in range(_TURNS.value):
+        for number, label in enumerate(programs):
+            samples[label].append(bench.time(number))
+    return {label: (statistics.median(us), differences[label]) for label, us in samples.items()}
+
+
+def told(found: dict[str, tuple[float, float]]) -> str:
+    """For people: each folder's microseconds, ratio to the first one's, difference of outputs."""
+    base = next(iter(found.values()))[0]
+    first, *others = (f"{label} {us:.2f} us" for label, (us, _) in found.items())
+    more = [f"{text} ({us / base:.3f}, outputs off by {difference:.1e})" for text, (us, difference)
+            in zip(others, list(found.values())[1:], strict=True)]
+    return "  ".join([first, *more])
+
+
+def _buffers(types: Sequence[TensorType]) -> list[tuple[int, str]]:
+    return [(t.size * t.dtype.itemsize, t.dtype.value) for t in types]
+
+
+def _launch(number: int, program: Program, cubin: Path) -> dict[str, Any]:
+    return {"id": number, "cubin": str(cubin), "name": program.name, "threads": program.threads,
+            "shared_bytes": program.shared_bytes, "max_blocks": program.max_blocks,
+            "blocks_per_sm": program.blocks_per_sm, "min_blocks": program.min_blocks,
+            "cooperative": program.cooperative}
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=flags_parser("python -m benchmarks.beside"))
