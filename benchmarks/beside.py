@@ -12,7 +12,6 @@ host does not matter. Fifty kernels take some seconds; what stays is measured by
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 
 from absl import app, flags
 
-from benchmarks.prepare import INDEX
+from benchmarks import ahead
 from examples.cli import flags_parser
 from jaxmono.codegen.program import Program
 from jaxmono.hlo.types import TensorType
@@ -34,10 +33,10 @@ _TURNS = flags.DEFINE_integer("turns", 9, "Of each kernel; the median counts.", 
 def main(arguments: Sequence[str]) -> int:
     """Times all; returns 1 if a kernel failed, 2 where there is nothing to compare."""
     folders = [Path(a) for a in arguments[1:]]
-    missing = [f for f in folders if not (f / INDEX).is_file()]
+    missing = [f for f in folders if not (f / ahead.INDEX).is_file()]
     if not folders or missing:
         sys.stderr.write(f"python -m benchmarks.beside: {missing[0] if missing else 'no folder'}: "
-                         f"give folders that benchmarks.prepare has made, with {INDEX}\n")
+                         f"give folders that benchmarks.prepare has made, with {ahead.INDEX}\n")
         return 2
     bench, bad = Bench(0), 0
     with tempfile.TemporaryDirectory() as scratch:
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 def pairs(folders: Sequence[Path]) -> Iterator[tuple[str, dict[str, Program]]]:
     """(case and kernel, programs by folder) of what the first folder has and others too, if there
     are others."""
-    known = [(f, json.loads((f / INDEX).read_text(encoding="utf-8"))) for f in folders]
+    known = [(f, ahead.read(f)) for f in folders]
     for case, first in known[0][1].items():
         have = [(f, index[case]) for f, index in known if len(index.get(case, ())) == len(first)]
         if len(have) < min(2, len(folders)):
@@ -74,14 +73,12 @@ def times(bench: Bench, programs: dict[str, Program], scratch: Path,
     Raises:
       CudaError, MachineError: a kernel cannot be loaded or run here.
     """
-    one = next(iter(programs.values()))
-    bench.problem(_buffers(one.inputs), _buffers(one.outputs), list(one.aliases),
-                  max(p.scratch_bytes for p in programs.values()))
+    bench.problem(*problem_of(list(programs.values())))
     differences = {}
     for number, (label, program) in enumerate(programs.items()):
         file = scratch / f"{number}.cubin"
         file.write_bytes(program.binary)
-        differences[label] = bench.load(_launch(number, program, file))["difference"]
+        differences[label] = bench.load(launch_of(number, program, file))["difference"]
     samples: dict[str, list[float]] = {label: [] for label in programs}
     for _ in range(_TURNS.value):
         for number, label in enumerate(programs):
@@ -98,15 +95,24 @@ def told(found: dict[str, tuple[float, float]]) -> str:
     return "  ".join([first, *more])
 
 
-def _buffers(types: Sequence[TensorType]) -> list[tuple[int, str]]:
-    return [(t.size * t.dtype.itemsize, t.dtype.value) for t in types]
+def problem_of(programs: Sequence[Program],
+               ) -> tuple[list[tuple[int, str]], list[tuple[int, str]], list[tuple[int, int]], int]:
+    """What `Bench.problem` takes, for kernels of the same inputs and outputs."""
+    one = programs[0]
+    return (_buffers(one.inputs), _buffers(one.outputs), list(one.aliases),
+            max(p.scratch_bytes for p in programs))
 
 
-def _launch(number: int, program: Program, cubin: Path) -> dict[str, Any]:
+def launch_of(number: int, program: Program, cubin: Path) -> dict[str, Any]:
+    """What `Bench.load` takes."""
     return {"id": number, "cubin": str(cubin), "name": program.name, "threads": program.threads,
             "shared_bytes": program.shared_bytes, "max_blocks": program.max_blocks,
             "blocks_per_sm": program.blocks_per_sm, "min_blocks": program.min_blocks,
             "cooperative": program.cooperative}
+
+
+def _buffers(types: Sequence[TensorType]) -> list[tuple[int, str]]:
+    return [(t.size * t.dtype.itemsize, t.dtype.value) for t in types]
 
 
 if __name__ == "__main__":

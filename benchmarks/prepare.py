@@ -12,7 +12,6 @@ kernels take to compile are better spent measuring. ``kernels.json`` says which 
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -28,7 +27,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from absl import app, flags
 
 import jaxmono
-from benchmarks import data, select
+from benchmarks import ahead, data, select
 from benchmarks.select import BadFlag
 from examples.cli import flags_parser
 from jaxmono import _collect, _config
@@ -45,9 +44,6 @@ _CACHE = flags.DEFINE_string("cache_dir", None, "That benchmarks.run will be giv
                              required=True)
 _GPU = flags.DEFINE_string("gpu", "NVIDIA H200", "As the driver names it; one with the SMs of the "
                            "cost model's reference, an H200's.")
-INDEX = "kernels.json"
-"""In the folder: names of cases to the files of their kernels, under it."""
-
 _WORKERS = flags.DEFINE_integer("workers", 1, "Processes.", lower_bound=1)
 
 
@@ -74,14 +70,13 @@ def prepare_all(jobs: Sequence[_Job], folder: Path, *, workers: int = 1) -> int:
     """Compiles the kernels of all, and writes the index; returns how many failed."""
     os.environ["JAXMONO_CACHE_DIR"] = str((folder / "jaxmono").resolve())
     folder.mkdir(parents=True, exist_ok=True)
-    bad, index = 0, folder / INDEX
-    known: dict[str, list[str]] = json.loads(index.read_text("utf-8")) if index.exists() else {}
+    bad, known = 0, ahead.read(folder)
     # Workloads hold functions, which a process cannot be sent: they go by name.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         for name, told, files in pool.map(_prepared, jobs):
             bad += files is None
             known |= {name: files} if files else {}
-            index.write_text(json.dumps(known, indent=1), encoding="utf-8")
+            ahead.write(folder, known)
             sys.stdout.write(f"{name}: {told}\n")
             sys.stdout.flush()
     return bad
