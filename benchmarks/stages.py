@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import app, flags
@@ -26,7 +27,7 @@ from benchmarks.beside import launch_of, problem_of
 from examples.cli import flags_parser
 from jaxmono.codegen.nvrtc import compile_cuda
 from jaxmono.codegen.program import Program
-from jaxmono.tuning.gpu_worker import Bench, CudaError, MachineError
+from jaxmono.tuning.gpu_worker import Bench, CudaError, Kernel, MachineError
 
 _RUNS = flags.DEFINE_integer("runs", 9, "Launches; the median of each stage counts.", lower_bound=1)
 
@@ -35,6 +36,11 @@ _BLOCKS, _STAGES = 264, 2048
 _FOLDER = "marked"
 _MARKS = f"""
 __device__ long long jm_marks[2][{_STAGES}][{_BLOCKS}];
+__device__ unsigned long long jm_wall[2];  // nanoseconds at the begin and the end of block 0
+__device__ __forceinline__ void jm_time(int which) {{
+  if (threadIdx.x == 0 && blockIdx.x == 0)
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(jm_wall[which]));
+}}
 __device__ __forceinline__ void jm_mark(int which, unsigned stage) {{
   if (threadIdx.x == 0 && stage < {_STAGES} && blockIdx.x < {_BLOCKS})
     jm_marks[which][stage][blockIdx.x] = clock64();
@@ -95,11 +101,12 @@ def marked(source: str) -> str:
     kernel = source.index('extern "C" __global__')
     head, body = source[:kernel], source[kernel:]
     begin = body.index("using namespace jaxmono;")
-    body = (body[:begin] + "unsigned jm_stage = 0;\n  jm_mark(1, jm_stage++);\n  " + body[begin:])
+    body = (body[:begin] + "unsigned jm_stage = 0;\n  jm_time(0);\n"
+            "  jm_mark(1, jm_stage++);\n  " + body[begin:])
     # The threads that compute end the kernel: in the last branch, where there are producers.
     ends = [m.start() for m in re.finditer(r"^( *)\}$", body, flags=re.M)]
     end = ends[-2] if "registers_increase" in body else ends[-1]
-    return head + _MARKS + body[:end] + "jm_mark(0, jm_stage);\n" + body[end:]
+    return head + _MARKS + body[:end] + "jm_mark(0, jm_stage);\njm_time(1);\n" + body[end:]
 
 
 def _told(bench: Bench, program: Program) -> list[str]:
@@ -110,25 +117,35 @@ def _told(bench: Bench, program: Program) -> list[str]:
         file.flush()
         bench.load(launch_of(0, program, Path(file.name)))
     kernel = bench.kernels[0]
-    blocks, marks = min(kernel.grid, _BLOCKS), []
+    blocks, marks, walls = min(kernel.grid, _BLOCKS), list[Any](), list[float]()
     for turn in range(_RUNS.value):
         bench.launch(kernel, turn)
         bench.check(bench.d.cuStreamSynchronize(bench.stream))
-        host = np.empty((2, _STAGES, _BLOCKS), np.int64)
-        at, _ = bench.check(bench.d.cuModuleGetGlobal(kernel.module, b"jm_marks"))
-        bench.check(bench.d.cuMemcpyDtoH(host.ctypes.data, at, host.nbytes))
+        host = _read(bench, kernel, b"jm_marks", (2, _STAGES, _BLOCKS))
+        begin, end = _read(bench, kernel, b"jm_wall", (2,))
         marks.append(host[:, :program.stages + 1, :blocks])
-    mhz = bench.attribute(bench.d.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLOCK_RATE) / 1e3
-    arrived, passed = np.array(marks).transpose(1, 0, 2, 3) / mhz  # [run, stage, block]
+        walls.append(float(end - begin) / 1e3)
     n = program.stages
+    # Cycles are those of the clock as it was: under load it is below what the device names.
+    cycles = [float(m[0, n, 0] - m[1, 0, 0]) for m in marks]
+    mhz = float(np.median(np.array(cycles) / np.array(walls)))
+    arrived, passed = np.array(marks).transpose(1, 0, 2, 3) / mhz  # [run, stage, block]
     busy = np.median((arrived[:, 1:n + 1] - passed[:, :n]).mean(2), 0)
     last = (arrived[:, n] - passed[:, n - 1]).max(1)
     us = np.median(np.concatenate(
         [np.diff(passed[:, :n, 0], axis=1), last[:, None]], 1), 0)
-    names = re.findall(r"^ *// (stage [^:]*: .*)$", program.source, flags=re.M)
+    names = re.findall(r"^ *// (stage [^:\n]*: .*)$", program.source, flags=re.M)
     lines = [f"{us.sum():9.2f} us in {n} stages at {mhz:.0f} MHz"]
     order = labels(names, n)
     return lines + [f"{us[k]:9.2f} us  {busy[k] / us[k]:4.0%}  {order[k][:150]}" for k in range(n)]
+
+
+def _read(bench: Bench, kernel: Kernel, name: bytes, shape: tuple[int, ...]) -> Any:
+    """A global array of a kernel."""
+    host = np.empty(shape, np.int64)
+    at, _ = bench.check(bench.d.cuModuleGetGlobal(kernel.module, name))
+    bench.check(bench.d.cuMemcpyDtoH(host.ctypes.data, at, host.nbytes))
+    return host
 
 
 def labels(comments: Sequence[str], stages: int) -> list[str]:

@@ -199,7 +199,8 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     lanes = _lanes(code, s.bm * s.bn // CONSUMERS)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
     small = s.warps[2] == 2 and s.family != SWAPPED
-    early = early_loads(body, stores, form.dot.result, form.n, lanes, () if small else read_only) \
+    early = early_loads(body, stores, form.dot.result, form.n, lanes, form.m,
+                        () if small else read_only) \
         if s.family != SWAPPED else []
     emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
                pointers=pointers, names=names)
@@ -224,7 +225,7 @@ def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     per_thread = math.ceil(rows * s.bn / CONSUMERS)
     lanes = _lanes(code, 1 << (per_thread - 1).bit_length())  # one piece a thread, not two
     pieces = rows * (s.bn // lanes)
-    early = early_loads(body, stores, form.dot.result, form.n, lanes, ()) \
+    early = early_loads(body, stores, form.dot.result, form.n, lanes, form.m, ()) \
         if pieces <= CONSUMERS and s.bm % rows == 0 else []
     if early:  # one piece a thread
         emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,

@@ -5,7 +5,7 @@
     f(r, c, sums, early)
 
 One after the other, each piece of a 128 x 128 tile waits 0.4 us for L2, eight times a thread. What
-nothing in the launch writes (a bias) is left where it is: its few values stay in L1. A small tile
+is the same in every row (a bias) is left where it is: its few values stay in L1. A small tile
 has a piece or two a thread, a split's share one, and requests all of it before the k loop.
 """
 
@@ -28,10 +28,10 @@ MAX_BYTES = 32
 
 
 def early_loads(body: Graph, stores: Sequence[Store], result: Value, lane: Var, lanes: int,
-                read_only: Sequence[Value]) -> list[Root]:
+                rows: Var, read_only: Sequence[Value]) -> list[Root]:
     """(input, index) of all vectors that every piece loads, whatever its position."""
     split = Lane(lane, lanes)
-    inputs, left = set(body.inputs) - set(read_only), MAX_BYTES
+    inputs, left = set(body.inputs), MAX_BYTES
     found: dict[Root, None] = {}
     seen: set[Root] = set()
     work: list[Root] = [(body.outputs[s.result], s.index) for s in stores]
@@ -41,7 +41,8 @@ def early_loads(body: Graph, stores: Sequence[Store], result: Value, lane: Var, 
             continue
         seen.add((value, index))
         if value in inputs:
-            if _is_vector(value, index, split):
+            differs = value not in read_only or any(i.depends_on(rows) for i in index)
+            if differs and _is_vector(value, index, split):
                 left -= lanes * value.type.dtype.itemsize
                 if left >= 0:
                     found[value, index] = None

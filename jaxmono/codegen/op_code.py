@@ -46,7 +46,7 @@ _KEEP = frozenset({"select", "maximum", "minimum", "clamp", "negate", "abs", "si
 _JUMP = frozenset({"ceil", "floor", "is_finite", "is_inf", "is_neg_inf", "is_pos_inf",
                    "remainder", "round_nearest_afz", "round_nearest_even", "sign"})
 # Have a cheaper form that is exact to well below an f16 or bf16 rounding (device/narrow.cuh).
-_NARROW = frozenset({"erf", "erfc", "exponential", "logistic"})
+_NARROW = frozenset({"divide", "erf", "erfc", "exponential", "log_plus_one", "logistic", "tanh"})
 _NOT_GENERATED = frozenset({"complex", "real", "imag", "conj"})
 
 
@@ -110,6 +110,8 @@ def _elementwise(op: ops.Elementwise, args: Sequence[Emitted],
         op.kind in _KEEP and all(a.exact for a in args))
     kind = op.kind
     if is_narrow(op.result.type.dtype) and kind in _NARROW and not op.accuracy:
+        if kind == "divide" and args[0].name == "1.0f":
+            kind, args = "reciprocal", args[1:]
         kind = f"narrow_{kind}"
     if is_f8(op.result.type.dtype) and not exact:
         text = f"rounded<{storage(dtype)}>({p}{kind}({', '.join(a.name for a in args)}))"

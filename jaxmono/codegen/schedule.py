@@ -98,6 +98,11 @@ _FEW_TASKS = 32
 of a contraction do not fit 132 SMs at once; 4 do."""
 
 
+_IN_FLIGHT = 64
+"""Bytes that a thread of a copy loads before it stores: narrow loads have to be many to fill the
+time that memory takes."""
+
+
 def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
                 beside: bool = False) -> LoopSchedule:
     """Vectors as wide as possible; unrolled as far as every SM still gets work.
@@ -109,14 +114,16 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     flat, env = flat_loop(form)
     values, offsets = roots(sig, form.stores, env), sinks(sig, form.stores, env)
     lanes = vector_width(sig.body, values, offsets, flat)
-    if lanes == 1 and all(isinstance(o, _MOVES) for o in sig.body.ops):
+    moves = all(isinstance(o, _MOVES) for o in sig.body.ops)
+    if lanes == 1 and moves:
         # Where each element takes a dozen divisions to find (3 channels padded to 4), one search
         # and one store do for several, whose loads stay narrow.
         lanes = vector_width(sig.body, values, offsets, flat, unaligned=True)
     vectors = flat.size * siblings / lanes / threads
     if not beside or vectors > _FEW_TASKS:
         vectors /= device.sm_count
-    return LoopSchedule(lanes, max(1, min(4, 1 << int(math.log2(max(vectors, 1))))))
+    most = max(4, _IN_FLIGHT // (lanes * max(n for _, n in offsets))) if moves else 4
+    return LoopSchedule(lanes, max(1, min(most, 1 << int(math.log2(max(vectors, 1))))))
 
 
 # ---- rows --------------------------------------------------------------------------------------

@@ -43,11 +43,15 @@ def orient(graph: Graph) -> Graph:
 
 
 def _backwards(o: ops.DotGeneral, depth: dict[Value, int], weights: set[Value]) -> bool:
-    """Whether the right operand is the later one; of equals the one with few rows, if the other one
-    is a matrix that is an input (``w @ x``)."""
+    """Whether the right operand is the later one, and what it keeps are rows; of equals the one
+    with few rows, if the other one is a matrix that is an input (``w @ x``).
+
+    The gradient of weights, x^T dy, keeps the features of both: swapped it would be written, with
+    the update behind it, column by column (14 of 30 ms of wav2vec2's training step on an H200).
+    """
     left, right = depth.get(o.lhs, 0), depth.get(o.rhs, 0)
     if left != right:
-        return left < right
+        return left < right and o.rhs.type.rank - 1 in o.rhs_contract
     dims = dot_dims(o)
     return o.lhs in weights and len(dims.lhs_free) == 1 and dims.n <= FEW_ROWS < dims.m
 

@@ -8,7 +8,8 @@ import scipy.special
 from emulated import emulate
 
 EXACT = {"exponential": np.exp, "logistic": scipy.special.expit, "erf": scipy.special.erf,
-         "erfc": scipy.special.erfc}
+         "erfc": scipy.special.erfc, "log_plus_one": np.log1p, "tanh": np.tanh,
+         "reciprocal": np.reciprocal}
 N = 40_000
 SOURCE = """
 #include "jaxmono/narrow.cuh"
