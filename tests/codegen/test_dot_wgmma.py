@@ -408,3 +408,15 @@ def test_chosen_tiles_of_tf32_compile_for_hopper(spec: str, m: int, n: int, k: i
     binary = nvrtc.compile_cuda(headers.bundle(kernel.source), "sm_90a")
     assert not re.search(r"C75\d\d", binary.log), binary.log
     assert binary.spill_stores == binary.spill_loads == 0
+
+
+def test_a_residual_that_is_an_input_is_requested_before_the_sums() -> None:
+    """It differs from row to row, as one that the launch has written; a bias does not."""
+    def fn(x: Any, w: Any, bias: Any, other: Any) -> Any:
+        return x @ w + bias + other
+
+    shapes = ((2048, 768), (768, 3072), (3072,), (2048, 3072))
+    plan = plan_of(fn, *(Spec(s, BF16) for s in shapes), device=H200)
+    source = emit(plan, cuda_target("sm_90a"), H200, "test").source
+    fetch = source[source.index("const auto fetch"):source.index("G::consume(")]
+    assert "early.x0 = load<bf16, 8>(p3 + " in fetch and "x1" not in fetch

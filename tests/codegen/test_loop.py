@@ -311,3 +311,33 @@ def test_channels_padded_to_a_vector_are_found_once_per_vector(channels: int, lo
     (schedule,) = default_schedule(plan, interpret_target(), DEVICE).sigs.values()
     assert schedule.lanes == lanes
     check(g, [data(g.inputs[0])])
+
+
+@pytest.mark.parametrize("dtype", [DType.F16, DType.S8], ids=lambda d: d.value)
+@pytest.mark.parametrize("low", [(1, 1, 0), (-1, 2, 0), (0, 0, 3)], ids=str)
+def test_padded_copies_load_without_branches(dtype: DType, low: tuple[int, ...]) -> None:
+    """Behind a branch a load waits for the one before it; outside, the first element is read."""
+    def make(b: Builder, x: Value) -> Value:
+        return b.pad(x, b.constant(3, dtype), low, (1, 1, 2), (0, 0, 0))
+
+    x = value((6, 9, 14), dtype)
+    g = graph([x], make)
+    source = run([x], make, data(x, special=dtype is not DType.S8)).source
+    body = source[source.index("JM_DEVICE void f0_"):source.index('extern "C"')]
+    assert "? " in body and "const bool inside" in body
+    assert "} else {" not in body
+    assert g.outputs
+
+
+def test_only_16_bit_quotients_are_approximate() -> None:
+    def source(dtype: DType, numerator: float | None) -> str:
+        def make(b: Builder, x: Value, y: Value) -> Value:
+            a = x if numerator is None else b.splat(numerator, x.type)
+            return b.elementwise("divide", a, y)
+
+        return run([value((64,), dtype), value((64,), dtype)], make).source
+
+    assert "v_narrow_divide(" in source(DType.BF16, None)
+    assert "v_narrow_reciprocal(" in source(DType.F16, 1.0)
+    assert "v_narrow_divide(" in source(DType.F16, 3.0)
+    assert "_narrow_divide(v" not in source(DType.F32, None)
