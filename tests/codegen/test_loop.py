@@ -341,3 +341,18 @@ def test_only_16_bit_quotients_are_approximate() -> None:
     assert "v_narrow_reciprocal(" in source(DType.F16, 1.0)
     assert "v_narrow_divide(" in source(DType.F16, 3.0)
     assert "_narrow_divide(v" not in source(DType.F32, None)
+
+
+def test_16_bit_quotients_by_one_number_have_the_whole_range() -> None:
+    """Where a reciprocal would be subnormal or infinite, and where it would not."""
+    rows = np.array([1e-39, 3e38, 6.0, 0.0, np.inf, np.nan, -1e-31, -2.0], np.float32)
+    columns = np.array([0.0, 1.0, -3e38, 1e-39, np.inf, np.nan, 7.0, 2e30] * 2, np.float32)
+
+    def make(b: Builder, x: Value, y: Value) -> Value:
+        return b.elementwise("divide", b.broadcast_in_dim(x, (8, 16), (1,)),
+                             b.broadcast_in_dim(y, (8, 16), (0,)))
+
+    bf16 = DType.BF16
+    source = run([value((16,), bf16), value((8,), bf16)], make, columns.astype(bf16.numpy),
+                 rows.astype(bf16.numpy)).source
+    assert "v_narrow_divide(" in source

@@ -124,6 +124,21 @@ JM_DEVICE Vec<float, N> v_divide(const Vec<float, N>& a, const float& b) {
   return out;
 }
 
+template <int N>
+JM_DEVICE Vec<float, N> v_narrow_divide(const Vec<float, N>& a, const float& b) {
+  Vec<float, N> out;
+  const float magnitude = fabsf(b);
+  if (magnitude > 1e-30f && magnitude < 1e30f) {
+    const float r = fast_reciprocal(b);
+#pragma unroll
+    for (int i = 0; i < N; ++i) out.x[i] = a.x[i] * r;
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) out.x[i] = fast_divide(a.x[i], b);
+  }
+  return out;
+}
+
 // ---- conversions ---------------------------------------------------------------------------------
 
 template <class A, class B>
