@@ -8,12 +8,14 @@ equal spaces in one stage that read the same buffers are merged.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from jaxmono.fusion import cost
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import Draft, State, forward
 from jaxmono.fusion.indexing import Index, as_map, variables
 from jaxmono.fusion.plan import Device
+from jaxmono.fusion.support import matrix_dtype
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 
@@ -32,6 +34,10 @@ EARLY_WEIGHT = 24
 sine (a call with a branch) is about 0.1 us of a thread, and a vector of 8 is 8 of them in turn."""
 EARLY_READERS = 8
 
+COPIED_ROWS = 65
+"""Rows of a product from which on its operands have to be copied to shared memory as they are, if
+it is to run on warpgroups (codegen/dot_wgmma.py); fewer can be computed on the way."""
+
 _CAP = 1 << 40
 
 
@@ -42,6 +48,7 @@ def materialise(state: State) -> None:
     weights, counts, reading = _chains(state, holders)
     evals: dict[Value, int] = {}
     sinks: dict[Value, frozenset[int]] = {}
+    slower = _slower(state, holders)
     made: list[Draft] = []
     for op in reversed(state.graph.ops):
         if op in holders:
@@ -52,12 +59,15 @@ def materialise(state: State) -> None:
             or isinstance(op, ops.Stored) or (
             not _is_free(op, weights, reading)
             and (_repeats(op, evals, sinks, weights, counts, state.device)
-                 or _is_early(state, op, sinks, weights)))
+                 or _is_early(state, op, sinks, weights)
+                 or _is_awaited(op, slower, weights, state.device)))
         if stored:
             made.append(_loop(state, op))
             for v in op.uses:
                 _need(evals, sinks, v, _size(op), frozenset({id(op)}))
         else:
+            for v in op.uses:
+                slower[v] = slower.get(v, 0.0) + max(slower.get(r, 0.0) for r in op.results)
             times = max((evals.get(r, 0) for r in op.results), default=0)
             into = frozenset[int]().union(*(sinks.get(r, frozenset()) for r in op.results))
             if times:
@@ -144,6 +154,33 @@ def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]]
         if len(sinks.get(r, ())) > 1 and counts[r] > MAX_INLINE_OPS:
             return True
     return False
+
+
+def _slower(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, float]:
+    """By operand: microseconds that products take longer where it is computed on the way to them.
+
+    Llama-1B's gate * up in front of its last product, 128 rows on an H200: 29 us on the tensor
+    cores of a warp, 17 on a warpgroup's, which take what lies in memory.
+    """
+    out: dict[Value, float] = {}
+    for op in state.graph.ops if state.device.keeps_pairs else ():
+        alone = any(d.kind == "dot" for d in holders.get(op, ()))
+        if isinstance(op, ops.DotGeneral) and alone and matrix_dtype(op) is not None \
+                and dot_dims(op).m >= COPIED_ROWS:
+            for v in dict.fromkeys((op.lhs, op.rhs)):
+                out[v] = out.get(v, 0.0) + cost.dot_flops(op) / state.device.matrix_flops_per_us
+    return out
+
+
+def _is_awaited(op: Op, slower: Mapping[Value, float], weights: Mapping[Value, int],
+                device: Device) -> bool:
+    """Whether products that would wait for ``op`` gain more than a stage and its bytes cost."""
+    if cost.weight(op) == 0 or isinstance(op, ops.Pad):
+        return False
+    if _is_join(op) and not any(weights.get(v, 0) for v in op.uses):
+        return False  # copies choose the buffer
+    return any(slower.get(r, 0.0) > device.phase_us + 2 * r.type.nbytes / device.read_bytes_per_us
+               for r in op.results)
 
 
 def _is_early(state: State, op: Op, sinks: dict[Value, frozenset[int]],

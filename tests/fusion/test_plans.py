@@ -272,3 +272,17 @@ def test_remat_barriers_are_identities() -> None:
         return jax.grad(lambda x: jax.checkpoint(lambda x: jnp.tanh(x @ w))(x).sum())(x)
 
     plan(fn, f32(4, 8), f32(8, 8))
+
+
+@pytest.mark.parametrize(("rows", "warpgroups", "stages"), [
+    (128, True, 3), (16, True, 2), (128, False, 2)])
+def test_a_large_product_finds_its_operand_in_memory(rows: int, warpgroups: bool,
+                                                     stages: int) -> None:
+    """gate * up costs less than a stage, but what computes it on the way is no warpgroup's."""
+    def mlp(x: jax.Array, gate: jax.Array, up: jax.Array, down: jax.Array) -> jax.Array:
+        return ((x @ gate) * (x @ up)) @ down
+
+    graph = models.graph_of(mlp, bf16(rows, 2048), bf16(2048, 8192), bf16(2048, 8192),
+                            bf16(8192, 2048))
+    made = make_plan(graph, Device(keeps_pairs=warpgroups))
+    assert len(made.stages) == stages
