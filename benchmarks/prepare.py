@@ -14,26 +14,16 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeAlias
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from absl import app, flags
 
-import jaxmono
-from benchmarks import ahead, data, select
+from benchmarks import ahead, select
 from benchmarks.select import BadFlag
 from examples.cli import flags_parser
-from jaxmono import _collect, _config
-from jaxmono._build import Built, build
-from jaxmono._device import Facts, facts_for
-from jaxmono.custom_call import cache
 
 _MODELS = flags.DEFINE_list("models", ["all"], "As of benchmarks.run.")
 _BATCH = flags.DEFINE_list("batch", [], "Default: each workload's own.")
@@ -45,10 +35,6 @@ _CACHE = flags.DEFINE_string("cache_dir", None, "That benchmarks.run will be giv
 _GPU = flags.DEFINE_string("gpu", "NVIDIA H200", "As the driver names it; one with the SMs of the "
                            "cost model's reference, an H200's.")
 _WORKERS = flags.DEFINE_integer("workers", 1, "Processes.", lower_bound=1)
-
-
-_Job: TypeAlias = tuple[str, int, str, bool, str, str]
-"""Workload, batch, dtype, tiny, mode, GPU."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -63,62 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     jobs = [(case.workload.name, case.batch, case.dtype, case.tiny, mode, _GPU.value)
             for case in cases for mode in modes]
-    return 1 if prepare_all(jobs, Path(_CACHE.value), workers=_WORKERS.value) else 0
-
-
-def prepare_all(jobs: Sequence[_Job], folder: Path, *, workers: int = 1) -> int:
-    """Compiles the kernels of all, and writes the index; returns how many failed."""
-    os.environ["JAXMONO_CACHE_DIR"] = str((folder / "jaxmono").resolve())
-    folder.mkdir(parents=True, exist_ok=True)
-    bad, known = 0, ahead.read(folder)
-    # Workloads hold functions, which a process cannot be sent: they go by name.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for name, told, files in pool.map(_prepared, jobs):
-            bad += files is None
-            known |= {name: files} if files else {}
-            ahead.write(folder, known)
-            sys.stdout.write(f"{name}: {told}\n")
-            sys.stdout.flush()
-    return bad
-
-
-def gpu_facts(name: str) -> Facts:
-    """Those of a GPU that is not here, with as many SMs as the reference."""
-    facts = facts_for("cuda", interpret=False)
-    return replace(facts, here=True, device=replace(
-        facts.device, name=name, shared_bytes=facts.target.shared_bytes,
-        keeps_pairs=facts.target.wgmma))
-
-
-def prepare(case: data.Case, mode: str, facts: Facts) -> list[Built]:
-    """Compiles the kernels of a case into the cache; equal ones once.
-
-    Raises:
-      JaxmonoError: one cannot be planned or compiled.
-    """
-    program, arguments = data.abstract(case)
-    with _collect.collecting(plan_only=True) as collected:
-        jaxmono.jit(program.step, donate_argnums=1, mode=mode).trace(*arguments).lower(
-            lowering_platforms=("cuda",))
-    planned = {b.key: b for outcome in collected.outcomes for b in outcome.built}
-    return [build(replace(b.job, facts=facts), _config.read(), plan_only=False)
-            for b in planned.values()]
-
-
-def _prepared(job: _Job) -> tuple[str, str, list[str] | None]:
-    """One case in a worker: its name, a line for people, the kernels' files; None if it failed."""
-    workload, batch, dtype, tiny, mode, gpu = job
-    (case,) = select.cases([workload], [str(batch)], [dtype], tiny=tiny)
-    name, start = f"{case.name} {mode}", time.perf_counter()
-    try:
-        built = prepare(case, mode, gpu_facts(gpu))
-    except Exception as error:
-        return name, f"failed: {error}", None
-    known, kept = sum(b.cached for b in built), cache.current()
-    assert kept is not None
-    there = f", {known} of them there" if known else ""
-    return (name, f"{len(built)} kernels{there}, {time.perf_counter() - start:.1f} s",
-            [str(kept.path(b.key).relative_to(kept.directory.parent.parent)) for b in built])
+    return 1 if ahead.prepare_all(jobs, Path(_CACHE.value), workers=_WORKERS.value) else 0
 
 
 if __name__ == "__main__":

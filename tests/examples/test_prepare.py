@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import jaxmono
-from benchmarks import beside, data, prepare, select
+from benchmarks import ahead, beside, data, select
 from jaxmono import _device
 from jaxmono._device import facts_for
 from jaxmono.codegen.target import cuda_target
@@ -24,15 +24,15 @@ class Gpu:
 
 def test_facts_are_those_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_device, "_local_gpu", Gpu)
-    assert prepare.gpu_facts("NVIDIA H200") == facts_for("cuda", interpret=False)
+    assert ahead.gpu_facts("NVIDIA H200") == facts_for("cuda", interpret=False)
     assert facts_for("cuda", interpret=False).target == cuda_target("sm_90a")
 
 
 def test_a_kernel_compiled_ahead_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXMONO_CACHE_DIR", str(tmp_path))
     (case,) = select.cases(["mlp"], ["1"], ["bf16"], tiny=True)
-    facts = prepare.gpu_facts("NVIDIA H200")
-    (built,) = prepare.prepare(case, "monolithic", facts)
+    facts = ahead.gpu_facts("NVIDIA H200")
+    (built,) = ahead.prepare(case, "monolithic", facts)
     assert not built.cached
     found = cache.current()
     assert found is not None and len(found.entries()) == 1
@@ -48,7 +48,7 @@ def test_kernels_are_compared_by_case(tmp_path: Path, monkeypatch: pytest.Monkey
     for name in ("before", "after"):
         monkeypatch.setenv("JAXMONO_CACHE_DIR", "")  # prepare_all sets it: put back afterwards
         job = ("mlp", 1, "bf16", True, "monolithic", "NVIDIA H200")
-        assert prepare.prepare_all([job], tmp_path / name) == 0
+        assert ahead.prepare_all([job], tmp_path / name) == 0
     found = list(beside.pairs([tmp_path / "before", tmp_path / "after"]))
     ((name, programs),) = found
     assert name == "mlp b1 bf16 monolithic" and list(programs) == ["before", "after"]

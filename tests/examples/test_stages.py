@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import prepare, select, stages
+from benchmarks import ahead, select, stages
 from jaxmono.codegen.nvrtc import compile_cuda
 
 
@@ -17,7 +17,7 @@ def test_every_barrier_has_clocks_and_every_stage_a_name(
     """With producer warps and loops, and without."""
     monkeypatch.setenv("JAXMONO_CACHE_DIR", str(tmp_path))
     (case,) = select.cases([model], ["1"], ["bf16"], tiny=True)
-    (built,) = prepare.prepare(case, "monolithic", prepare.gpu_facts("NVIDIA H200"))
+    (built,) = ahead.prepare(case, "monolithic", ahead.gpu_facts("NVIDIA H200"))
     program = built.program
     assert program is not None and program.barriers
     source = stages.marked(program.source)
