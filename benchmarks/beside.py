@@ -112,7 +112,7 @@ def launch_of(number: int, program: Program, cubin: Path) -> dict[str, Any]:
 
 
 def _buffers(types: Sequence[TensorType]) -> list[tuple[int, str]]:
-    return [(t.size * t.dtype.itemsize, t.dtype.value) for t in types]
+    return [(t.nbytes, t.dtype.value) for t in types]
 
 
 if __name__ == "__main__":

@@ -151,18 +151,14 @@ def _read(bench: Bench, kernel: Kernel, name: bytes, shape: tuple[int, ...]) -> 
 def labels(comments: Sequence[str], stages: int) -> list[str]:
     """The generated comment of every stage; those of a loop's trips in turn."""
     out = [""] * stages
-    for text in comments:
+    # Loops first: counted on, one's stages lie behind its end, too, and those have their own.
+    for text in sorted(comments, key=lambda text: "* trip" not in text):
         told = re.match(r"stage (\d+)(?: \+ (\d+) \* trip)?: (.*)", text)
         if told is None:
             continue
         first, period = int(told[1]), int(told[2] or 0)
         for at in range(first, stages, period) if period else (first,):
             out[at] = f"{at}: {told[3]}"
-    # A loop's comment covers stages behind the loop, too; the single ones' own come last in order.
-    for text in comments:
-        told = re.match(r"stage (\d+): (.*)", text)
-        if told is not None:
-            out[int(told[1])] = f"{told[1]}: {told[2]}"
     return out
 
 
