@@ -62,19 +62,27 @@ def gpu_facts(name: str) -> Facts:
         keeps_pairs=facts.target.wgmma))
 
 
+def planned(case: data.Case, mode: str) -> list[Built]:
+    """The kernels of a case, planned; equal ones once.
+
+    Raises:
+      JaxmonoError: one cannot be planned.
+    """
+    program, arguments = data.abstract(case)
+    with _collect.collecting(plan_only=True) as collected:
+        jaxmono.jit(program.step, donate_argnums=1, mode=mode).trace(*arguments).lower(
+            lowering_platforms=("cuda",))
+    return list({b.key: b for outcome in collected.outcomes for b in outcome.built}.values())
+
+
 def prepare(case: data.Case, mode: str, facts: Facts) -> list[Built]:
     """Compiles the kernels of a case into the cache; equal ones once.
 
     Raises:
       JaxmonoError: one cannot be planned or compiled.
     """
-    program, arguments = data.abstract(case)
-    with _collect.collecting(plan_only=True) as collected:
-        jaxmono.jit(program.step, donate_argnums=1, mode=mode).trace(*arguments).lower(
-            lowering_platforms=("cuda",))
-    planned = {b.key: b for outcome in collected.outcomes for b in outcome.built}
     return [build(replace(b.job, facts=facts), _config.read(), plan_only=False)
-            for b in planned.values()]
+            for b in planned(case, mode)]
 
 
 def _prepared(job: Job) -> tuple[str, str, list[str] | None]:

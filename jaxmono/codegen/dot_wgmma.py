@@ -19,7 +19,7 @@ from jaxmono.codegen.dot import (
     is_strided,
     legal_lanes,
 )
-from jaxmono.codegen.early_loads import early_loads, emit_fetch
+from jaxmono.codegen.early_loads import early_loads, emit_fetch, touch_columns
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.panel import Panel
@@ -199,13 +199,15 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     lanes = _lanes(code, s.bm * s.bn // CONSUMERS)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
     small = s.warps[2] == 2 and s.family != SWAPPED
-    early = early_loads(body, stores, form.dot.result, form.n, lanes, form.m,
-                        () if small else read_only) \
+    early = early_loads(body, stores, form.dot.result, form.n, lanes, () if small else read_only) \
         if s.family != SWAPPED else []
     emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
                pointers=pointers, names=names)
     if small:
         w.line(f"const auto first = G::first<{lanes}>(fetch);")
+    else:
+        touch_columns(w, body, stores, form.dot.result, m=form.m, n=form.n, tile_n=s.bn,
+                      pointers=pointers, names=names)
     w.line("G::consume(smem, roles, at, k_tiles, sums);")
     head = (f"G::finish<{lanes}>(smem, sums, {'first, ' if small else ''}fetch, "
             f"[&](int r, int c, const float (&acc)[{lanes}], const auto& early)")
@@ -225,7 +227,7 @@ def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     per_thread = math.ceil(rows * s.bn / CONSUMERS)
     lanes = _lanes(code, 1 << (per_thread - 1).bit_length())  # one piece a thread, not two
     pieces = rows * (s.bn // lanes)
-    early = early_loads(body, stores, form.dot.result, form.n, lanes, form.m, ()) \
+    early = early_loads(body, stores, form.dot.result, form.n, lanes, ()) \
         if pieces <= CONSUMERS and s.bm % rows == 0 else []
     if early:  # one piece a thread
         emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,

@@ -5,12 +5,19 @@
     f(r, c, sums, early)
 
 One after the other, each piece of a 128 x 128 tile waits 0.4 us for L2, eight times a thread. What
-is the same in every row (a bias) is left where it is: its few values stay in L1. A small tile
-has a piece or two a thread, a split's share one, and requests all of it before the k loop.
+nothing in the launch writes is left where it is. (A residual that is an input of the program,
+requested early: no faster, and 18.0 instead of 15.6 us for one product of 1280 x 3072 x 768.) A
+small tile has a piece or two a thread, a split's share one, and requests all of it before the k
+loop.
+
+What differs by column only (a bias) is the same few lines for the whole tile. `touch_columns` asks
+for them before the k loop, and the epilogue finds them in L1: a product of 2048 x 3072 x 768 with a
+bias 19.05 -> 18.27 us, with a gelu 22.8 -> 22.0; without either, 17.9.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from jaxmono.codegen.emit import BodyEmitter, c_type
@@ -28,10 +35,22 @@ MAX_BYTES = 32
 
 
 def early_loads(body: Graph, stores: Sequence[Store], result: Value, lane: Var, lanes: int,
-                rows: Var, read_only: Sequence[Value]) -> list[Root]:
+                read_only: Sequence[Value]) -> list[Root]:
     """(input, index) of all vectors that every piece loads, whatever its position."""
     split = Lane(lane, lanes)
-    inputs, left = set(body.inputs), MAX_BYTES
+    left = MAX_BYTES
+    found: list[Root] = []
+    for value, index in _reads(body, stores, result):
+        if value not in read_only and _is_vector(value, index, split):
+            left -= lanes * value.type.dtype.itemsize
+            if left >= 0:
+                found.append((value, index))
+    return found
+
+
+def _reads(body: Graph, stores: Sequence[Store], result: Value) -> list[Root]:
+    """(input, index) of what every element of the epilogue reads besides its sum, each once."""
+    inputs = set(body.inputs)
     found: dict[Root, None] = {}
     seen: set[Root] = set()
     work: list[Root] = [(body.outputs[s.result], s.index) for s in stores]
@@ -41,11 +60,7 @@ def early_loads(body: Graph, stores: Sequence[Store], result: Value, lane: Var, 
             continue
         seen.add((value, index))
         if value in inputs:
-            differs = value not in read_only or any(i.depends_on(rows) for i in index)
-            if differs and _is_vector(value, index, split):
-                left -= lanes * value.type.dtype.itemsize
-                if left >= 0:
-                    found[value, index] = None
+            found[value, index] = None
             continue
         op = body.producer.get(value)
         if op is None or isinstance(op, ops.Reduce):
@@ -90,6 +105,25 @@ def emit_fetch(w: Writer, body: Graph, loads: Sequence[Root], *, m: Var, n: Var,
             t = c_type(v.type.dtype)
             w.line(f"early.x{k} = load<{t}, {lanes}>({pointers[v]} + {em.code(offset)});")
         w.line("return early;")
+
+
+def touch_columns(w: Writer, body: Graph, stores: Sequence[Store], result: Value, *, m: Var,
+                  n: Var, tile_n: int, pointers: Mapping[Value, str],
+                  names: Mapping[Var, str]) -> None:
+    """Requests into L1 what the tile at column n0 reads by column, a thread a line of it."""
+    found = [(v, index) for v, index in _reads(body, stores, result)
+             if any(i.depends_on(n) for i in index)
+             and all(i.is_static and not i.depends_on(m) for i in index)]
+    if not found:
+        return
+    step = 128 // max(v.type.dtype.itemsize for v, _ in found)
+    # One more than the tile has: its first column need not begin a line.
+    with w.block(f"if (thread_id() <= {math.ceil(tile_n / step)})"):
+        w.line(f"const int n = min(n0 + thread_id() * {step}, {n.size - 1});")
+        em = BodyEmitter(w, body, pointers, var_names={**names, n: "n"})
+        for v, index in found:
+            offset: Index = linearize(index, v.type.dims)
+            w.line(f"prefetch_l1({pointers[v]} + {em.code(offset)});")
 
 
 def bind_early(em: BodyEmitter, loads: Sequence[Root]) -> None:

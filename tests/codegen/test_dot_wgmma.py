@@ -410,13 +410,21 @@ def test_chosen_tiles_of_tf32_compile_for_hopper(spec: str, m: int, n: int, k: i
     assert binary.spill_stores == binary.spill_loads == 0
 
 
-def test_a_residual_that_is_an_input_is_requested_before_the_sums() -> None:
-    """It differs from row to row, as one that the launch has written; a bias does not."""
-    def fn(x: Any, w: Any, bias: Any, other: Any) -> Any:
-        return x @ w + bias + other
+def test_what_differs_by_column_is_requested_before_the_sums() -> None:
+    """A bias, of which a tile reads a few lines; not a residual, nor a factor by row."""
+    def fn(x: Any, w: Any, bias: Any, other: Any, factor: Any) -> Any:
+        return (x @ w + bias) * factor[:, None] + other
 
-    shapes = ((2048, 768), (768, 3072), (3072,), (2048, 3072))
+    shapes = ((2048, 768), (768, 3072), (3072,), (2048, 3072), (2048,))
     plan = plan_of(fn, *(Spec(s, BF16) for s in shapes), device=H200)
     source = emit(plan, cuda_target("sm_90a"), H200, "test").source
-    fetch = source[source.index("const auto fetch"):source.index("G::consume(")]
-    assert "early.x0 = load<bf16, 8>(p3 + " in fetch and "x1" not in fetch
+    before = source[source.index("G::Accumulators"):source.index("G::consume(")]
+    assert re.findall(r"prefetch_l1\((\w+)", before) == ["p2"]
+
+
+@pytest.mark.parametrize("n", [104, 96])
+def test_requests_of_a_bias_stay_inside_it(n: int) -> None:
+    """Of 96 columns a tile of the second row begins inside a line; 104 end inside a tile."""
+    plan = plan_of(lambda x, w, b: x @ w + b, Spec((136, 64), BF16), Spec((64, n), BF16),
+                   Spec((n,), F32))
+    run(plan, wgmma(128, 48, 2, (2, 1, 1)), seeds=(0,))

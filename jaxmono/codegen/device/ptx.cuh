@@ -51,7 +51,7 @@
 //   void st_global<T>(T*, T), st_stream<T>(T*, T)
 //   Bits128 load_global_16(const void*), load_global_16_nc, load_global_16_stream,
 //   load_global_16_coherent, void st_global_16(void*, Bits128)
-//   void prefetch_l2(const void*)
+//   void prefetch_l1(const void*), prefetch_l2
 //
 // Which load for what. L1 is not coherent: a block may hold a line from before another block wrote
 // it. Program inputs that nothing writes: ld_nc or ld_stream. Values that another block wrote in

@@ -119,6 +119,7 @@ JM_STORE(st_global, "global")
 JM_STORE(st_stream, "global.cs")
 #undef JM_STORE
 
+JM_DEVICE void prefetch_l1(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
 JM_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 #define JM_SYNC_LOAD(NAME, OP)                                                             \
