@@ -172,6 +172,11 @@ JM_LOAD(ld_coherent)
 #undef JM_LOAD
 
 template <class T>
+inline T ld_global_if(const T* p, bool there, T otherwise) {
+  return there ? ld_global(p) : otherwise;
+}
+
+template <class T>
 inline void st_global(T* p, T x) {
   if (reinterpret_cast<uintptr_t>(p) % sizeof(T) != 0)
     emulate::fail("st_global: %p is not %zu-byte aligned", static_cast<void*>(p), sizeof(T));
