@@ -349,6 +349,17 @@ def test_padded_copies_are_of_pieces(channels: int, low: int, pieces: str, unrol
     assert chosen.lanes == lanes
 
 
+@pytest.mark.parametrize(("width", "taken", "low", "high", "pieces"), [
+    (24, 22, (1, 0), (0, 2), "8, 2"),  # rows lie aligned, the border is at 22
+    (25, 24, (1, 0), (0, 0), "8, 1")])  # no border within a vector, but rows of 25
+def test_pieces_fit_addresses_and_the_border(width: int, taken: int, low: tuple[int, int],
+                                             high: tuple[int, int], pieces: str) -> None:
+    def make(b: Builder, x: Value) -> Value:
+        return b.pad(b.slice(x, (0, 0), (6, taken)), b.constant(2, DType.F16), low, high, (0, 0))
+
+    assert f"PaddedVec<f16, {pieces}>" in run([value((6, width), DType.F16)], make).source
+
+
 def test_padded_copies_of_what_the_kernel_wrote() -> None:
     def make(b: Builder, x: Value) -> Value:
         y = b.elementwise("tanh", x)

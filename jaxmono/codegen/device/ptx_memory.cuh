@@ -81,29 +81,35 @@ JM_DEVICE T ld_global_if(const T* p, bool there, T otherwise) {
                  : "l"(p), "r"(test)
                  : "memory");
     return bitcast<T>(x);
-  } else if constexpr (sizeof(T) == 4) {
+  } else {
+    static_assert(sizeof(T) == 4, "loads are of 4, 8 or 16 bytes");
     uint32_t x = bitcast<uint32_t>(otherwise);
     asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.u32 %0, [%1]; }"
                  : "+r"(x)
                  : "l"(p), "r"(test)
                  : "memory");
     return bitcast<T>(x);
-  } else if constexpr (sizeof(T) == 2) {
-    uint16_t x = bitcast<uint16_t>(otherwise);
+  }
+}
+
+// The same for 1 and 2 bytes, which stay in the 32-bit register that they are loaded into: shifts
+// and ors put four or two of them together.
+template <class T>
+JM_DEVICE uint32_t ld_global_if_small(const T* p, bool there, uint32_t otherwise) {
+  static_assert(sizeof(T) <= 2, "1 or 2 bytes");
+  const uint32_t test = there;
+  uint32_t x = otherwise;
+  if constexpr (sizeof(T) == 2)
     asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.u16 %0, [%1]; }"
-                 : "+h"(x)
+                 : "+r"(x)
                  : "l"(p), "r"(test)
                  : "memory");
-    return bitcast<T>(x);
-  } else {
-    static_assert(sizeof(T) == 1, "loads are of 1, 2, 4, 8 or 16 bytes");
-    uint32_t x = bitcast<uint8_t>(otherwise);
+  else
     asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.u8 %0, [%1]; }"
                  : "+r"(x)
                  : "l"(p), "r"(test)
                  : "memory");
-    return bitcast<T>(static_cast<uint8_t>(x));
-  }
+  return x;
 }
 
 template <class T>

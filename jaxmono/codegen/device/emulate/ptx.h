@@ -173,6 +173,12 @@ JM_LOAD(ld_coherent)
 
 template <class T>
 inline T ld_global_if(const T* p, bool there, T otherwise) {
+  static_assert(sizeof(T) >= 4, "loads are of 4, 8 or 16 bytes");
+  return there ? ld_global(p) : otherwise;
+}
+template <class T>
+inline uint32_t ld_global_if_small(const T* p, bool there, uint32_t otherwise) {
+  static_assert(sizeof(T) <= 2, "1 or 2 bytes");
   return there ? ld_global(p) : otherwise;
 }
 
