@@ -6,9 +6,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeAlias
@@ -38,14 +39,15 @@ def write(folder: Path, files: dict[str, list[str]]) -> None:
     (folder / INDEX).write_text(json.dumps(files, indent=1), encoding="utf-8")
 
 
-def prepare_all(jobs: Sequence[Job], folder: Path, *, workers: int = 1) -> int:
+def prepare_all(jobs: Sequence[Job], folder: Path, *, workers: int = 1,
+                without: Collection[str] = ()) -> int:
     """Compiles the kernels of all, and writes the index; returns how many failed."""
     os.environ["JAXMONO_CACHE_DIR"] = str((folder / "jaxmono").resolve())
     folder.mkdir(parents=True, exist_ok=True)
     bad, known = 0, read(folder)
     # Workloads hold functions, which a process cannot be sent: they go by name.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for name, told, files in pool.map(_prepared, jobs):
+        for name, told, files in pool.map(partial(_prepared, without=frozenset(without)), jobs):
             bad += files is None
             known |= {name: files} if files else {}
             write(folder, known)
@@ -75,23 +77,25 @@ def planned(case: data.Case, mode: str) -> list[Built]:
     return list({b.key: b for outcome in collected.outcomes for b in outcome.built}.values())
 
 
-def prepare(case: data.Case, mode: str, facts: Facts) -> list[Built]:
-    """Compiles the kernels of a case into the cache; equal ones once.
+def prepare(case: data.Case, mode: str, facts: Facts,
+            without: frozenset[str] = frozenset()) -> list[Built]:
+    """Compiles the kernels of a case into the cache, ``without`` some of `jaxmono._build.OPTIONAL`;
+    equal ones once.
 
     Raises:
       JaxmonoError: one cannot be planned or compiled.
     """
-    return [build(replace(b.job, facts=facts), _config.read(), plan_only=False)
+    return [build(replace(b.job, facts=facts, without=without), _config.read(), plan_only=False)
             for b in planned(case, mode)]
 
 
-def _prepared(job: Job) -> tuple[str, str, list[str] | None]:
+def _prepared(job: Job, without: frozenset[str]) -> tuple[str, str, list[str] | None]:
     """One case in a worker: its name, a line for people, the kernels' files; None if it failed."""
     workload, batch, dtype, tiny, mode, gpu = job
     (case,) = select.cases([workload], [str(batch)], [dtype], tiny=tiny)
     name, start = f"{case.name} {mode}", time.perf_counter()
     try:
-        built = prepare(case, mode, gpu_facts(gpu))
+        built = prepare(case, mode, gpu_facts(gpu), without)
     except Exception as error:
         return name, f"failed: {error}", None
     known, kept = sum(b.cached for b in built), cache.current()

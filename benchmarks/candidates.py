@@ -1,4 +1,4 @@
-"""Every candidate of the problems of some cases: compiled to a folder here, timed on a GPU there."""
+"""Every candidate of the problems of some cases: compiled to a folder, timed on a GPU."""
 
 from __future__ import annotations
 

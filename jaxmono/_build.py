@@ -13,24 +13,33 @@ from jaxmono._key import cache_key, compiler_version, tuned_key
 from jaxmono.codegen import generate
 from jaxmono.codegen.program import Program
 from jaxmono.custom_call import cache
-from jaxmono.fusion import make_plan
+from jaxmono.fusion import grow, make_plan
 from jaxmono.fusion.plan import Plan
 from jaxmono.hlo.ir import Graph
-from jaxmono.hlo.passes import simplify
+from jaxmono.hlo.passes import pipeline, simplify
 from jaxmono.hlo.verify import verify
 from jaxmono.tuning.tuner import Choices, tuned_schedule
 
 _log = _logging.get("driver")
 
+OPTIONAL = tuple(sorted({*pipeline.OPTIONAL, *grow.OPTIONAL}))
+"""Names of what a kernel can be built without."""
+
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What to build: a region as a Graph of its own, for one device."""
+    """What to build: a region as a Graph of its own, for one device.
+
+    Attributes:
+      without: of `OPTIONAL`, what is left out, to measure what it is worth; users' kernels have
+        everything.
+    """
 
     name: str
     graph: Graph
     facts: Facts
     mode: str
+    without: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +66,8 @@ class Built:
     def plan(self) -> Plan:
         """Made when first asked for: a cached program needs none unless somebody reports on it."""
         with _logging.timed(_log, f"{self.job.name}: plan", self.phases):
-            return make_plan(self.graph, self.job.facts.device, mode=self.job.mode)
+            return make_plan(self.graph, self.job.facts.device, mode=self.job.mode,
+                             without=self.job.without)
 
     @property
     def seconds(self) -> float:
@@ -77,10 +87,11 @@ def build(job: Job, config: Config, *, plan_only: bool) -> Built:
         return _logging.timed(_log, f"{job.name}: {what}", phases)
 
     with phase("simplify"):
-        graph = simplify(job.graph)
+        graph = simplify(job.graph, job.without)
         verify(graph)
         compiler = "" if plan_only else compiler_version(job.facts.target)
-        key = cache_key(graph, job.facts, name=job.name, mode=job.mode, compiler=compiler)
+        key = cache_key(graph, job.facts, name=job.name, mode=job.mode, compiler=compiler,
+                        without=job.without)
     if plan_only:
         planned = Built(job, key, graph, None, phases, cached=False)
         _ = planned.plan  # a plan that cannot be made is a refusal, so it has to be tried now

@@ -30,7 +30,7 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
 
 _INCLUDES = {
-    "loop": (), "row": ("reduce",), "dot": ("gemm", "gemm_simt", "reduce", "split_k"),
+    "loop": ("padded",), "row": ("reduce",), "dot": ("gemm", "gemm_simt", "reduce", "split_k"),
     "attention": ("attention", "attention_flash", "reduce"),
 }
 """Device headers that a kind of Sig needs besides kernel and vec."""

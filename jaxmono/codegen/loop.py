@@ -12,6 +12,7 @@ from typing import Any
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.op_code import Emitted
+from jaxmono.codegen.padded_copy import emit_padded_copy, padded_copy
 from jaxmono.codegen.schedule import LoopSchedule, choose_loop, flat_loop, roots, store_offset
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.writer import Writer
@@ -57,9 +58,14 @@ class LoopCode:
         lanes, unroll = schedule.lanes, schedule.unroll
         t = "int" if flat.size < 2**31 - 2**20 else "long long"
         stride = function.threads * lanes
+        first = f"({t}){function.task} * {stride * unroll} + thread_id() * {lanes}"
+        ((v, at), *more) = roots(sig, form.stores, env)
+        if not more and (copy := padded_copy(sig.body, v, at, flat, lanes)) is not None:
+            emit_padded_copy(w, copy, store_offset(sig, form.stores[0], env), flat, lanes, unroll,
+                             function, first)
+            return
         em = BodyEmitter(w, sig.body, function.pointers, lane=flat, lanes=lanes,
                          var_names={flat: "e"}, read_only=function.read_only, inline_reduces=True)
-        first = f"({t}){function.task} * {stride * unroll} + thread_id() * {lanes}"
         items = list(zip(form.stores, roots(sig, form.stores, env), strict=True))
 
         def store(i: int, x: Emitted) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmono.codegen.names import storage
+from jaxmono.codegen.padded_copy import MOST_IN_FLIGHT, padded_copy
 from jaxmono.codegen.row_chain import KEEP_WORDS
 from jaxmono.codegen.traverse import Access, Lane, access, vector_width, walk
 from jaxmono.fusion.demand import Demand, reduction_index
@@ -115,13 +116,18 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     values, offsets = roots(sig, form.stores, env), sinks(sig, form.stores, env)
     lanes = vector_width(sig.body, values, offsets, flat)
     moves = all(isinstance(o, _MOVES) for o in sig.body.ops)
-    if lanes == 1 and moves:
+    wide = vector_width(sig.body, values, offsets, flat, unaligned=True) if moves else 1
+    padded = len(values) == 1 and padded_copy(sig.body, *values[0], flat, wide) is not None
+    if padded or (lanes == 1 and moves):
         # Where each element takes a dozen divisions to find (3 channels padded to 4), one search
         # and one store do for several, whose loads stay narrow.
-        lanes = vector_width(sig.body, values, offsets, flat, unaligned=True)
+        lanes = wide
     vectors = flat.size * siblings / lanes / threads
     if not beside or vectors > _FEW_TASKS:
         vectors /= device.sm_count
+    if padded:  # as few rounds as its registers allow, and all of them full
+        rounds = max(1, math.ceil(vectors / MOST_IN_FLIGHT))
+        return LoopSchedule(lanes, max(1, math.ceil(vectors / rounds)))
     most = max(4, _IN_FLIGHT // (lanes * max(n for _, n in offsets))) if moves else 4
     return LoopSchedule(lanes, max(1, min(most, 1 << int(math.log2(max(vectors, 1))))))
 

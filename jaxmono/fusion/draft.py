@@ -73,6 +73,7 @@ class State:
       folded: ops of row drafts that contractions recompute; several own them.
       folds: how many row drafts were folded.
       banned: ops that may not grow into a draft (set when a first attempt made a cycle).
+      without: names of decisions that are left out, to measure what they are worth.
     """
 
     graph: Graph
@@ -84,6 +85,7 @@ class State:
     folded: dict[Op, None] = field(default_factory=dict)
     banned: set[Op] = field(default_factory=set)
     folds: int = 0
+    without: frozenset[str] = frozenset()
 
     def owner_of(self, v: Value) -> Draft | None:
         producer = self.graph.producer.get(v)

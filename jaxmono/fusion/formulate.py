@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from jaxmono.fusion import order
@@ -50,15 +50,16 @@ class Formulation:
     updates: dict[Value, Draft]
 
 
-def formulate(graph: Graph, device: Device) -> Formulation:
+def formulate(graph: Graph, device: Device, without: Collection[str] = ()) -> Formulation:
     """Drafts for the whole graph.
 
     Groups that would wait on each other (two results of one group, one needing the other through
     a third) are taken apart and the formulation runs again; single ops always order.
+    ``without``: of `grow.OPTIONAL`, what is left out.
     """
     banned: set[Op] = set()
     for _ in range(MAX_ATTEMPTS):
-        state = State(graph, device, banned=set(banned))
+        state = State(graph, device, banned=set(banned), without=frozenset(without))
         find_in_place(state)
         grow(state)
         trim(state)

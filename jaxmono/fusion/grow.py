@@ -18,12 +18,17 @@ from jaxmono.fusion.rows import place_reduce
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op
 
+OPTIONAL = ("back_to_back",)
+"""Decisions that ``state.without`` may leave out."""
+
 
 def grow(state: State) -> None:
     """Fills ``state.drafts``, ``state.owner`` and ``state.pot``."""
+    pairs = (place_attention,) if "back_to_back" in state.without else \
+        (place_attention, place_back_to_back)
     for op in state.graph.ops:
         if isinstance(op, ops.DotGeneral):
-            if place_attention(state, op) is None and place_back_to_back(state, op) is None:
+            if all(place(state, op) is None for place in pairs):
                 start_dot(state, op)
         elif isinstance(op, ops.Reduce):
             place_reduce(state, op)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 from jaxmono.fusion import memory
 from jaxmono.fusion.bodies import make_sig
@@ -28,7 +29,7 @@ MODES = ("monolithic", "auto", "stitch")
 
 
 def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
-              aliases: tuple[tuple[int, int], ...] = ()) -> Plan:
+              aliases: tuple[tuple[int, int], ...] = (), without: Collection[str] = ()) -> Plan:
     """Plans one kernel for all of ``graph``.
 
     Args:
@@ -38,6 +39,7 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
       mode: "monolithic", "auto" or "stitch" (the same here: regions were chosen before).
       aliases: (output, input) pairs that the caller wants in one buffer. An output that updates
         the input in place gets it anyway; any other pair is noted and left to XLA.
+      without: names of `grow.OPTIONAL` decisions to leave out; other names are not looked at.
 
     Raises:
       PlanError: if an op is refused (the message says which and why) or the plan is not legal.
@@ -52,10 +54,10 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
     if graph.captures:
         raise PlanError("the graph uses values from outside; make them inputs (regions.cut)")
     graph = prepare(graph, device)
-    form = formulate(graph, device)
+    form = formulate(graph, device, without)
     if exact := exact_dots(graph):  # known before groups are formed, but for attention's
         graph = split_reduces(as_products(graph, exact, form.groups), device)
-        form = formulate(graph, device)
+        form = formulate(graph, device, without)
     plan = _assemble(graph, device, form)
     notes = list(plan.notes)
     made = {(b.index, b.alias) for b in plan.outputs if b.alias is not None}

@@ -325,6 +325,60 @@ def test_padded_copies_load_without_branches(dtype: DType, low: tuple[int, ...])
     assert "const bool inside" in body and "} else {" not in body
 
 
+@pytest.mark.parametrize(("channels", "low", "pieces"), [
+    (46, 0, "8, 2"), (46, 2, "8, 2"), (45, 0, "8, 1"), (20, 0, "8, 4"), (20, 4, "8, 4"),
+    (3, 0, "4, 1"), (24, 0, "8, 8"), (56, -8, "8, 8"), (51, -3, "8, 1")])
+@pytest.mark.parametrize("unroll", [1, 3])
+def test_padded_copies_are_of_pieces(channels: int, low: int, pieces: str, unroll: int) -> None:
+    """One search and one store per vector; loads as wide as addresses and the border allow."""
+    lanes = int(pieces[0])
+    wide = -(-(channels + low) // lanes) * lanes
+
+    def make(b: Builder, x: Value) -> Value:
+        padded = b.pad(x, b.constant(3, DType.BF16), (0, 1, 2, low),
+                       (0, 1, 0, wide - channels - low), (0, 0, 1, 0))
+        return b.emit1(ops.Stored, padded.type, operand=padded)
+
+    g = graph([value((2, 3, 5, channels), DType.BF16)], make)
+    plan = make_plan(g, DEVICE)
+    schedule = KernelSchedule(64, 1, {s.key: LoopSchedule(lanes, unroll) for s in plan.sigs})
+    program = check(g, [data(g.inputs[0])], plan=plan, schedule=schedule)
+    body = _functions(program.source)
+    assert f"PaddedVec<bf16, {pieces}> out[{unroll}]" in body
+    (chosen,) = default_schedule(plan, interpret_target(), DEVICE).sigs.values()
+    assert chosen.lanes == lanes
+
+
+@pytest.mark.parametrize(("width", "taken", "low", "high", "pieces"), [
+    (24, 22, (1, 0), (0, 2), "8, 2"),  # rows lie aligned, the border is at 22
+    (25, 24, (1, 0), (0, 0), "8, 1")])  # no border within a vector, but rows of 25
+def test_pieces_fit_addresses_and_the_border(width: int, taken: int, low: tuple[int, int],
+                                             high: tuple[int, int], pieces: str) -> None:
+    def make(b: Builder, x: Value) -> Value:
+        return b.pad(b.slice(x, (0, 0), (6, taken)), b.constant(2, DType.F16), low, high, (0, 0))
+
+    assert f"PaddedVec<f16, {pieces}>" in run([value((6, width), DType.F16)], make).source
+
+
+def test_padded_copies_of_what_the_kernel_wrote() -> None:
+    def make(b: Builder, x: Value) -> Value:
+        y = b.elementwise("tanh", x)
+        y = b.emit1(ops.Stored, y.type, operand=y)
+        z = b.pad(y, b.constant(-1, DType.F16), (1, 0), (0, 2), (0, 0))
+        return b.emit1(ops.Stored, z.type, operand=z)
+
+    assert "PaddedVec<f16, 8, 2>" in run([value((9, 14), DType.F16)], make).source
+
+
+@pytest.mark.parametrize("dtype", ALL, ids=lambda d: d.value)
+def test_padded_copies_of_every_type(dtype: DType) -> None:
+    def make(b: Builder, x: Value) -> Value:
+        return b.pad(x, b.constant(1, dtype), (1, 0), (1, 2), (0, 0))
+
+    x = value((5, 14), dtype)
+    assert "PaddedVec<" in _functions(run([x], make).source) or dtype.itemsize > 8
+
+
 def _functions(source: str) -> str:
     """What was generated, without the device headers."""
     return source[source.index("JM_DEVICE void f0_"):source.index('extern "C"')]

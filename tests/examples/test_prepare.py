@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import jaxmono
 from benchmarks import ahead, beside, data, select
-from jaxmono import _device
+from jaxmono import _config, _device
+from jaxmono._build import OPTIONAL, build
 from jaxmono._device import facts_for
 from jaxmono.codegen.target import cuda_target
 from jaxmono.custom_call import cache
@@ -54,3 +58,42 @@ def test_kernels_are_compared_by_case(tmp_path: Path, monkeypatch: pytest.Monkey
     assert name == "mlp b1 bf16 monolithic" and list(programs) == ["before", "after"]
     assert beside.told({"before": (2.0, 0.0), "after": (1.0, 0.5)}) == \
         "before 2.00 us  after 1.00 us (0.500, outputs off by 5.0e-01)"
+
+
+def _stages(name: str, **without: frozenset[str]) -> list[list[str]]:
+    """Kinds of the groups of a full case's kernel, by stage."""
+    (case,) = select.cases([name], [], [], tiny=False)
+    (kernel,) = ahead.planned(case, "monolithic")
+    job = replace(kernel.job, facts=ahead.gpu_facts("NVIDIA H200"), **without)
+    return [[g.sig.kind for g in s.groups]
+            for s in build(job, _config.read(), plan_only=True).plan.stages]
+
+
+@pytest.mark.parametrize(("name", "fused", "apart"), [
+    ("b2b_gemm_1", [["row"]], [["row"], ["dot"]]),  # too small for a block's tiles: element-wise
+    ("b2b_gemm_3", [["attention"]], [["dot"], ["dot"]]),
+    ("b2b_conv_6", [["attention"]], [["dot"], ["dot"]])])
+def test_pairs_come_apart(name: str, fused: list[list[str]], apart: list[list[str]]) -> None:
+    assert _stages(name) == fused
+    assert _stages(name, without=frozenset(["back_to_back"])) == apart
+
+
+def test_channels_stay_as_they_are() -> None:
+    assert _stages("padding_1") == [["loop", "loop"], ["dot"]]
+    assert _stages("padding_1", without=frozenset(["padding"])) == [["dot"]]
+
+
+def test_an_ablation_has_keys_of_its_own() -> None:
+    (case,) = select.cases(["mlp"], ["1"], ["bf16"], tiny=True)
+    (kernel,) = ahead.planned(case, "monolithic")
+    keys = {build(replace(kernel.job, without=frozenset(names)), _config.read(), plan_only=True).key
+            for names in ([], ["padding"], ["back_to_back"], OPTIONAL)}
+    assert len(keys) == 4 and set(OPTIONAL) == {"back_to_back", "padding"}
+
+
+def test_an_unknown_ablation_is_refused() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "benchmarks.prepare", "--cache_dir=unused", "--models=mlp",
+         "--without=pading"], capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert "--without=pading: a kernel can be made without back_to_back, padding" in told.stderr

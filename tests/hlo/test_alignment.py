@@ -14,7 +14,7 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.importer import import_module
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph
-from jaxmono.hlo.passes import expand, simplify
+from jaxmono.hlo.passes import align, expand, simplify
 from jaxmono.hlo.passes.rules import alignment
 
 Spec = jax.ShapeDtypeStruct
@@ -70,13 +70,13 @@ def test_the_result_is_the_same(name: str, dtype: Any) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_16_bytes_along_k_are_aligned(name: str) -> None:
     x, k, strides, padding = CASES[name]
-    once = expand(graph_of(x, k, strides, padding))
+    once = align(graph_of(x, k, strides, padding))
     (made,) = [o for o in once.ops if isinstance(o, ops.Convolution)]
     features = made.lhs.type.dims[-1]
     places = (made.lhs.type.dims[-2], made.rhs.type.dims[-3], made.window_strides[-1])
     assert all(n * features % 8 == 0 for n in places), (features, places)
     assert not any(map(any, made.padding))
-    twice = expand(once)
+    twice = expand(align(once))
     assert not any(isinstance(o, ops.Convolution) for o in twice.ops)  # and then it is expanded
 
 
@@ -91,6 +91,12 @@ def test_16_bytes_along_k_are_aligned(name: str) -> None:
                                         layout=("NCHW", "OIHW", "NCHW")))])
 def test_what_stays(why: str, graph: Any) -> None:
     assert not any(isinstance(o, ops.Stored) for o in simplify(graph()).ops), why
+
+
+def test_none_is_made_without_padding() -> None:
+    graph = graph_of(*CASES["46 features"])
+    made = simplify(graph, without=("padding",))
+    assert not any(isinstance(o, ops.Stored | ops.Convolution) for o in made.ops)
 
 
 def test_small_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:

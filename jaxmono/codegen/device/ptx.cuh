@@ -45,6 +45,8 @@
 //   void registers_increase<N>(), void registers_decrease<N>()   setmaxnreg
 // Global memory, T of 1, 2, 4, 8 or 16 bytes (Bits128 for raw 16):
 //   T ld_global<T>(const T*)         through L1
+//   T ld_global_if<T>(const T*, bool there, T otherwise)   4 bytes or more; where not there, nothing
+//   uint32_t ld_global_if_small<T>(const T*, bool there, uint32_t otherwise)   is read; 1, 2 bytes
 //   T ld_nc<T>(const T*)             read-only for the whole launch, on pain of stale values
 //   T ld_stream<T>(const T*)         read-only and read once: not kept in L1
 //   T ld_coherent<T>(const T*)       from L2 (ld.relaxed.gpu): data of other blocks of this launch

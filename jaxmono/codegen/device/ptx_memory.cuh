@@ -61,6 +61,57 @@ JM_DEVICE T ld_nc(const T* p) {
   }
 }
 
+// Predicated: no branch that would make the next load wait for this one's. ld.global, so that the
+// assembler leaves all of them in front of the stores that follow: it moves ld.global.nc behind them
+// to save registers (4 of 16 in flight).
+template <class T>
+JM_DEVICE T ld_global_if(const T* p, bool there, T otherwise) {
+  const uint32_t test = there;
+  if constexpr (sizeof(T) == 16) {
+    Bits128 x = bitcast<Bits128>(otherwise);
+    asm volatile("{ .reg .pred q; setp.ne.u32 q, %5, 0; @q ld.global.v4.u32 {%0, %1, %2, %3}, [%4]; }"
+                 : "+r"(x.x[0]), "+r"(x.x[1]), "+r"(x.x[2]), "+r"(x.x[3])
+                 : "l"(p), "r"(test)
+                 : "memory");
+    return bitcast<T>(x);
+  } else if constexpr (sizeof(T) == 8) {
+    uint64_t x = bitcast<uint64_t>(otherwise);
+    asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.u64 %0, [%1]; }"
+                 : "+l"(x)
+                 : "l"(p), "r"(test)
+                 : "memory");
+    return bitcast<T>(x);
+  } else {
+    static_assert(sizeof(T) == 4, "loads are of 4, 8 or 16 bytes");
+    uint32_t x = bitcast<uint32_t>(otherwise);
+    asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.u32 %0, [%1]; }"
+                 : "+r"(x)
+                 : "l"(p), "r"(test)
+                 : "memory");
+    return bitcast<T>(x);
+  }
+}
+
+// The same for 1 and 2 bytes, which stay in the 32-bit register that they are loaded into: shifts
+// and ors put four or two of them together.
+template <class T>
+JM_DEVICE uint32_t ld_global_if_small(const T* p, bool there, uint32_t otherwise) {
+  static_assert(sizeof(T) <= 2, "1 or 2 bytes");
+  const uint32_t test = there;
+  uint32_t x = otherwise;
+  if constexpr (sizeof(T) == 2)
+    asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.u16 %0, [%1]; }"
+                 : "+r"(x)
+                 : "l"(p), "r"(test)
+                 : "memory");
+  else
+    asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.u8 %0, [%1]; }"
+                 : "+r"(x)
+                 : "l"(p), "r"(test)
+                 : "memory");
+  return x;
+}
+
 template <class T>
 JM_DEVICE T ld_coherent(const T* p) {
   // .cg reads L2; unlike ld.relaxed it has a 16-byte form on every architecture.

@@ -6,12 +6,9 @@ from collections.abc import Sequence
 
 from jaxmono.hlo.ir import Graph, Op
 from jaxmono.hlo.passes.peephole import Rule, apply_rules
-from jaxmono.hlo.passes.rules import alignment, convolution, reduce_window
+from jaxmono.hlo.passes.rules import convolution, reduce_window
 
-RULES: dict[type[Op], Sequence[Rule]] = {
-    op: [rule for rules in (alignment.RULES, convolution.RULES, reduce_window.RULES)
-         for rule in rules.get(op, ())]
-    for op in (*convolution.RULES, *reduce_window.RULES)}
+RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **reduce_window.RULES}
 
 
 def expand(graph: Graph) -> Graph:

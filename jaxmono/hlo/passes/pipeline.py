@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.passes.algebraic import algebraic
+from jaxmono.hlo.passes.align import align
 from jaxmono.hlo.passes.canonicalise import canonicalise
 from jaxmono.hlo.passes.common_subexpressions import common_subexpressions
 from jaxmono.hlo.passes.constant_folding import constant_folding
 from jaxmono.hlo.passes.dead_code import dead_code
 from jaxmono.hlo.passes.expand import expand
+from jaxmono.hlo.passes.outer_products import outer_products
 
 Pass = Callable[[Graph], Graph]
 
@@ -21,8 +23,12 @@ PASSES: tuple[Pass, ...] = (
     # Literals first: the algebraic rules ask whether an operand is a splat, and jnp writes
     # scalars as constant, convert, broadcast.
     constant_folding,
+    # While there are convolutions: of contractions nobody can tell where a border was.
+    align,
     # Before the rules that clean up what it makes.
     expand,
+    # Finds the dimension of one element that the next pass drops.
+    outer_products,
     # Drops size-1 dimensions by reshapes that the algebraic rules then merge or cancel.
     canonicalise,
     algebraic,
@@ -30,16 +36,24 @@ PASSES: tuple[Pass, ...] = (
     # one. What it merges may enable them again (x and x), hence the outer loop.
     common_subexpressions,
 )
+OPTIONAL: Mapping[str, Pass] = {"padding": align, "back_to_back": outer_products}
+"""Passes that `simplify` can go without, to measure what they are worth."""
 MAX_ROUNDS = 16
 """Each round leaves a graph that is no larger by a rule's own measure, and few programs need
 more than four; the bound is there should two rules ever undo each other."""
 
 
-def simplify(graph: Graph) -> Graph:
-    """Runs `PASSES` until none of them changes the graph; the meaning stays the same."""
+def simplify(graph: Graph, without: Collection[str] = ()) -> Graph:
+    """Runs `PASSES` until none of them changes the graph; the meaning stays the same.
+
+    Args:
+      without: names of `OPTIONAL` passes to leave out; other names are not looked at.
+    """
+    out = [OPTIONAL[name] for name in without if name in OPTIONAL]
+    passes = [run for run in PASSES if run not in out]
     for _ in range(MAX_ROUNDS):
         before = graph
-        for run in PASSES:
+        for run in passes:
             graph = run(graph)
         if graph is before:
             break

@@ -172,6 +172,17 @@ JM_LOAD(ld_coherent)
 #undef JM_LOAD
 
 template <class T>
+inline T ld_global_if(const T* p, bool there, T otherwise) {
+  static_assert(sizeof(T) >= 4, "loads are of 4, 8 or 16 bytes");
+  return there ? ld_global(p) : otherwise;
+}
+template <class T>
+inline uint32_t ld_global_if_small(const T* p, bool there, uint32_t otherwise) {
+  static_assert(sizeof(T) <= 2, "1 or 2 bytes");
+  return there ? ld_global(p) : otherwise;
+}
+
+template <class T>
 inline void st_global(T* p, T x) {
   if (reinterpret_cast<uintptr_t>(p) % sizeof(T) != 0)
     emulate::fail("st_global: %p is not %zu-byte aligned", static_cast<void*>(p), sizeof(T));

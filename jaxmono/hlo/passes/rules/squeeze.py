@@ -11,14 +11,12 @@ constant folding takes a reshape into the literal, and undoing that would never 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.interp.monoids import MONOIDS
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
-from jaxmono.hlo.passes.rules.contraction import free_dims
 from jaxmono.hlo.passes.rules.layout import proper_dims, without_ones
 from jaxmono.hlo.types import TensorType
 
@@ -162,29 +160,6 @@ def squeeze_dot(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
     return [scope.reshape(dot, op.result.type.shape)]
 
 
-def outer_product(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
-    # dot(x: [4,1], y: [1,5], contract=1x0)  =>  broadcast[4,5](x) * broadcast[4,5](y)
-    # A sum of one product is no contraction. A named algorithm is left alone: it may ask for
-    # other roundings than the result type's.
-    if math.prod(op.lhs.type.dims[d] for d in op.lhs_contract) != 1 or op.algorithm:
-        return None
-    out, batch = op.result.type, len(op.lhs_batch)
-    lhs_free = free_dims(op.lhs.type.rank, op.lhs_batch, op.lhs_contract)
-    rhs_free = free_dims(op.rhs.type.rank, op.rhs_batch, op.rhs_contract)
-    middle = batch + len(lhs_free)
-
-    def spread(v: Value, dims: Sequence[int], places: Sequence[int]) -> Value:
-        place = dict(zip(dims, places, strict=True))
-        flat = scope.reshape(v, [v.type.shape[d] for d in sorted(place)])
-        wide = scope.broadcast_in_dim(flat, out.shape, [place[d] for d in sorted(place)])
-        return scope.convert(wide, out.dtype)
-
-    lhs = spread(op.lhs, [*op.lhs_batch, *lhs_free], range(middle))
-    rhs = spread(op.rhs, [*op.rhs_batch, *rhs_free],
-                 [*range(batch), *range(middle, out.rank)])
-    return [scope.elementwise("multiply", lhs, rhs)]
-
-
 def squeeze_reduce(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
     # reduce[0,2](x: [1,4,8])  =>  reduce[1](reshape[4,8](x))
     kept = proper_dims(op.args[0].type.shape)
@@ -226,6 +201,6 @@ RULES: Mapping[type[Op], Sequence[Rule]] = {
     ops.Pad: (squeeze_pad,),
     ops.Window: (squeeze_window,),
     ops.Reverse: (squeeze_reverse,),
-    ops.DotGeneral: (outer_product, squeeze_dot),
+    ops.DotGeneral: (squeeze_dot,),
     ops.Reduce: (reduce_single, squeeze_reduce),
 }
