@@ -144,7 +144,13 @@ def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
         return 0.0, choose_simt(form.m.size, form.n.size, warps * 32)
     return best_mma(form.batch.size * siblings, form.m.size, form.n.size, form.k.size,
                     t.itemsize, device=device, warps=warps, shared_bytes=shared_bytes,
-                    row_prologue=form.row_prologue, flops=matrix_flops(t))
+                    row_prologue=form.row_prologue, flops=matrix_flops(t),
+                    k_major=weights_k_major(sig))
+
+
+def weights_k_major(sig: Sig) -> bool:
+    """Whether the right operand of a dot Sig lies as [n][k]."""
+    return DotCode.of(sig, DotSchedule("mma", 16, 8, 64, 2, (1, 1, 1))).rhs.k_major
 
 
 # ---- loaders -----------------------------------------------------------------------------------

@@ -12,7 +12,13 @@ from collections import Counter
 from collections.abc import Iterable
 
 from jaxmono.codegen import dot_gemv_shape, dot_schedule_swapped, dot_wgmma
-from jaxmono.codegen.dot import DotCode, fma_type, matrix_flops, operand_type
+from jaxmono.codegen.dot import (
+    DotCode,
+    fma_type,
+    matrix_flops,
+    operand_type,
+    weights_k_major,
+)
 from jaxmono.codegen.dot_schedule import DotSchedule, candidates_mma
 from jaxmono.codegen.dot_schedule_gemv import (
     LATENCY_US,
@@ -48,7 +54,8 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
     room = request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0)
     families: list[list[Costed]] = [candidates_mma(
         batch, m, n, k, t.itemsize, device=request.device, warps=request.threads // 32,
-        shared_bytes=room, row_prologue=form.row_prologue, flops=matrix_flops(t))]
+        shared_bytes=room, row_prologue=form.row_prologue, flops=matrix_flops(t),
+        k_major=weights_k_major(sig))]
     if request.wgmma and families[0]:
         code = DotCode.of(sig, families[0][0][1])
         if dot_wgmma.takes(form, code, code.element) is None:

@@ -4,6 +4,11 @@ The time of a stage is ``waves * (latency + max(bytes / bandwidth, flops / rate)
 that does most. At small M the bytes that a block must load decide, (BM + BN) * K per tile: larger
 tiles load less in total but leave SMs idle; split-K trades a reduction for both. Constants are per
 SM, measured on an H200 (DESIGN.md section 6) and scaled by the device's SM count elsewhere.
+
+What a family's model leaves out is the same for all, so that they can be compared: the launch,
+1 us of what a kernel of its own takes. Fitted to tiles of 42 bf16 products with 1 to 128 rows,
+weights [k][n] from memory: of the 225 tiles within 1.25 of the best, the times are 3 % too high,
+with a spread of 7 % (standard deviation of the logarithm).
 """
 
 from __future__ import annotations
@@ -19,15 +24,28 @@ from jaxmono.hlo.types import DType
 
 # Per SM, per microsecond, fitted by hand to tiles timed on an H200. Good for ranking tiles of one
 # problem, not for predicting times.
-_L2_BYTES = 42_000.0
+_L2_BYTES = 58_000.0
+_STREAM = 0.9
+"""Of what memory can read, what tiles stream of weights."""
+_SAME = 0.65
+"""Of what memory can read, what blocks get that read the same rows at once. 16 rows of 1024 cost
+128 blocks 1.5 us more than one row does, 32 blocks 0.5 us."""
+ATOM = 64
+"""Bytes that memory hands out at once: two sectors."""
+_ATOMS = 0.5
+"""Of the bytes that a tile's rows of weights touch and do not use, what they cost: the neighbouring
+tile uses them, often while they are in L2. 128 tiles of 24 columns of 3072x768 took 3.9 us, 96 of
+32 columns 3.4 us."""
 _SHARED_BYTES = 224_000.0
 _FLOPS = {1: 9.2e6, 2: 4.6e6, 4: 1.2e6}
 F8_FLOPS = 3.7e6
 """8-bit floats: Hopper has no mma.sync for them. They are multiplied as f16, behind a conversion of
 every fragment."""
 _LATENCY_US = 0.8
-_SPLIT_US = 2.2
-_K_TILE_US = 0.06
+_SPLIT_US = 1.5
+_SPLIT_BYTES = 15_000.0
+"""Of f32 sums that the blocks of a tile exchange."""
+_K_TILE_US = 0.02
 """Wait, barrier and first fragments of every k tile."""
 _ROW_PROLOGUE_US = 0.055 / 1024
 """Per byte of a normalised row panel: loads, two reductions, stores."""
@@ -80,21 +98,25 @@ def choose_simt(m: int, n: int, threads: int) -> DotSchedule:
 
 def choose_mma(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Device, warps: int,
                shared_bytes: int, row_prologue: bool = False,
-               allow_split: bool = True) -> DotSchedule:
-    """The cheapest tile by the model above; deterministic. ``shared_bytes``: per block."""
+               allow_split: bool = True, k_major: bool = False) -> DotSchedule:
+    """The cheapest tile by the model above; deterministic.
+
+    Args:
+      shared_bytes: per block. k_major: weights are [n][k].
+    """
     return best_mma(batch, m, n, k, itemsize, device=device, warps=warps,
                     shared_bytes=shared_bytes, row_prologue=row_prologue,
-                    allow_split=allow_split)[1]
+                    allow_split=allow_split, k_major=k_major)[1]
 
 
 def best_mma(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Device, warps: int,
              shared_bytes: int, row_prologue: bool = False, allow_split: bool = True,
-             flops: float | None = None) -> tuple[float, DotSchedule]:
+             flops: float | None = None, k_major: bool = False) -> tuple[float, DotSchedule]:
     """`choose_mma`'s choice and its time in the model, in microseconds. ``flops``: per SM and
     microsecond, where it is not that of the item size."""
     best: tuple[float, DotSchedule] | None = None
     for cost, s in _costed(batch, m, n, k, itemsize, device, warps, shared_bytes, row_prologue,
-                           allow_split, flops):
+                           allow_split, flops, k_major):
         if best is None or cost < best[0] - 1e-9:
             best = (cost, s)
     if best is None:
@@ -104,21 +126,21 @@ def best_mma(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Devic
 
 def candidates_mma(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Device, warps: int,
                    shared_bytes: int, row_prologue: bool = False, flops: float | None = None,
-                   ) -> list[tuple[float, DotSchedule]]:
+                   k_major: bool = False) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model, cheapest first: what a tuner may measure."""
     found = _costed(batch, m, n, k, itemsize, device, warps, shared_bytes, row_prologue, True,
-                    flops)
+                    flops, k_major)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
 def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, warps: int,
             shared_bytes: int, row_prologue: bool, allow_split: bool, flops: float | None,
-            ) -> Iterator[tuple[float, DotSchedule]]:
+            k_major: bool) -> Iterator[tuple[float, DotSchedule]]:
     for s in _candidates(m, n, k, itemsize, warps, row_prologue, allow_split):
         fitted = _fit(s, k, itemsize, shared_bytes, row_prologue)
         if fitted is not None:
             yield _cost(fitted, batch, m, n, k, itemsize, device, row_prologue,
-                        flops or _FLOPS[itemsize]), fitted
+                        flops or _FLOPS[itemsize], k_major), fitted
 
 
 _M_WARPS = ((16, 1), (32, 1), (32, 2), (64, 2), (64, 4), (128, 2), (128, 4))
@@ -177,17 +199,34 @@ def _fit(s: DotSchedule, k: int, itemsize: int, shared_bytes: int,
     return DotSchedule(s.family, s.bm, s.bn, s.bk, max(stages, 2), s.warps, s.split_k)
 
 
+def unused(step: int, row: int = 0) -> float:
+    """Bytes that memory hands out beside those of a row of a tile of weights [k][n], per byte.
+
+    Args:
+      step: rows of the tiles begin at multiples of so many bytes.
+      row: bytes of a row, where they are not ``step``.
+    """
+    return (ATOM - math.gcd(step, ATOM)) / (row or step)
+
+
 def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
-          row_prologue: bool, flops: float) -> float:
+          row_prologue: bool, flops: float, k_major: bool) -> float:
     tiles = batch * math.ceil(m / s.bm) * math.ceil(n / s.bn) * s.split_k
     if s.split_k > 1 and tiles > device.sm_count:
         return math.inf  # the blocks of a tile wait for each other: only in a single wave
     waves = math.ceil(tiles / device.sm_count)
     depth = k / s.split_k
-    size = (s.bm + s.bn) * depth * itemsize
+    left, right = min(s.bm, m) * depth * itemsize, s.bn * depth * itemsize
+    size = left + right
+    if not k_major:
+        right *= 1.0 + _ATOMS * unused(s.bn * itemsize)
     # All blocks together are bound by the memory behind the SMs too.
-    total = min(tiles, device.sm_count) * size
-    load = max(size / _L2_BYTES, total / (1.25 * device.read_bytes_per_us))
+    active = min(tiles, device.sm_count)
+    load = max((left + right) / _L2_BYTES,
+               active * right / (_STREAM * device.read_bytes_per_us))
+    # The tiles of a row of tiles read the same, and wait for one another.
+    alike = active / (batch * math.ceil(m / s.bm) * s.split_k)
+    same = alike * left / (_SAME * device.read_bytes_per_us)
     wm, wn, wk = s.warps
     # Every warp column reads all of A, every warp row all of B; the ring is written once. Products
     # and shared-memory reads hardly overlap at two warps per scheduler, so their times add up.
@@ -196,10 +235,10 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     if wk > 1 and s.bm * s.bn >= 8192:
         work *= 1.15  # every set of warps has accumulators for the whole tile
     work += _K_TILE_US * math.ceil(depth / s.bk)
-    epilogue = 0.2 + s.bm * s.bn * (wk + 1) * 4 / 400_000.0
+    epilogue = 0.1 + s.bm * s.bn * (wk + 1) * 4 / 400_000.0
     prologue = _ROW_PROLOGUE_US * s.bm * k * itemsize if row_prologue else 0.0
-    split = _SPLIT_US + s.bm * s.bn * 4 / 12_000.0 if s.split_k > 1 else 0.0
+    split = _SPLIT_US + s.bm * s.bn * 4 / _SPLIT_BYTES if s.split_k > 1 else 0.0
     # What fits shared memory is requested at once, before the products; more hides behind them.
-    beside = 0.3 if size <= 256 * 1024 else 0.0
-    return waves * (_LATENCY_US + max(load, work) + beside * min(load, work) + epilogue
+    beside = 0.1 if size <= 256 * 1024 else 0.0
+    return waves * (_LATENCY_US + max(load, work) + same + beside * min(load, work) + epilogue
                     + prologue) + split

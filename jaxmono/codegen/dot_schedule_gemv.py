@@ -4,9 +4,11 @@ The time of a stage is that of the block with most bytes. All groups of a stage 
 proportion to their weights (`blocks_of`), each group cuts its columns, and k where columns alone
 would be narrower than memory likes, into as many equal tasks as it has blocks.
 
-Constants are for an H200 (DESIGN.md section 6: streaming by cp.async 3.8 of 4.2 TB/s; rows of 64
-bytes as good as long ones, 32 bytes 0.86 of that, 16 bytes half) or derived from issue slots; none
-was fitted to this family.
+Constants of weights [n][k] are for an H200 (DESIGN.md section 6: streaming by cp.async 3.8 of
+4.2 TB/s; rows of 64 bytes as good as long ones, 32 bytes 0.86 of that, 16 bytes half) or derived
+from issue slots; none was fitted to this family. Those of weights [k][n] are fitted to 166 tiles of
+16 products with 1 and 4 rows, timed on an H200: of those within 1.25 of the best, the times are 2 %
+too high, with a spread of 6 % (standard deviation of the logarithm).
 """
 
 from __future__ import annotations
@@ -15,23 +17,44 @@ import math
 from collections.abc import Iterator, Sequence
 
 from jaxmono.codegen.dot_gemv_shape import GRANULE, MAX_ROWS, Shape
-from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule import DotSchedule, unused
 from jaxmono.fusion.plan import Device
 
 STREAM = 0.9
 """Of read bandwidth that rows of 64 bytes and more reach."""
 _ROW = {16: 0.5, 32: 0.86, 48: 0.93}
-"""Of that, where a row of the tile has so many bytes."""
-_ALONE = 1.02
-"""Times its fair share of bandwidth that one SM gets while others idle. It may get more, but even
-tasks cost nothing."""
+"""Of that, where a row of the tile has so many bytes: weights [n][k]."""
+_COLUMNS_STREAM = 1.07
+"""Of read bandwidth, what tiles of weights [k][n] reach: 33 MB in 7.5 us."""
+_ATOMS = 0.25
+"""Of the bytes that a tile's rows of weights [k][n] touch and do not use, what they cost: the
+neighbouring task uses them, mostly while they are in L2."""
+_RAGGED_BYTES, _RAGGED = 48, 0.5
+"""Where the rows of a tile are neither parts of a `_LINE` nor whole ones, lines are cut at both
+ends of each: as much as so many bytes more a row, at most that of its time. 3072x768, 1 row: 4.3 us
+with 24 columns, 3.2 us with 32; the wider, the less (2048x8192 by 88 columns and more)."""
+_LINE = 128
+_ALONE = {True: 1.02, False: 2.5}
+"""Times its fair share of bandwidth that one SM gets while others idle, by whether weights are
+[n][k]. It gets more (48 tasks of 98 KB of 3072x768 take no longer than 96 of 49 KB), but even tasks
+cost nothing, and were not timed for [n][k]."""
+_X_BYTES = 10_000.0
+"""Of x, what a task of weights [k][n] puts into shared memory in a microsecond, before anything is
+multiplied."""
 LATENCY_US = 0.8
 """First bytes, x in shared memory."""
-_SPLIT_US = 1.5
-"""Sums out, a counter, sums of the others in."""
+_SPLIT_US = {True: 1.5, False: 0.8}
+"""Sums out, a counter, sums of the others in; by whether weights are [n][k]."""
+_SHARE_US = {True: 0.0, False: 0.04}
+"""Likewise of each share: the blocks of a tile count one by one."""
 _EPILOGUE_US = 0.2
 _WARP_SLOTS = 0.65 * 4 * 1700.0
 """Warp instructions that an SM issues in a microsecond, with two warps a scheduler."""
+_FRAGMENTS = 5.0
+"""Times as long as by its issue slots takes a piece of weights [k][n] on the tensor cores: it is
+transposed by the way. Measured with 4 rows 28 KB a microsecond and SM, with 16 rows 14 to 20."""
+_SUMS = 0.8
+"""Likewise in ordinary arithmetic."""
 _RING_BYTES = 160 * 1024
 _SPLITS = (1, 2, 4, 8, 16)
 
@@ -144,16 +167,23 @@ def _cost(s: DotSchedule, of: Shape, batch: int, m: int, n: int, k: int, itemsiz
     waves = math.ceil(tasks / blocks)
     size = s.bn * of.share * itemsize
     row = of.share * itemsize if k_major else s.bn * itemsize
-    rate = device.read_bytes_per_us * STREAM * next(
-        (f for bytes_, f in _ROW.items() if row <= bytes_), 1.0)
-    if row % 32 and not k_major:
-        rate *= 0.97  # neighbouring tiles both read a sector
+    if k_major:
+        rate = device.read_bytes_per_us * STREAM * next(
+            (f for bytes_, f in _ROW.items() if row <= bytes_), 1.0)
+    else:
+        rate = device.read_bytes_per_us * _COLUMNS_STREAM / (
+            1.0 + _ATOMS * unused(row))
+        if row % _LINE and _LINE % row:
+            rate /= 1.0 + min(_RAGGED_BYTES / row, _RAGGED)
     fair = rate / device.sm_count
-    load = max(size / (_ALONE * fair), min(tasks, blocks) * size / rate * (
+    load = max(size / (_ALONE[k_major] * fair), min(tasks, blocks) * size / rate * (
         device.sm_count / blocks if blocks < device.sm_count else 1.0))
     # A piece: loads of it and of x, unpacking, products, address and request of the next.
     each = 14 + 4 * math.ceil(m / 8) if of.mma else of.e * m + of.e + 12 + m * (1 + 8 / of.u)
     work = size / 16 / 32 * each / _WARP_SLOTS / of.busy
-    split = _SPLIT_US if s.split_k > 1 else 0.0
+    if not k_major:
+        work *= _FRAGMENTS if of.mma else _SUMS
+    x = 0.0 if k_major else m * of.share * itemsize / _X_BYTES
+    split = _SPLIT_US[k_major] + _SHARE_US[k_major] * s.split_k if s.split_k > 1 else 0.0
     # A block's next task starts with an empty ring.
-    return waves * (LATENCY_US + max(load, work) + _EPILOGUE_US) + split
+    return waves * (LATENCY_US + max(load, work) + x + _EPILOGUE_US) + split

@@ -2,8 +2,9 @@
 
 What the producers bring from L2 and what wgmma multiplies, per SM and microsecond, are fitted to
 108 tiles of 29 products timed on an H200 (128 to 4096 rows of BERT's base and large). What the
-consumers write has become faster since, and is set by hand: of 204 tiles timed then, the model's
-times are 3 % too low, with a spread of 7 % (standard deviation of the logarithm).
+consumers write has become faster since, and is set by hand. What memory adds with cold weights, and
+what splits cost with few rows, are fitted to 167 tiles of 15 products with 64 and 128 rows: their
+times are 3 % too high, with a spread of 6 % (standard deviation of the logarithm).
 
 Elements of other sizes cost what 16-bit elements of as many bytes do: wgmma reads 128 bytes of k in
 the same time whatever is in them. Shared memory is used more for tf32, which is rounded there; that
@@ -17,7 +18,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule import DotSchedule, unused
 from jaxmono.codegen.dot_wgmma import LOW_BYTES, MAX_SLOTS, ROLES_BYTES, staging_bytes, tile_bytes
 from jaxmono.fusion.plan import Device
 
@@ -27,13 +28,22 @@ _L2_READS = 2.8
 _FLOPS = 6.1e6
 _SHARED_BYTES = 220_000.0
 """Written and read in shared memory: 128 a clock."""
-_LATENCY_US = 1.3
-"""First bytes, first products, the epilogue's first stores; a kernel of its own takes 1.5 more."""
+_LATENCY_US = 1.7
+"""First bytes, first products, the epilogue's first stores; a kernel of its own takes 1 more."""
+_COLD = 0.25
+"""Of the time in which memory reads the weights, what nothing hides: with 64 rows, tiles of one
+size take 0.16 us longer for each MB of weights."""
 _EPILOGUE_BYTES = 60_000.0
 """Of f32 sums that the consumers turn into outputs."""
 _SPLIT_US = 1.1
 _SPLIT_BYTES = 34_000.0
 """Of f32 sums that the blocks of a tile exchange."""
+_FEW = 128
+_SPLIT_TOTAL = 0.42
+"""Of what memory can read, what all blocks exchange together of their sums, where a product has at
+most `_FEW` rows. 128x2048x8192: 128 blocks with 64 KB each take 18.2 us, with 32 KB 14.9 us. With
+512 rows it is hidden in part: 48 KB of 128 blocks of 512x768x3072 cost no more than `_SPLIT_BYTES`
+says."""
 _ROW_PROLOGUE_US = 0.055 / 1024
 """Per byte of a normalised row panel: loads, two reductions, stores."""
 
@@ -113,7 +123,11 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     depth = math.ceil(k / s.split_k / 64) * 64
     # Columns of [k, n] are loaded 64 at a time: 96 take as long as 128.
     columns = s.bn if k_major else math.ceil(s.bn / 64) * 64
-    size = ((0 if row_prologue else min(s.bm, m)) + min(columns, n)) * depth * 2
+    right = min(columns, n) * depth * 2
+    if not k_major:
+        # Of lines of 64 columns, where tiles do not begin at what memory hands out.
+        right *= 1.0 + unused(s.bn * 2, min(columns, n) * 2)
+    size = (0 if row_prologue else min(s.bm, m)) * depth * 2 + right
     total = min(tiles, device.sm_count) * size
     load = max(size / _LOAD_BYTES, total / (_L2_READS * device.read_bytes_per_us))
     work = 2.0 * s.bm * s.bn * depth / _FLOPS
@@ -123,6 +137,10 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
         work = max(work, ((1 + wn) * s.bm + (3 + wm) * s.bn) * depth * 2 / _SHARED_BYTES)
     epilogue = s.bm * s.bn * 4 / _EPILOGUE_BYTES
     prologue = _ROW_PROLOGUE_US * s.bm * k * 2 if row_prologue else 0.0
-    split = _SPLIT_US + s.bm * s.bn * 4 / _SPLIT_BYTES if s.split_k > 1 else 0.0
+    sums = s.bm * s.bn * 4
+    split = _SPLIT_US + sums / _SPLIT_BYTES if s.split_k > 1 else 0.0
+    if split and m <= _FEW:
+        split = max(split, tiles * sums / (_SPLIT_TOTAL * device.read_bytes_per_us))
+    cold = _COLD * batch * n * k * 2 / device.read_bytes_per_us
     # While a tile is in its epilogue the next one's loads go on.
-    return _LATENCY_US + waves * (max(load, work) + epilogue + prologue) + split
+    return cold + _LATENCY_US + waves * (max(load, work) + epilogue + prologue) + split

@@ -13,7 +13,14 @@ from contraction_harness import build, check_exact, plan_of, with_dots
 from thinned import thinned
 
 from jaxmono.codegen import dot_schedule
-from jaxmono.codegen.dot_schedule import DotSchedule, choose_mma, choose_simt, mma_type
+from jaxmono.codegen.dot_schedule import (
+    DotSchedule,
+    candidates_mma,
+    choose_mma,
+    choose_simt,
+    mma_type,
+    unused,
+)
 from jaxmono.fusion.plan import Device, DotForm, Plan
 from jaxmono.hlo.types import DType
 
@@ -65,6 +72,24 @@ def test_choice_is_deterministic_and_follows_the_problem() -> None:
     assert choose(8, 768, 768).bm == 16
     assert choose(8192, 8192, 4096).bm * choose(8192, 8192, 4096).bn >= 64 * 128
     assert choose(16, 128, 8192).split_k > 1  # few tiles, long k
+
+
+def test_rows_of_weights_that_memory_does_not_hand_out_at_once_cost_more() -> None:
+    """Of 64 bytes; the layout [n][k] has long rows."""
+    assert [unused(x) for x in (64, 128, 192)] == [0, 0, 0]
+    assert [unused(x) for x in (16, 32, 48, 96)] == [3, 1, 1, 1 / 3]
+    assert unused(96, 128) == 1 / 4
+
+    def costs(k_major: bool) -> dict[DotSchedule, float]:
+        found = candidates_mma(1, 16, 3072, 768, 2, device=H200, warps=8, k_major=k_major,
+                               shared_bytes=H200.shared_bytes)
+        return {s: cost for cost, s in found}
+
+    columns, rows = costs(False), costs(True)
+    for s, cost in columns.items():
+        assert cost == rows[s] if s.bn % 32 == 0 else cost >= rows[s]
+    assert any(columns[s] > rows[s] for s in columns if s.bn == 24)
+    assert min(columns, key=lambda s: columns[s]).bn == 32
 
 
 def test_a_panel_and_its_ring_fit() -> None:

@@ -87,6 +87,20 @@ def test_the_analytic_choice_is_first_and_rules_of_the_hardware_hold() -> None:
     assert all(s.bm <= 16 for s in small.candidates)
 
 
+@pytest.mark.parametrize(("m", "k", "n", "family", "bn", "split"), [
+    (1, 768, 3072, "gemv", 32, 1),     # 3.2 us; 24 columns, an even share: 4.3 us
+    (1, 8192, 2048, "gemv", 128, 8),   # 10.4 us; 16 columns, not split: 12.5 us
+    (16, 1024, 1024, "mma", 32, 1),    # 3.6 us; 8 columns: 4.5 us
+    (16, 2048, 2048, "swapped", 64, 4),  # 5.6 us; mma of 16 columns: 7.0 us
+    (64, 768, 768, "mma", 32, 1),      # 3.5 us; 24 columns: 4.2 us
+    (64, 1024, 4096, "swapped", 64, 1),  # 5.7 us; wgmma of 48 columns: 6.5 us
+    (128, 8192, 2048, "wgmma", 64, 4)])  # 15.6 us; 128 columns, 8 blocks: 18.2 us
+def test_choices_that_were_timed(m: int, k: int, n: int, family: str, bn: int, split: int) -> None:
+    """As kernels of their own on an H200, weights [k][n] from memory."""
+    s = problem_of(matmul, spec(m, k), spec(k, n)).candidates[0]
+    assert (s.family, s.bn, s.split_k) == (family, bn, split)
+
+
 def test_normalisation_epilogue_and_exact_products() -> None:
     def norm(x: Any, w: Any) -> Any:
         y = x - x.mean(-1, keepdims=True)
