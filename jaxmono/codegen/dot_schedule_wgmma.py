@@ -7,8 +7,7 @@ what splits cost with few rows, are fitted to 167 tiles of 15 products with 64 a
 times are 3 % too high, with a spread of 6 % (standard deviation of the logarithm).
 
 Elements of other sizes cost what 16-bit elements of as many bytes do: wgmma reads 128 bytes of k in
-the same time whatever is in them. Shared memory is used more for tf32, which is rounded there; that
-term is by the hardware's numbers, not fitted.
+the same time whatever is in them. Shared memory is used more for tf32, which is rounded there.
 """
 
 from __future__ import annotations
@@ -19,15 +18,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jaxmono.codegen.dot_schedule import DotSchedule, unused
-from jaxmono.codegen.dot_wgmma import LOW_BYTES, MAX_SLOTS, ROLES_BYTES, staging_bytes, tile_bytes
+from jaxmono.codegen.dot_wgmma import (
+    LOW_BYTES,
+    MAX_SLOTS,
+    ROLES_BYTES,
+    has_halves,
+    staging_bytes,
+    tile_bytes,
+)
 from jaxmono.fusion.plan import Device
 
 _LOAD_BYTES = 99_000.0
 """Of one SM; of all together `_L2_READS` times what memory can read."""
 _L2_READS = 2.8
+_K_TILE_US = 0.01
+"""Of the producers, for every k tile: 64 x 64 tiles load 82 KB a microsecond."""
 _FLOPS = 6.1e6
-_SHARED_BYTES = 220_000.0
-"""Written and read in shared memory: 128 a clock."""
+_SHARED_BYTES = 212_000.0
+"""Written and read in shared memory: 128 a clock are 225."""
+_EXCHANGE_BYTES = 160_000.0
+"""Of f32 sums of a wide tile whose warpgroups share k, half of which they exchange."""
 _LATENCY_US = 1.7
 """First bytes, first products, the epilogue's first stores; a kernel of its own takes 1 more."""
 _COLD = 0.25
@@ -39,11 +49,10 @@ _SPLIT_US = 1.1
 _SPLIT_BYTES = 34_000.0
 """Of f32 sums that the blocks of a tile exchange."""
 _FEW = 128
-_SPLIT_TOTAL = 0.42
-"""Of what memory can read, what all blocks exchange together of their sums, where a product has at
-most `_FEW` rows. 128x2048x8192: 128 blocks with 64 KB each take 18.2 us, with 32 KB 14.9 us. With
-512 rows it is hidden in part: 48 KB of 128 blocks of 512x768x3072 cost no more than `_SPLIT_BYTES`
-says."""
+_SPLIT_TOTAL = {True: 0.42, False: 0.5}
+"""Of what memory can read, what all blocks exchange together of their sums, by whether a product
+has at most `_FEW` rows. 128x2048x8192: 128 blocks with 64 KB each take 18.2 us, with 32 KB 14.9
+us; of more rows a part is hidden (512x768x3072 by 48 KB of 128 blocks, 10.5 us)."""
 _ROW_PROLOGUE_US = 0.055 / 1024
 """Per byte of a normalised row panel: loads, two reductions, stores."""
 
@@ -89,8 +98,8 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
         bm, bn = 64 * warps[0], columns * warps[1]
         if warps[1] == 2 and not k_major[1] and columns % 64:
             continue
-        if warps[2] == 2 and columns > 96:
-            continue  # both warpgroups keep sums of the whole tile
+        if warps[2] == 2 and columns > 96 and columns % 32:
+            continue  # quarters of the tile are whole fragments
         if (bm > 64 and bm >= 2 * m) or (bn > 16 and bn >= 2 * n):
             continue
         if split > 1 and k < 256 * split:
@@ -129,18 +138,24 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
         right *= 1.0 + unused(s.bn * 2, min(columns, n) * 2)
     size = (0 if row_prologue else min(s.bm, m)) * depth * 2 + right
     total = min(tiles, device.sm_count) * size
-    load = max(size / _LOAD_BYTES, total / (_L2_READS * device.read_bytes_per_us))
-    work = 2.0 * s.bm * s.bn * depth / _FLOPS
-    if itemsize == 4:
-        # Written, and read by the warpgroups; the right operand also read and written to round it.
-        wm, wn, _ = s.warps
-        work = max(work, ((1 + wn) * s.bm + (3 + wm) * s.bn) * depth * 2 / _SHARED_BYTES)
+    load = max(size / _LOAD_BYTES + depth / 64 * _K_TILE_US,
+               total / (_L2_READS * device.read_bytes_per_us))
+    # Shared memory is written by the producers, and read by every product: its 64 rows, and all of
+    # its columns, of [k, n] in panels of 64. 128 x 96 tiles of 2048x768x3072 multiply for 12.4 us,
+    # and take 20.0; 64 x 192 where the warpgroups share k, so that less is read, 19.1.
+    wm, wn, _ = s.warps
+    read = wm * wn * (64 + (s.bn // wn if k_major else math.ceil(s.bn // wn / 64) * 64))
+    written = (0 if row_prologue else s.bm) + s.bn
+    # tf32: the right operand is also read and written to round it.
+    passed = read + written + (2 * s.bn if itemsize == 4 else 0)
+    work = max(2.0 * s.bm * s.bn * depth / _FLOPS, passed * depth * 2 / _SHARED_BYTES)
     epilogue = s.bm * s.bn * 4 / _EPILOGUE_BYTES
+    if has_halves(s.bn, s.warps[2]):
+        epilogue += s.bm * s.bn * 4 / _EXCHANGE_BYTES
     prologue = _ROW_PROLOGUE_US * s.bm * k * 2 if row_prologue else 0.0
     sums = s.bm * s.bn * 4
-    split = _SPLIT_US + sums / _SPLIT_BYTES if s.split_k > 1 else 0.0
-    if split and m <= _FEW:
-        split = max(split, tiles * sums / (_SPLIT_TOTAL * device.read_bytes_per_us))
+    split = max(_SPLIT_US + sums / _SPLIT_BYTES, tiles * sums / (
+        _SPLIT_TOTAL[m <= _FEW] * device.read_bytes_per_us)) if s.split_k > 1 else 0.0
     cold = _COLD * batch * n * k * 2 / device.read_bytes_per_us
     # While a tile is in its epilogue the next one's loads go on.
     return cold + _LATENCY_US + waves * (max(load, work) + epilogue + prologue) + split

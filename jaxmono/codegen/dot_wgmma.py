@@ -127,9 +127,17 @@ def tile_bytes(rows: int, cols: int) -> int:
 
 def staging_bytes(n: int, k_warpgroups: int) -> int:
     """Shared memory in which the epilogue turns fragments into rows; ``n``: of a warpgroup."""
-    chunk = n if k_warpgroups == 2 or n <= 80 else next(
+    halves = has_halves(n, k_warpgroups)
+    exchanged = CONSUMERS * n // 32 * 16 if halves else 0
+    n = n // 2 if halves else n
+    chunk = n if n <= 80 or (k_warpgroups == 2 and not halves) else next(
         (c for c in (64, 80, 48) if n % c == 0), 16)
-    return 8 * 16 * (chunk + 8) * 4
+    return max(8 * 16 * (chunk + 8) * 4, exchanged)
+
+
+def has_halves(n: int, k_warpgroups: int) -> bool:
+    """Whether each of two warpgroups that share k finishes half of a wide tile's columns."""
+    return k_warpgroups == 2 and n > 96
 
 
 def swapped_staging_bytes(bm: int, bn: int, k_warpgroups: int) -> int:
@@ -198,7 +206,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
     lanes = _lanes(code, s.bm * s.bn // CONSUMERS)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
-    small = s.warps[2] == 2 and s.family != SWAPPED
+    small = s.family != SWAPPED and s.warps[2] == 2 and not has_halves(s.bn, 2)
     early = early_loads(body, stores, form.dot.result, form.n, lanes, () if small else read_only) \
         if s.family != SWAPPED else []
     emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,

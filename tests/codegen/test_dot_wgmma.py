@@ -429,3 +429,28 @@ def test_requests_of_a_bias_stay_inside_it(n: int) -> None:
     plan = plan_of(lambda x, w, b: x @ w + b, Spec((136, 64), BF16), Spec((64, n), BF16),
                    Spec((n,), F32))
     run(plan, wgmma(128, 48, 2, (2, 1, 1)), seeds=(0,))
+
+
+@pytest.mark.parametrize("bn", [128, 160, 192, 256])
+def test_wide_tiles_whose_k_is_shared(bn: int) -> None:
+    """Each warpgroup finishes half of the columns; k with a rest, edges, a bias and a residual."""
+    def fn(x: Any, w: Any, bias: Any, other: Any) -> Any:
+        return jax.nn.relu(x @ w + bias + other)
+
+    plan = plan_of(fn, Spec((136, 200), BF16), Spec((200, 264), BF16), Spec((264,), F32),
+                   Spec((136, 264), BF16))
+    run(plan, wgmma(64, bn, 3, (1, 1, 2)), seeds=(0, 1))
+
+
+def test_wide_tiles_whose_k_is_shared_twice() -> None:
+    """Among warpgroups, and among blocks."""
+    plan = plan_of(lambda x, w, b: x @ w + b, Spec((70, 520), BF16), Spec((520, 200), BF16),
+                   Spec((200,), F32))
+    run(plan, wgmma(64, 192, 3, (1, 1, 2), 2), seeds=(0,))
+
+
+def test_wide_tiles_of_tf32_whose_k_is_shared() -> None:
+    plan = plan_of(lambda x, w: x @ w, Spec((70, 100), F32), Spec((100, 200), F32))
+    s = dataclasses.replace(wgmma(64, 128, 3, (1, 1, 2)), bk=32)
+    program = build(plan, in_order(plan, s), threads=256)
+    check_near(plan, program, smooth(plan.graph), 2e-3)

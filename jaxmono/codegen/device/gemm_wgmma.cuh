@@ -75,7 +75,7 @@ struct Wgmma<float> {
 
 // T: bf16, f16, float (tf32) or F8Pair, then k counts pairs. The warpgroups share the tile along m
 // (WG_M), n (WG_N) or k (WG_K: each has all of the tile and every other k step, and the sums meet in the
-// epilogue); one of them is 2. *_K_MAJOR: in memory, and in shared memory if T has 16 bits. PANEL: k
+// epilogue: wide tiles in HALVES, each warpgroup's columns); one of them is 2. *_K_MAJOR: in memory, and in shared memory if T has 16 bits. PANEL: k
 // tiles of A that the consumers compute and keep, as in Gemm; 0: A is streamed with B. PANEL_B: the
 // same of B.
 template <class T, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int WG_K, bool A_K_MAJOR,
@@ -101,8 +101,17 @@ struct GemmWgmma {
   static constexpr int STAGE_BYTES = A_BYTES + (PANEL_B ? 0 : TileB::BYTES);
   static constexpr int PANEL_BYTES = PANEL ? TileA::BYTES : PANEL_B ? TileB::BYTES : 0;
 
-  using Staged = StagedRows<NT, WG_K == 2>;
-  static constexpr int PITCH = Staged::PITCH, STAGING_BYTES = 8 * Staged::BYTES;
+  // Of wide tiles whose k is shared, each warpgroup finishes half of the columns: the other's sums of
+  // these come as fragments, a quarter of the tile at a time.
+  static constexpr bool HALVES = WG_K == 2 && N > 96;
+  static constexpr int OWN = HALVES ? NT / 2 : NT, QUARTER = NT / 4;
+  static_assert(!HALVES || NT % 4 == 0, "");
+  static constexpr int EXCHANGE_BYTES = HALVES ? CONSUMERS * QUARTER * 16 : 0;
+
+  using Staged = StagedRows<OWN, WG_K == 2 && !HALVES>;
+  static constexpr int PITCH = Staged::PITCH;
+  static constexpr int STAGING_BYTES =
+      8 * Staged::BYTES > EXCHANGE_BYTES ? 8 * Staged::BYTES : EXCHANGE_BYTES;
 
   // Layout: panel | ring | staging.
   static constexpr int SHARED_BYTES = PANEL_BYTES + SLOTS * STAGE_BYTES + STAGING_BYTES;
@@ -194,6 +203,7 @@ struct GemmWgmma {
     return (WG_M == 2 ? warpgroup() * 64 : 0) + warp_id() % 4 * 16;
   }
   JM_DEVICE static int first_col() { return WG_N == 2 ? warpgroup() * N : 0; }
+  JM_DEVICE static int own_col() { return HALVES ? warpgroup() * (N / 2) : first_col(); }
 
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
                                 Accumulators& acc) {
@@ -294,7 +304,7 @@ struct GemmWgmma {
   // 993 -> 1033 us, ResNet-50 b32 1253 -> 1356 with 1.4 KB of spills.)
   template <int LANES, class Fetch>
   JM_DEVICE static auto first(const Fetch& fetch) {
-    static_assert(WG_K == 2 && LANES > 0, "small tiles");
+    static_assert(WG_K == 2 && !HALVES && LANES > 0, "small tiles");
     Shared<LANES, decltype(fetch(0, 0))> p;
     p.request(fetch, 0);
     return p;
@@ -305,15 +315,50 @@ struct GemmWgmma {
   template <int LANES, class Fetch, class F>
   JM_DEVICE static void finish(unsigned char* smem, Accumulators& acc, const Fetch& fetch,
                                const F& f) {
-    if constexpr (WG_K == 2) {
+    if constexpr (HALVES) {
+      float own[OWN][4];
+      if (warpgroup() == 0) exchange<0>(smem, acc, own);
+      else exchange<1>(smem, acc, own);
+      rows<LANES>(smem, own, fetch, f);
+      syncthreads();
+    } else if constexpr (WG_K == 2) {
       finish<LANES>(smem, acc, first<LANES>(fetch), fetch, f);
     } else {
-      Staged::template rows<LANES>(
-          staging(smem) + warp_id() * 16 * PITCH, acc.x,
-          [&](int r, int c) { return fetch(first_row() + r, first_col() + c); },
-          [&](int r, int c, const float (&sum)[LANES], const auto& early) {
-            f(first_row() + r, first_col() + c, sum, early);
-          });
+      rows<LANES>(smem, acc.x, fetch, f);
+    }
+  }
+
+  template <int LANES, class Fetch, class F>
+  JM_DEVICE static void rows(unsigned char* smem, float (&x)[OWN][4], const Fetch& fetch, const F& f) {
+    Staged::template rows<LANES>(
+        staging(smem) + warp_id() * 16 * PITCH, x,
+        [&](int r, int c) { return fetch(first_row() + r, own_col() + c); },
+        [&](int r, int c, const float (&sum)[LANES], const auto& early) {
+          f(first_row() + r, own_col() + c, sum, early);
+        });
+  }
+
+  // own: the sums of warpgroup HALF's columns, of both warpgroups.
+  template <int HALF>
+  JM_DEVICE static void exchange(unsigned char* smem, const Accumulators& acc, float (&own)[OWN][4]) {
+    float* const mine = staging(smem) + (HALF * QUARTER * 128 + thread_id() % 128) * 4;
+    const float* const other = mine + (1 - 2 * HALF) * QUARTER * 128 * 4;
+#pragma unroll
+    for (int q = 0; q < 2; ++q) {
+#pragma unroll
+      for (int j = 0; j < QUARTER; ++j) {
+        const float (&x)[4] = acc.x[(1 - HALF) * OWN + q * QUARTER + j];
+        store<float, 4>(mine + j * 512, Vec<float, 4>{x[0], x[1], x[2], x[3]});
+      }
+      syncthreads();
+#pragma unroll
+      for (int j = 0; j < QUARTER; ++j) {
+        const Vec<float, 4> y = load<float, 4>(other + j * 512);
+        const float (&x)[4] = acc.x[HALF * OWN + q * QUARTER + j];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) own[q * QUARTER + j][e] = x[e] + y.x[e];
+      }
+      syncthreads();
     }
   }
 
