@@ -8,9 +8,15 @@
 // a slot is full (they request LAG tiles more before they come back to one), A from registers.
 //
 // The ring outlives the task: producers request the tiles of the next task while the consumers are in
-// the epilogue of this one, and the weights of the next stage before its grid barrier opens. Measured
-// on an H200: 687 TFLOP/s for 8192 cubed in bf16, as much as with TMA (694), and any view of a buffer
-// can be loaded. Cluster multicast was slower (546).
+// the epilogue of this one, and the weights of the next stage before its grid barrier opens. Any view of
+// a buffer can be loaded. The same kernels with TMA in place of cp.async took 0.98 to 1.06 of the time
+// on an H200 (eight products of 2048 rows and more), and with B multicast to clusters of two 0.99 to
+// 1.10; three times as long where the consumers' arrivals at the other block had release order at
+// cluster scope, which is a MEMBAR.GPU for each k tile.
+//
+// Nor did these help: a slot more (staging halved), epilogues on fragments with bulk stores, or
+// with half of the bytes through shared memory (alone 1 to 4 % faster; models up to 15 % slower).
+// Of 33.7 us for 4096x3072x768 products alone take 24.6, the loads beside them 4.0, epilogues 5.1.
 #pragma once
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/ptx_wgmma.cuh"
@@ -75,9 +81,9 @@ struct Wgmma<float> {
 
 // T: bf16, f16, float (tf32) or F8Pair, then k counts pairs. The warpgroups share the tile along m
 // (WG_M), n (WG_N) or k (WG_K: each has all of the tile and every other k step, and the sums meet in the
-// epilogue: wide tiles in HALVES, each warpgroup's columns); one of them is 2. *_K_MAJOR: in memory, and in shared memory if T has 16 bits. PANEL: k
-// tiles of A that the consumers compute and keep, as in Gemm; 0: A is streamed with B. PANEL_B: the
-// same of B.
+// epilogue; those of wide tiles in HALVES, each warpgroup's columns); one of them is 2. *_K_MAJOR: in
+// memory, and in shared memory if T has 16 bits. PANEL: k tiles of A that the consumers compute and
+// keep, as in Gemm; 0: A is streamed with B. PANEL_B: the same of B.
 template <class T, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int WG_K, bool A_K_MAJOR,
           bool B_K_MAJOR, int PANEL = 0, int PANEL_B = 0>
 struct GemmWgmma {
