@@ -121,7 +121,7 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     _emit_middle(w, code, pointers, read_only)
     widest = legal_lanes(body, form.stores, form.v, 8)
     lanes = next(n for n in (8, 4, 2, 1) if n <= widest and form.v.size % n == 0)
-    early = early_loads(body, form.stores, form.second.result, form.v, lanes, read_only)
+    early = early_loads(body, form.stores, form.second.result, form.v, lanes, read_only, form.m)
     emit_fetch(w, body, early, m=form.m, n=form.v, tile_m=ROWS, tile_n=s.chunk, lanes=lanes,
                pointers=pointers, names={form.batch: "b"})
     head = (f"G::consume<{lanes}>(smem, roles, at, k_tiles, middle, fetch, "

@@ -19,7 +19,7 @@ from jaxmono.codegen.dot import (
     is_strided,
     legal_lanes,
 )
-from jaxmono.codegen.early_loads import early_loads, emit_fetch, touch_columns
+from jaxmono.codegen.early_loads import WIDE, early_loads, emit_fetch, touch_columns
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.panel import Panel
@@ -207,7 +207,8 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     lanes = _lanes(code, s.bm * s.bn // CONSUMERS)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
     small = s.family != SWAPPED and s.warps[2] == 2 and not has_halves(s.bn, 2)
-    early = early_loads(body, stores, form.dot.result, form.n, lanes, () if small else read_only) \
+    early = early_loads(body, stores, form.dot.result, form.n, lanes, () if small else read_only,
+                        form.m if s.bn // s.warps[1] <= WIDE else None) \
         if s.family != SWAPPED else []
     emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
                pointers=pointers, names=names)

@@ -64,8 +64,9 @@ def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
             siblings[g.sig.key] = max(siblings.get(g.sig.key, 0), shapes[_shape(g.sig)])
             beside[g.sig.key] = max(beside.get(g.sig.key, ()), dots, key=_work)
     shared = min(target.shared_bytes, device.shared_bytes)
+    first = {g.sig.key for stage in plan.stages[:1] for g in stage.groups}
     return {s.key: Request(device, target.threads, shared, siblings[s.key], target.wgmma,
-                           beside[s.key]) for s in plan.sigs}
+                           beside[s.key], s.key not in first) for s in plan.sigs}
 
 
 def _work(dots: tuple[tuple[int, int, int], ...]) -> int:

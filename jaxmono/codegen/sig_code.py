@@ -49,6 +49,7 @@ class Request:
       siblings: groups of the same Sig in its stage.
       stage: batch, columns and k of all contractions that run beside it, itself included.
       wgmma: the kernel may have producer warps and Hopper's products.
+      behind: a grid barrier is in front of its stage, wherever it runs: producers are ahead of it.
     """
 
     device: Device
@@ -57,6 +58,7 @@ class Request:
     siblings: int
     wgmma: bool = False
     stage: tuple[tuple[int, int, int], ...] = ()
+    behind: bool = False
 
 
 class SigCode(Protocol):

@@ -54,6 +54,7 @@ class Problem:
             "dtypes": ",".join(v.type.dtype.value for v in (*body.inputs, *body.outputs)),
             "shape": shape_text(self.sig),
             "siblings": self.siblings,
+            "behind": self.request.behind,
             # Layouts, strides, prologue and epilogue: the Sig's canonical text.
             "body": self.sig.key,
             "device": at.device.name,
