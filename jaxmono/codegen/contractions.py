@@ -34,8 +34,8 @@ _PRODUCED = ("wgmma", dot_wgmma.SWAPPED)
 """Families whose operands come from producer warps."""
 
 _AHEAD_US = 1.0
-"""What producer warps bring before a grid barrier opens, that the models count. Without it models at
-batch 1 whose products have 49 to 250 rows (RepVGG, ResNet, CLIP, BERT) took 2 to 24 % longer,
+"""What producer warps bring before a grid barrier opens, that the models count. Without it models
+at batch 1 whose products have 49 to 250 rows (RepVGG, ResNet, CLIP, BERT) took 2 to 24 % longer,
 because mma took over from wgmma; a product alone is faster so."""
 
 

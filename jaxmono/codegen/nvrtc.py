@@ -11,7 +11,11 @@ from typing import Any
 
 from jaxmono._errors import CompileError
 
-_OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--device-as-default-execution-space")
+# Split over all CPUs: any number but 1 gives the same code, whatever machine compiles. Not the code
+# of one: six kernels of BERT and ViT were as fast, within 0.4 %. BERT-base at batch 16 takes 4.9 s
+# on 2 CPUs, 5.9 otherwise.
+_OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--device-as-default-execution-space",
+            "--split-compile=0")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _SHARED = re.compile(r"(\d+) bytes smem")
