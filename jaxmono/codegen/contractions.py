@@ -23,7 +23,7 @@ from jaxmono.codegen.dot_candidates import (
     swapped_bound,
     swapped_candidates,
 )
-from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule import FEW, DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.writer import Writer
@@ -34,9 +34,15 @@ _PRODUCED = ("wgmma", dot_wgmma.SWAPPED)
 """Families whose operands come from producer warps."""
 
 _AHEAD_US = 1.0
-"""What producer warps bring before a grid barrier opens, that the models count. Without it models
-at batch 1 whose products have 49 to 250 rows (RepVGG, ResNet, CLIP, BERT) took 2 to 24 % longer,
-because mma took over from wgmma; a product alone is faster so."""
+"""What producer warps bring before a grid barrier opens, that the models of few rows count: without
+it models at batch 1 with 49 to 128 rows took 2 to 7 % longer (BERT, CLIP, T5), because mma took
+over from wgmma; a product alone is faster so."""
+
+
+def _ahead_us(request: Request, rows: int, gathered: bool) -> float:
+    """By how much wgmma is faster than the models say, which were fitted to products alone of rows
+    that lie one behind the other."""
+    return _AHEAD_US if (request.behind or gathered) and rows <= FEW else 0.0
 
 
 def _room(request: Request) -> int:
@@ -57,13 +63,14 @@ class _Dot:
                                shared_bytes=_room(request), siblings=request.siblings)
         if request.wgmma and s.family == "mma":
             code = DotCode.of(sig, s)
-            t = code.element
+            t, gathered = code.element, not dot.is_strided(code.lhs)
             if t is not None and dot_wgmma.takes(form, code, t) is None:
                 other = choose_wgmma(
                     form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size,
                     t.itemsize, device=request.device, shared_bytes=request.shared_bytes,
-                    row_prologue=form.row_prologue, k_major=dot_wgmma.shared_k_major(code))
-                ahead = _AHEAD_US if request.behind else 0.0
+                    row_prologue=form.row_prologue, k_major=dot_wgmma.shared_k_major(code),
+                    gathered=gathered)
+                ahead = _ahead_us(request, form.m.size, gathered)
                 if other is not None and other[0] - ahead < cost:
                     cost, s = other[0] - ahead, other[1]
         swapped = swapped_candidates(sig, request)

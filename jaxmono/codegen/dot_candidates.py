@@ -15,6 +15,7 @@ from jaxmono.codegen import dot_gemv_shape, dot_schedule_swapped, dot_wgmma
 from jaxmono.codegen.dot import (
     DotCode,
     fma_type,
+    is_strided,
     matrix_flops,
     operand_type,
     weights_k_major,
@@ -62,7 +63,7 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
             families.append(candidates_wgmma(
                 batch, m, n, k, t.itemsize, device=request.device,
                 shared_bytes=request.shared_bytes, row_prologue=form.row_prologue,
-                k_major=dot_wgmma.shared_k_major(code)))
+                k_major=dot_wgmma.shared_k_major(code), gathered=not is_strided(code.lhs)))
     return varied(choice, [*families, swapped_candidates(sig, request), skinny])
 
 

@@ -24,7 +24,26 @@ from jaxmono.hlo.types import DType
 
 # Per SM, per microsecond, fitted by hand to tiles timed on an H200. Good for ranking tiles of one
 # problem, not for predicting times.
-_L2_BYTES = 58_000.0
+
+
+@dataclass(frozen=True)
+class _Rates:
+    l2_bytes: float
+    k_tile_us: float
+    """Wait, barrier and first fragments of every k tile."""
+    epilogue_us: float
+    split_us: float
+    split_bytes: float
+    """Of f32 sums that the blocks of a tile exchange."""
+    beside: float
+    """Of the shorter one of loads and products, what shows where all is requested at once."""
+
+
+FEW = 128
+"""Rows up to which the weights' way from memory decides; the fits below are of that many. With more
+rows they took mma for wgmma: Inception b1 15 % slower, RepVGG b1 4 %."""
+_FEW_ROWS = _Rates(58_000.0, 0.02, 0.1, 1.5, 15_000.0, 0.1)
+_MANY_ROWS = _Rates(42_000.0, 0.06, 0.2, 2.2, 12_000.0, 0.3)
 _STREAM = 0.9
 """Of what memory can read, what tiles stream of weights."""
 _SAME = 0.65
@@ -42,11 +61,6 @@ F8_FLOPS = 3.7e6
 """8-bit floats: Hopper has no mma.sync for them. They are multiplied as f16, behind a conversion of
 every fragment."""
 _LATENCY_US = 0.8
-_SPLIT_US = 1.5
-_SPLIT_BYTES = 15_000.0
-"""Of f32 sums that the blocks of a tile exchange."""
-_K_TILE_US = 0.02
-"""Wait, barrier and first fragments of every k tile."""
 _ROW_PROLOGUE_US = 0.055 / 1024
 """Per byte of a normalised row panel: loads, two reductions, stores."""
 
@@ -214,19 +228,23 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     tiles = batch * math.ceil(m / s.bm) * math.ceil(n / s.bn) * s.split_k
     if s.split_k > 1 and tiles > device.sm_count:
         return math.inf  # the blocks of a tile wait for each other: only in a single wave
-    waves = math.ceil(tiles / device.sm_count)
+    of = _FEW_ROWS if m <= FEW else _MANY_ROWS
     depth = k / s.split_k
-    left, right = min(s.bm, m) * depth * itemsize, s.bn * depth * itemsize
-    size = left + right
-    if not k_major:
-        right *= 1.0 + _ATOMS * unused(s.bn * itemsize)
-    # All blocks together are bound by the memory behind the SMs too.
     active = min(tiles, device.sm_count)
-    load = max((left + right) / _L2_BYTES,
-               active * right / (_STREAM * device.read_bytes_per_us))
-    # The tiles of a row of tiles read the same, and wait for one another.
-    alike = active / (batch * math.ceil(m / s.bm) * s.split_k)
-    same = alike * left / (_SAME * device.read_bytes_per_us)
+    rows = min(s.bm, m) if m <= FEW else s.bm
+    left, right = rows * depth * itemsize, s.bn * depth * itemsize
+    size, same = left + right, 0.0
+    if m <= FEW:
+        if not k_major:
+            right *= 1.0 + _ATOMS * unused(s.bn * itemsize)
+        load = max((left + right) / of.l2_bytes,
+                   active * right / (_STREAM * device.read_bytes_per_us))
+        # The tiles of a row of tiles read the same, and wait for one another.
+        alike = active / (batch * math.ceil(m / s.bm) * s.split_k)
+        same = alike * left / (_SAME * device.read_bytes_per_us)
+    else:
+        # All blocks together are bound by the memory behind the SMs too.
+        load = max(size / of.l2_bytes, active * size / (1.25 * device.read_bytes_per_us))
     wm, wn, wk = s.warps
     # Every warp column reads all of A, every warp row all of B; the ring is written once. Products
     # and shared-memory reads hardly overlap at two warps per scheduler, so their times add up.
@@ -234,11 +252,11 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     work = 2.0 * s.bm * s.bn * depth / flops + shared
     if wk > 1 and s.bm * s.bn >= 8192:
         work *= 1.15  # every set of warps has accumulators for the whole tile
-    work += _K_TILE_US * math.ceil(depth / s.bk)
-    epilogue = 0.1 + s.bm * s.bn * (wk + 1) * 4 / 400_000.0
+    work += of.k_tile_us * math.ceil(depth / s.bk)
+    epilogue = of.epilogue_us + s.bm * s.bn * (wk + 1) * 4 / 400_000.0
     prologue = _ROW_PROLOGUE_US * s.bm * k * itemsize if row_prologue else 0.0
-    split = _SPLIT_US + s.bm * s.bn * 4 / _SPLIT_BYTES if s.split_k > 1 else 0.0
+    split = of.split_us + s.bm * s.bn * 4 / of.split_bytes if s.split_k > 1 else 0.0
     # What fits shared memory is requested at once, before the products; more hides behind them.
-    beside = 0.1 if size <= 256 * 1024 else 0.0
-    return waves * (_LATENCY_US + max(load, work) + same + beside * min(load, work) + epilogue
-                    + prologue) + split
+    beside = of.beside if size <= 256 * 1024 else 0.0
+    tile = max(load, work) + same + beside * min(load, work) + epilogue + prologue
+    return math.ceil(tiles / device.sm_count) * (_LATENCY_US + tile) + split

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from jaxmono.codegen.dot_schedule import DotSchedule, unused
+from jaxmono.codegen.dot_schedule import FEW, DotSchedule, unused
 from jaxmono.codegen.dot_wgmma import (
     LOW_BYTES,
     MAX_SLOTS,
@@ -38,20 +38,21 @@ _SHARED_BYTES = 212_000.0
 """Written and read in shared memory: 128 a clock are 225."""
 _EXCHANGE_BYTES = 160_000.0
 """Of f32 sums of a wide tile whose warpgroups share k, half of which they exchange."""
-_LATENCY_US = 1.7
-"""First bytes, first products, the epilogue's first stores; a kernel of its own takes 1 more."""
+_LATENCY_US = {True: 1.7, False: 1.3}
+"""First bytes, first products, the epilogue's first stores, by whether a product has at most `FEW`
+rows: as the model of dot_schedule.py, which this one is compared with. A kernel of its own takes
+1 us more."""
 _COLD = 0.25
-"""Of the time in which memory reads the weights, what nothing hides: with 64 rows, tiles of one
-size take 0.16 us longer for each MB of weights."""
+"""Of the time in which memory reads the weights of few rows, what nothing hides: with 64 rows,
+tiles of one size take 0.16 us longer for each MB of weights."""
 _EPILOGUE_BYTES = 60_000.0
 """Of f32 sums that the consumers turn into outputs."""
 _SPLIT_US = 1.1
 _SPLIT_BYTES = 34_000.0
 """Of f32 sums that the blocks of a tile exchange."""
-_FEW = 128
 _SPLIT_TOTAL = {True: 0.42, False: 0.5}
 """Of what memory can read, what all blocks exchange together of their sums, by whether a product
-has at most `_FEW` rows. 128x2048x8192: 128 blocks with 64 KB each take 18.2 us, with 32 KB 14.9
+has at most `FEW` rows. 128x2048x8192: 128 blocks with 64 KB each take 18.2 us, with 32 KB 14.9
 us; of more rows a part is hidden (512x768x3072 by 48 KB of 128 blocks, 10.5 us)."""
 _ROW_PROLOGUE_US = 0.055 / 1024
 """Per byte of a normalised row panel: loads, two reductions, stores."""
@@ -66,15 +67,18 @@ _TALL = 32
 
 def choose_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, device: Device,
                  shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
-                 ) -> tuple[float, DotSchedule] | None:
+                 gathered: bool = False) -> tuple[float, DotSchedule] | None:
     """The cheapest tile and its time in microseconds; None if no tile fits or pays.
 
     Args:
       itemsize: bytes of an element; 4 is tf32.
       shared_bytes: per block. k_major: of the left and the right operand, in shared memory.
+      gathered: rows of the left operand do not lie one behind the other at a constant distance
+        (a convolution's).
     """
     best: tuple[float, DotSchedule] | None = None
-    for cost, s in _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major):
+    for cost, s in _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major,
+                           gathered):
         if best is None or cost < best[0] - 1e-9:
             best = (cost, s)
     return best
@@ -82,14 +86,15 @@ def choose_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, devic
 
 def candidates_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, device: Device,
                      shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
-                     ) -> list[tuple[float, DotSchedule]]:
+                     gathered: bool = False) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model, cheapest first: what a tuner may measure."""
-    found = _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major)
+    found = _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major, gathered)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
 def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, shared_bytes: int,
-            row_prologue: bool, k_major: tuple[bool, bool]) -> Iterator[tuple[float, DotSchedule]]:
+            row_prologue: bool, k_major: tuple[bool, bool], gathered: bool,
+            ) -> Iterator[tuple[float, DotSchedule]]:
     k = math.ceil(k * itemsize / 2)  # from here on of 16 bits
     if m < _TALL or n < 16:
         return
@@ -98,7 +103,7 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
         bm, bn = 64 * warps[0], columns * warps[1]
         if warps[1] == 2 and not k_major[1] and columns % 64:
             continue
-        if warps[2] == 2 and columns > 96 and columns % 32:
+        if has_halves(columns, warps[2]) and (gathered or columns % 32):
             continue  # quarters of the tile are whole fragments
         if (bm > 64 and bm >= 2 * m) or (bn > 16 and bn >= 2 * n):
             continue
@@ -108,7 +113,7 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
         if slots is None:
             continue
         s = DotSchedule("wgmma", bm, bn, 64, slots, warps, split)
-        yield (_cost(s, batch, m, n, k, itemsize, device, row_prologue, k_major[1]),
+        yield (_cost(s, batch, m, n, k, itemsize, device, row_prologue, k_major[1], gathered),
                replace(s, bk=128 // itemsize))
 
 
@@ -124,7 +129,7 @@ def _slots(bm: int, bn: int, columns: int, k_warpgroups: int, k: int, split: int
 
 
 def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
-          row_prologue: bool, k_major: bool) -> float:
+          row_prologue: bool, k_major: bool, gathered: bool) -> float:
     tiles = batch * math.ceil(m / s.bm) * math.ceil(n / s.bn) * s.split_k
     if s.split_k > 1 and tiles > device.sm_count:
         return math.inf  # the blocks of a tile wait for each other: only in a single wave
@@ -133,29 +138,39 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     # Columns of [k, n] are loaded 64 at a time: 96 take as long as 128.
     columns = s.bn if k_major else math.ceil(s.bn / 64) * 64
     right = min(columns, n) * depth * 2
-    if not k_major:
+    if not k_major and not gathered:
         # Of lines of 64 columns, where tiles do not begin at what memory hands out.
         right *= 1.0 + unused(s.bn * 2, min(columns, n) * 2)
     size = (0 if row_prologue else min(s.bm, m)) * depth * 2 + right
     total = min(tiles, device.sm_count) * size
-    load = max(size / _LOAD_BYTES + depth / 64 * _K_TILE_US,
-               total / (_L2_READS * device.read_bytes_per_us))
-    # Shared memory is written by the producers, and read by every product: its 64 rows, and all of
-    # its columns, of [k, n] in panels of 64. 128 x 96 tiles of 2048x768x3072 multiply for 12.4 us,
-    # and take 20.0; 64 x 192 where the warpgroups share k, so that less is read, 19.1.
-    wm, wn, _ = s.warps
-    read = wm * wn * (64 + (s.bn // wn if k_major else math.ceil(s.bn // wn / 64) * 64))
-    written = (0 if row_prologue else s.bm) + s.bn
-    # tf32: the right operand is also read and written to round it.
-    passed = read + written + (2 * s.bn if itemsize == 4 else 0)
-    work = max(2.0 * s.bm * s.bn * depth / _FLOPS, passed * depth * 2 / _SHARED_BYTES)
+    load = max(size / _LOAD_BYTES, total / (_L2_READS * device.read_bytes_per_us))
+    work = 2.0 * s.bm * s.bn * depth / _FLOPS
+    if not gathered:
+        # Not for convolutions, whose tiles it made worse: RepVGG b32 3 %, ResNet-50 b32 3 %.
+        load = max(load, size / _LOAD_BYTES + depth / 64 * _K_TILE_US)
+        work = max(work, _passed(s, itemsize, row_prologue, k_major) * depth * 2 / _SHARED_BYTES)
     epilogue = s.bm * s.bn * 4 / _EPILOGUE_BYTES
     if has_halves(s.bn, s.warps[2]):
         epilogue += s.bm * s.bn * 4 / _EXCHANGE_BYTES
     prologue = _ROW_PROLOGUE_US * s.bm * k * 2 if row_prologue else 0.0
     sums = s.bm * s.bn * 4
     split = max(_SPLIT_US + sums / _SPLIT_BYTES, tiles * sums / (
-        _SPLIT_TOTAL[m <= _FEW] * device.read_bytes_per_us)) if s.split_k > 1 else 0.0
-    cold = _COLD * batch * n * k * 2 / device.read_bytes_per_us
+        _SPLIT_TOTAL[m <= FEW] * device.read_bytes_per_us)) if s.split_k > 1 else 0.0
+    cold = _COLD * batch * n * k * 2 / device.read_bytes_per_us if m <= FEW else 0.0
     # While a tile is in its epilogue the next one's loads go on.
-    return cold + _LATENCY_US + waves * (max(load, work) + epilogue + prologue) + split
+    return cold + _LATENCY_US[m <= FEW] + waves * (max(load, work) + epilogue + prologue) + split
+
+
+def _passed(s: DotSchedule, itemsize: int, row_prologue: bool, k_major: bool) -> int:
+    """Elements that pass through shared memory for each k of a tile.
+
+    It is written by the producers, and read by every product: its 64 rows, and all of its columns,
+    of [k, n] in panels of 64. 128 x 96 tiles of 2048x768x3072 multiply for 12.4 us, and take 20.0;
+    64 x 192 where the warpgroups share k, so that less is read, 19.1.
+    """
+    wm, wn, _ = s.warps
+    columns = s.bn // wn
+    read = wm * wn * (64 + (columns if k_major else math.ceil(columns / 64) * 64))
+    written = (0 if row_prologue else s.bm) + s.bn
+    # tf32: the right operand is also read and written to round it.
+    return read + written + (2 * s.bn if itemsize == 4 else 0)
