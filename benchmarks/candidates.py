@@ -16,6 +16,7 @@ from benchmarks import ahead
 from benchmarks.data import Case
 from jaxmono import _tune
 from jaxmono._device import Facts
+from jaxmono._errors import JaxmonoError
 from jaxmono.fusion import make_plan
 from jaxmono.tuning.alone import alone
 from jaxmono.tuning.compiling import Compiled, CompilePool
@@ -35,7 +36,12 @@ def compile_all(cases: Sequence[Case], folder: Path, facts: Facts, *, workers: i
     seen: set[str] = set()
     try:
         for case in cases:
-            for kernel in ahead.planned(case, "monolithic"):
+            try:
+                kernels = ahead.planned(case, "monolithic")
+            except JaxmonoError as error:
+                sys.stdout.write(f"{case.name}: cannot be planned: {error}\n")
+                continue
+            for kernel in kernels:
                 whole = make_plan(kernel.graph, facts.device, mode=kernel.job.mode)
                 for problem in problems_of(whole, _tune.conditions(facts)):
                     if problem.key in seen:
@@ -80,7 +86,14 @@ def time_all(folder: Path, *, turns: int) -> None:
     bench, quotients = Bench(0), list[float]()
     with (folder / "times.jsonl").open("w", encoding="utf-8") as out:
         for entry in json.loads((folder / INDEX).read_text(encoding="utf-8")):
-            times = time_one(bench, entry, folder, turns)
+            try:
+                times = time_one(bench, entry, folder, turns)
+            except (CudaError, MachineError) as error:
+                sys.stdout.write(f"{entry['case']}: {error}\n")
+                if not bench.is_well():
+                    sys.stdout.write("the GPU's context is lost: what follows has no times\n")
+                    break
+                continue
             for rank, (us, candidate) in enumerate(zip(times, entry["candidates"], strict=True)):
                 out.write(json.dumps({"case": entry["case"], "problem": entry["problem"],
                                       "rank": rank, "us": us,

@@ -17,13 +17,15 @@ from jaxmono.codegen import (
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_candidates import (
+    ahead_us,
     dot_candidates,
     gemv_bound,
     gemv_candidates,
+    late_us,
     swapped_bound,
     swapped_candidates,
 )
-from jaxmono.codegen.dot_schedule import FEW, DotSchedule
+from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.writer import Writer
@@ -32,17 +34,6 @@ from jaxmono.fusion.plan import DotForm, Sig
 
 _PRODUCED = ("wgmma", dot_wgmma.SWAPPED)
 """Families whose operands come from producer warps."""
-
-_AHEAD_US = 1.0
-"""What producer warps bring before a grid barrier opens, that the models of few rows count: without
-it models at batch 1 with 49 to 128 rows took 2 to 7 % longer (BERT, CLIP, T5), because mma took
-over from wgmma; a product alone is faster so."""
-
-
-def _ahead_us(request: Request, rows: int, gathered: bool) -> float:
-    """By how much wgmma is faster than the models say, which were fitted to products alone of rows
-    that lie one behind the other."""
-    return _AHEAD_US if (request.behind or gathered) and rows <= FEW else 0.0
 
 
 def _room(request: Request) -> int:
@@ -70,7 +61,7 @@ class _Dot:
                     t.itemsize, device=request.device, shared_bytes=request.shared_bytes,
                     row_prologue=form.row_prologue, k_major=dot_wgmma.shared_k_major(code),
                     gathered=gathered)
-                ahead = _ahead_us(request, form.m.size, gathered)
+                ahead = ahead_us(request, form.m.size, gathered=gathered)
                 if other is not None and other[0] - ahead < cost:
                     cost, s = other[0] - ahead, other[1]
         swapped = swapped_candidates(sig, request)
@@ -84,6 +75,9 @@ class _Dot:
 
     def candidates(self, sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
         return dot_candidates(sig, request, self.choose(sig, request))
+
+    def late_us(self, sig: Sig, request: Request, schedule: DotSchedule) -> float:
+        return late_us(sig, request, schedule)
 
     def tasks(self, sig: Sig, schedule: DotSchedule, threads: int) -> int:
         del threads

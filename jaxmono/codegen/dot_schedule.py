@@ -240,7 +240,7 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
         load = max((left + right) / of.l2_bytes,
                    active * right / (_STREAM * device.read_bytes_per_us))
         # The tiles of a row of tiles read the same, and wait for one another.
-        alike = active / (batch * math.ceil(m / s.bm) * s.split_k)
+        alike = active / max(batch * math.ceil(m / s.bm) * s.split_k, 1)
         same = alike * left / (_SAME * device.read_bytes_per_us)
     else:
         # All blocks together are bound by the memory behind the SMs too.

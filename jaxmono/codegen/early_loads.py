@@ -34,6 +34,7 @@ from jaxmono.hlo.ir import Graph, Value
 MAX_BYTES = 32
 """Of a piece: two operands of 16 bytes. More would take the registers of the sums."""
 WIDE = 192
+"""Columns of a warpgroup above which read-only inputs are not requested early."""
 
 
 def early_loads(body: Graph, stores: Sequence[Store], result: Value, lane: Var, lanes: int,

@@ -108,6 +108,11 @@ class Tunable(Protocol):
         """A few tens of legal schedules, frozen dataclasses of plain values; `choose`'s first."""
         ...
 
+    def late_us(self, sig: Sig, request: Request, schedule: Any) -> float:
+        """Microseconds that a schedule takes longer in a kernel of many stages than measured alone,
+        against the other candidates."""
+        ...
+
 
 _REGISTRY: dict[str, SigCode] = {}
 

@@ -96,6 +96,10 @@ class Bench:
             raise CudaError(f"CUDA: {status.name}")
         return values[0] if len(values) == 1 else values
 
+    def is_well(self) -> bool:
+        """After an error: the context still works, so the next kernel can be tried in it."""
+        return int(self.d.cuCtxSynchronize()[0]) == 0
+
     def attribute(self, which: Any) -> int:
         return int(self.check(self.d.cuDeviceGetAttribute(which, self.device)))
 
@@ -344,8 +348,8 @@ class Session:
         return {"us": bench.time(request["id"])}
 
     def is_well(self) -> bool:
-        """After an error: the context still works, so the next kernel can be tried in it."""
-        return self.bench is not None and int(self.bench.d.cuCtxSynchronize()[0]) == 0
+        """After an error: the next kernel can be tried."""
+        return self.bench is not None and self.bench.is_well()
 
 
 def main() -> None:

@@ -55,6 +55,7 @@ class Problem:
             "shape": shape_text(self.sig),
             "siblings": self.siblings,
             "behind": self.request.behind,
+            "stage": self.request.stage,
             # Layouts, strides, prologue and epilogue: the Sig's canonical text.
             "body": self.sig.key,
             "device": at.device.name,
@@ -81,6 +82,14 @@ class Problem:
             return (code.choose(self.sig, self.request),)
         return tuple({schedule_text(s): s for s in code.candidates(self.sig, self.request)}
                      .values())
+
+    def late_us(self, text: str) -> float:
+        """What the candidate of a text takes longer in its kernel than alone, in microseconds."""
+        code = code_for(self.sig)
+        found = {schedule_text(s): s for s in self.candidates}.get(text)
+        if found is None or not isinstance(code, Tunable):
+            return 0.0
+        return code.late_us(self.sig, self.request, found)
 
     def __str__(self) -> str:
         copies = f" x{self.siblings}" if self.siblings > 1 else ""

@@ -122,6 +122,8 @@ class Tuner:
     def _keep(self, problem: Problem, rows: tuple[Row, ...], number: str, seconds: float) -> None:
         known = {r.schedule for r in rows} | {r.schedule for r in self.cache.rows(problem.key)}
         complete = {schedule_text(s) for s in problem.candidates} <= known
+        rows = tuple(r if r.us is None else dataclasses.replace(
+            r, us=r.us + problem.late_us(r.schedule)) for r in rows)
         self.cache.put(problem.key, problem.fields, rows, complete=complete)
         r = report(problem, self.cache.rows(problem.key), fresh=True)
         _log.info("%s %s: %d of %d candidates measured, %d failed; analytic %.2f us, best %.2f us; "

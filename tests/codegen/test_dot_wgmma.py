@@ -412,7 +412,7 @@ def test_chosen_tiles_of_tf32_compile_for_hopper(spec: str, m: int, n: int, k: i
 
 
 def test_what_differs_by_column_is_requested_before_the_sums() -> None:
-    """A bias, of which a tile reads a few lines; not a residual, nor a factor by row."""
+    """A bias, of which a tile reads a few lines, into L1; not a residual, nor a factor by row."""
     def fn(x: Any, w: Any, bias: Any, other: Any, factor: Any) -> Any:
         return (x @ w + bias) * factor[:, None] + other
 
