@@ -13,8 +13,8 @@ class ProblemReport:
       name: what it computes, its shape and the type of its first operand.
       candidates: how many schedules there were; ``measured`` of them have a time, ``failed`` have
         a reason instead, the others were not reached.
-      analytic_us, best_us: time of the choice without measurement, and of the fastest; NaN where
-        it was not measured.
+      analytic_us, best_us: time of the choice without measurement, and of the fastest, with what
+        they take longer in their kernel than alone; NaN where it was not measured.
       schedule: the one that kernels use from now on.
       changed: it is not the analytic one.
       fresh: measured just now, rather than found in the tuning cache.

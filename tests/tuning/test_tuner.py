@@ -58,8 +58,9 @@ def test_measured_once_then_found_without_a_plan(tmp_path: Path) -> None:
     assert choices.changed == {p.sig.key: schedule_text(p.candidates[2]) for p in (first, second)}
     assert (choices.measured, choices.total) == (2, 2)
     assert profiler.closed and len(profiler.measured) == 2
+    # Both are mma in the second problem, which waits for a barrier that producers are ahead of.
     assert [(r.analytic_us, r.best_us, r.changed, r.fresh) for r in tuner.reports] == [
-        (5.0, 1.0, True, True)] * 2
+        (5.0, 1.0, True, True), (6.0, 2.0, True, True)]
     # The same process, another one, and one that never measures.
     for make in (lambda: pytest.fail("it measured again"), None):
         again = Tuner(TuningCache(tmp_path / NAME), make)
@@ -312,3 +313,14 @@ def test_the_room_imports_only_rooms_below_it_and_no_jax() -> None:
                 if name.startswith("jaxmono"):
                     assert name.startswith(allowed) and file.name != "gpu_worker.py", \
                         f"{file.name} imports {name}"
+
+
+def test_what_a_candidate_takes_longer_behind_a_barrier() -> None:
+    """mma, where wgmma's producers are ahead: it is timed alone, and used in a kernel of stages."""
+    first, second = problems_of(plan_of(two, *TWO), CONDITIONS)
+    late = [{(s.family, p.late_us(schedule_text(s))) for s in p.candidates}
+            for p in (first, second)]
+    assert {us for _, us in late[0]} == {0.0}
+    assert ("mma", 1.0) in late[1] and ("wgmma", 0.0) in late[1]
+    assert first.late_us("no candidate") == 0.0
+    assert first.key != second.key and first.fields["stage"] == ((1, 256, 64),)
