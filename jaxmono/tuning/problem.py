@@ -84,8 +84,8 @@ class Problem:
                      .values())
 
     def late_us(self, text: str) -> float:
-        """What the candidate of a text takes longer in its kernel than alone, in microseconds, where
-        others have producer warps that are ahead of it."""
+        """What the candidate of a text takes longer in its kernel than alone, in microseconds,
+        where others have producer warps that are ahead of it."""
         code = code_for(self.sig)
         if not self.request.wgmma:
             return 0.0

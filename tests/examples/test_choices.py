@@ -33,8 +33,9 @@ class FakeBench:
 
 def test_times_of_all_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                  capsys: pytest.CaptureFixture[str]) -> None:
-    entries: list[dict[str, Any]] = [{"schedule": {"bn": 8 * k}, "launch": {"cubin": f"{k}.cubin"}, "scratch": 16 * k}
-                  for k in range(5)]
+    entries: list[dict[str, Any]] = [
+        {"schedule": {"bn": 8 * k}, "launch": {"cubin": f"{k}.cubin"}, "scratch": 16 * k}
+        for k in range(5)]
     entries[4] = {"schedule": {"bn": 64}, "reason": "it spills"}
     entries[3]["scratch"] = 64
     (tmp_path / candidates.INDEX).write_text(json.dumps([{
