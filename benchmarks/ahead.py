@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 import jaxmono
-from benchmarks import data, select
+from benchmarks import data, machine, select
 from jaxmono import _collect, _config
 from jaxmono._build import Built, build
 from jaxmono._device import Facts, facts_for
 from jaxmono.custom_call import cache
 
-INDEX = "kernels.json"
-"""In the folder: names of cases to the files of their kernels, under it."""
+INDEX, MADE = "kernels.json", "made.json"
+"""In the folder: names of cases to the files of their kernels, under it; what they were made of."""
 
 Job: TypeAlias = tuple[str, int, str, bool, str, str]
 """Workload, batch, dtype, tiny, mode, GPU."""
@@ -41,7 +41,7 @@ def write(folder: Path, files: dict[str, list[str]]) -> None:
 
 def prepare_all(jobs: Sequence[Job], folder: Path, *, workers: int = 1,
                 without: Collection[str] = ()) -> int:
-    """Compiles the kernels of all, and writes the index; returns how many failed."""
+    """Compiles the kernels of all, and writes the index and `MADE`; returns how many failed."""
     os.environ["JAXMONO_CACHE_DIR"] = str((folder / "jaxmono").resolve())
     folder.mkdir(parents=True, exist_ok=True)
     bad, known = 0, read(folder)
@@ -53,7 +53,17 @@ def prepare_all(jobs: Sequence[Job], folder: Path, *, workers: int = 1,
             write(folder, known)
             sys.stdout.write(f"{name}: {told}\n")
             sys.stdout.flush()
+    (folder / MADE).write_text(json.dumps({"commit": machine.commit_of(None),
+                                           "without": sorted(without)}), encoding="utf-8")
     return bad
+
+
+def made_of(folder: Path) -> str:
+    """For people: the commit of a folder's kernels, and what they were made without."""
+    file = folder / MADE
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    without = f", without {' and '.join(found['without'])}" if found.get("without") else ""
+    return f"commit {found.get('commit') or 'unknown'}{without}"
 
 
 def gpu_facts(name: str) -> Facts:

@@ -4,6 +4,8 @@
     python -m benchmarks.prepare --cache_dir=/tmp/after --models=bert_base      in the other
     python -m benchmarks.beside /tmp/before /tmp/after                          on the GPU
 
+    python -m benchmarks.beside /tmp/before /tmp/after --out=table.md           a table to keep
+
 A line for each kernel that two folders have under the same case: microseconds a launch (median of
 turns taken one after the other), as a ratio to the first folder's, and how far its outputs are from
 the first one's on the same random inputs. The launches of a turn are one CUDA graph, so that the
@@ -21,13 +23,15 @@ from typing import Any
 
 from absl import app, flags
 
-from benchmarks import ahead
+from benchmarks import ahead, machine
 from examples.cli import flags_parser
 from jaxmono.codegen.program import Program
 from jaxmono.hlo.types import TensorType
 from jaxmono.tuning.gpu_worker import Bench, CudaError, MachineError
 
 _TURNS = flags.DEFINE_integer("turns", 9, "Of each kernel; the median counts.", lower_bound=1)
+_OUT = flags.DEFINE_string("out", None, "Markdown file for the table, with date, GPU, driver, "
+                           "versions and commits.")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,6 +43,7 @@ def main(arguments: Sequence[str]) -> int:
                          f"give folders that benchmarks.prepare has made, with {ahead.INDEX}\n")
         return 2
     bench, bad = Bench(0), 0
+    all_found: dict[str, dict[str, tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, programs in pairs(folders):
             try:
@@ -47,8 +52,11 @@ def main(arguments: Sequence[str]) -> int:
                 bad += 1
                 sys.stdout.write(f"{name}: {error}\n")
                 continue
+            all_found[name] = found
             sys.stdout.write(f"{name}: {told(found)}\n")
             sys.stdout.flush()
+    if _OUT.value:
+        Path(_OUT.value).write_text(table(folders, all_found, machine.stamp()), encoding="utf-8")
     return 1 if bad else 0
 
 
@@ -93,6 +101,26 @@ def told(found: dict[str, tuple[float, float]]) -> str:
     more = [f"{text} ({us / base:.3f}, outputs off by {difference:.1e})" for text, (us, difference)
             in zip(others, list(found.values())[1:], strict=True)]
     return "  ".join([first, *more])
+
+
+def table(folders: Sequence[Path], found: dict[str, dict[str, tuple[float, float]]],
+          stamp: dict[str, Any]) -> str:
+    """Markdown: what was measured where and of which commits, a row for each kernel."""
+    versions = ", ".join(f"{name} {v}" for name, v in stamp["versions"].items())
+    first, *others = (f.name for f in folders)
+    head = ["kernel", f"{first} us", *(f"{x} us | {x} / {first} | difference" for x in others)]
+    lines = [
+        "# Kernels beside each other", "",
+        f"date {stamp['date']}; gpu {stamp['gpu']}; driver {stamp['driver']}; python "
+        f"{stamp['python']}; versions {versions}; turns {_TURNS.value}.", "",
+        *(f"- {f.name}: {ahead.made_of(f)}" for f in folders), "",
+        f"| {' | '.join(head)} |", f"|---|--:|{'--:|--:|--:|' * len(others)}"]
+    for name, times_of in found.items():
+        base = times_of[first][0]
+        cells = [f"{us:.2f} | {us / base:.3f} | {off:.1e}" if label in times_of else " | | "
+                 for label in others for us, off in [times_of.get(label, (0.0, 0.0))]]
+        lines.append(f"| {' | '.join([name, f'{base:.2f}', *cells])} |")
+    return "\n".join(lines) + "\n"
 
 
 def problem_of(programs: Sequence[Program],

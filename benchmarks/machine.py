@@ -102,6 +102,17 @@ def header(commit: str | None, flags: Sequence[str], nvml: Nvml) -> dict[str, An
     }
 
 
+def stamp() -> dict[str, Any]:
+    """Date, GPU, driver and versions, asked without touching the GPU."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "gpu": _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "python": platform.python_version(),
+        "versions": {name: v for name in _PACKAGES if (v := _version(name))},
+    }
+
+
 def commit_of(given: str | None) -> str | None:
     """The commit that is measured: as given, else what git says, "-dirty" where files differ."""
     if given:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,11 +55,31 @@ def test_kernels_are_compared_by_case(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setenv("JAXMONO_CACHE_DIR", "")  # prepare_all sets it: put back afterwards
         job = ("mlp", 1, "bf16", True, "monolithic", "NVIDIA H200")
         assert ahead.prepare_all([job], tmp_path / name) == 0
+        assert ahead.made_of(tmp_path / name).startswith("commit ")
     found = list(beside.pairs([tmp_path / "before", tmp_path / "after"]))
     ((name, programs),) = found
     assert name == "mlp b1 bf16 monolithic" and list(programs) == ["before", "after"]
     assert beside.told({"before": (2.0, 0.0), "after": (1.0, 0.5)}) == \
         "before 2.00 us  after 1.00 us (0.500, outputs off by 5.0e-01)"
+
+
+def test_a_table_to_keep_says_what_was_measured(tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "_TURNS", SimpleNamespace(value=9))
+    for name, made in (("without", {"commit": "abc", "without": ["padding"]}), ("with", None)):
+        (tmp_path / name).mkdir()
+        if made:
+            (tmp_path / name / ahead.MADE).write_text(json.dumps(made))
+    stamp = {"date": "2026-11-22", "gpu": "H200", "driver": "580", "python": "3.12",
+             "versions": {"jax": "0.11"}}
+    found = {"padding_1": {"without": (3.0, 0.0), "with": (1.5, 2e-5)},
+             "mlp": {"without": (2.0, 0.0)}}
+    lines = beside.table([tmp_path / "without", tmp_path / "with"], found, stamp).splitlines()
+    assert "gpu H200; driver 580" in lines[2] and "jax 0.11" in lines[2]
+    assert lines[4:6] == ["- without: commit abc, without padding", "- with: commit unknown"]
+    assert lines[7] == "| kernel | without us | with us | with / without | difference |"
+    assert lines[9:] == ["| padding_1 | 3.00 | 1.50 | 0.500 | 2.0e-05 |", "| mlp | 2.00 |  | |  |"]
+
 
 
 def _stages(name: str, **without: frozenset[str]) -> list[list[str]]:
