@@ -83,7 +83,7 @@ def compiled(folder: Path) -> dict[str, Program]:
                 if not program.barriers:
                     continue
                 source = marked(program.source)
-                binary = compile_cuda(source, program.arch).cubin
+                binary = compile_cuda(source, program.arch, split=True).cubin
                 kept.write_bytes(replace(program, source=source, binary=binary).to_bytes())
             name = f"{case} kernel {k + 1}" if len(files) > 1 else case
             found[name] = Program.from_bytes(kept.read_bytes())

@@ -11,10 +11,10 @@ from typing import Any
 
 from jaxmono._errors import CompileError
 
-# Split over all CPUs: 2, 4 and all of them give the same code. Not that of 1: six kernels of BERT
-# and ViT were as fast, within 0.4 %. BERT-base at batch 16 takes 4.9 s on 2 CPUs, 5.9 otherwise.
-_OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--device-as-default-execution-space",
-            "--split-compile=0")
+_OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--device-as-default-execution-space")
+_SPLIT = "--split-compile=0"
+"""Over all CPUs: 2, 4 and all of them give the same code. Not that of 1: six kernels of BERT and
+ViT were as fast, within 0.4 %. BERT-base at batch 16 takes 4.9 s on 2 CPUs, 5.9 otherwise."""
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _SHARED = re.compile(r"(\d+) bytes smem")
@@ -53,12 +53,15 @@ class CudaBinary:
     seconds: float
 
 
-def compile_cuda(source: str, arch: str, *, name: str = "jaxmono.cu") -> CudaBinary:
+def compile_cuda(source: str, arch: str, *, name: str = "jaxmono.cu",
+                 split: bool = False) -> CudaBinary:
     """Compiles a self-contained source (`headers.bundle`).
 
     Args:
       arch: a real architecture such as "sm_90a".
       name: file name in NVRTC's messages.
+      split: over all CPUs. Some of ptxas' warnings (C75xx, products that wait for each other) then
+        go to stderr, and are not in the log.
 
     Raises:
       MissingNvrtcError: NVRTC cannot be loaded.
@@ -66,7 +69,8 @@ def compile_cuda(source: str, arch: str, *, name: str = "jaxmono.cu") -> CudaBin
     """
     start = time.perf_counter()
     nvrtc = _nvrtc()
-    options = [o.encode() for o in (*_OPTIONS, f"--gpu-architecture={arch}")]
+    given = (*_OPTIONS, *([_SPLIT] if split else []), f"--gpu-architecture={arch}")
+    options = [o.encode() for o in given]
     program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
     try:
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)

@@ -21,6 +21,14 @@ def test_gemm_compiles_without_spills(arch: str) -> None:
     assert 0 < binary.seconds < 60
 
 
+def test_over_all_cpus_with_the_same_report(capfd: pytest.CaptureFixture[str]) -> None:
+    whole, split = (nvrtc.compile_cuda(GEMM, "sm_90a", split=s) for s in (False, True))
+    assert b"test_kernel" in split.cubin
+    assert (split.spill_stores, split.spill_loads, split.static_shared) == (0, 0, 0)
+    assert 32 <= split.registers <= 255 and "registers" in split.log and whole.log
+    assert "".join(capfd.readouterr()) == ""
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a"])
 def test_every_wrapper_compiles(arch: str) -> None:
     """Templates are only checked where they are used: use each, at each size."""
