@@ -22,10 +22,9 @@ from jaxmono.tuning.alone import alone
 from jaxmono.tuning.compiling import Compiled, CompilePool
 from jaxmono.tuning.gpu_worker import Bench, CudaError, MachineError
 from jaxmono.tuning.problem import Problem, problems_of, schedule_text
+from jaxmono.tuning.profiler import DIFFERENT
 
 INDEX = "problems.json"
-_DIFFERENT = 0.05
-"""Relative difference of outputs that no order of summation makes."""
 
 
 def compile_all(cases: Sequence[Case], folder: Path, facts: Facts, *, workers: int) -> None:
@@ -125,7 +124,7 @@ def time_one(bench: Bench, entry: dict[str, Any], folder: Path, turns: int,
             continue
         try:
             launch = {**c["launch"], "id": number, "cubin": str(folder / c["launch"]["cubin"])}
-            if bench.load(launch)["difference"] <= _DIFFERENT:
+            if bench.load(launch)["difference"] <= DIFFERENT:
                 live.append(number)
         except (CudaError, MachineError) as error:
             sys.stdout.write(f"{entry['case']}: {c['schedule']}: {error}\n")

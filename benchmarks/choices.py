@@ -6,7 +6,7 @@
 A line for each group of ops that has something to tune: the time of the analytic choice, of the
 fastest candidate, and what that is; the last line is the geometric mean of their quotients.
 ``times.jsonl`` in the folder has all candidates, for fitting a model anew. The tuner does the same
-for one program (`jaxmono.tune`); there the compiler's minutes are the leased GPU's.
+for one program (`jaxmono.tune`); there the GPU waits for the compiler.
 """
 
 from __future__ import annotations

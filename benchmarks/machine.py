@@ -87,14 +87,10 @@ def gpus() -> list[str]:
 def header(commit: str | None, flags: Sequence[str], nvml: Nvml) -> dict[str, Any]:
     """Everything about a run that its rows do not say."""
     device = jax.devices()[0]
-    return {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    return stamp() | {
         "gpu": device.device_kind if device.platform == "gpu" else None,
         "platform": device.platform,
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "cores": load.cores(),
-        "python": platform.python_version(),
-        "versions": {name: v for name in _PACKAGES if (v := _version(name))},
         "commit": commit,
         "flags": list(flags),
         "clocks_before": nvml.clocks() or None,

@@ -40,8 +40,8 @@ _ALIKE = 2
 
 _AHEAD_US = 1.0
 """What producer warps bring before a grid barrier opens, that the models of few rows count: without
-it models at batch 1 with 49 to 128 rows took 2 to 7 % longer (BERT, CLIP, T5), because mma took
-over from wgmma; a product alone is faster so. Swapped operands get none of it: with them OPT-125M
+it models at batch 1 with 49 to 128 rows took 2 to 9 % longer (BERT, CLIP, T5), where mma took over
+from wgmma; a product alone is faster so. Swapped operands get none of it: with them OPT-125M
 b16 (64 rows) took 5 % longer."""
 
 Costed = tuple[float, DotSchedule]

@@ -443,9 +443,9 @@ class BodyEmitter:
                 ) -> Emitted | None:
         """A buffer padded with a constant: loaded without a branch, outside from its first element.
 
-        Behind a branch each load waits for the one before: the copy of 7 MB that Bolt's padding_5
-        begins with took 27 us on an H200, a tenth of what its memory can do. None where it is not
-        so simple.
+        Behind a branch each load waits for the one before. A copy that only pads is
+        padded_copy.py's; this is for pads that something is computed of. None where it is not so
+        simple.
         """
         if not isinstance(op, ops.Pad) or len(choices) != 2:
             return None

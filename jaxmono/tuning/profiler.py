@@ -26,7 +26,7 @@ from jaxmono.tuning.problem import Problem, schedule_text
 _FIRST_ROUNDS, _MORE_ROUNDS = 3, 9
 _SLOW = 1.4
 """What is slower than the best by this factor after the first rounds is not timed any more."""
-_DIFFERENT = 0.05
+DIFFERENT = 0.05
 """Relative difference of outputs that no order of summation makes."""
 _OPEN_SECONDS = 60.0
 _RUN_SECONDS = 20.0
@@ -201,7 +201,7 @@ class GpuProfiler:
             return self._open
         if request["do"] == "load":
             t.loaded = True
-            if answer["difference"] > _DIFFERENT:
+            if answer["difference"] > DIFFERENT:
                 t.reason = (f"its results differ from the analytic choice's by "
                             f"{answer['difference']:.2g}")
         else:

@@ -325,6 +325,16 @@ def test_padded_copies_load_without_branches(dtype: DType, low: tuple[int, ...])
     assert "const bool inside" in body and "} else {" not in body
 
 
+def test_what_is_computed_of_a_pad_loads_without_branches() -> None:
+    """No copy: the pad is part of a group, element by element or as a vector."""
+    def make(b: Builder, x: Value) -> Value:
+        return b.elementwise("tanh", b.pad(x, b.constant(3, DType.F32), (1, 2), (1, 3), (0, 0)))
+
+    body = _functions(run([value((6, 9), DType.F32)], make).source)
+    assert "PaddedVec<" not in body and "const bool inside" in body
+    assert "? " in body and "} else {" not in body
+
+
 @pytest.mark.parametrize(("channels", "low", "pieces"), [
     (46, 0, "8, 2"), (46, 2, "8, 2"), (45, 0, "8, 1"), (20, 0, "8, 4"), (20, 4, "8, 4"),
     (3, 0, "4, 1"), (24, 0, "8, 8"), (56, -8, "8, 8"), (51, -3, "8, 1")])

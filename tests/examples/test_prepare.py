@@ -81,7 +81,6 @@ def test_a_table_to_keep_says_what_was_measured(tmp_path: Path,
     assert lines[9:] == ["| padding_1 | 3.00 | 1.50 | 0.500 | 2.0e-05 |", "| mlp | 2.00 |  | |  |"]
 
 
-
 def _stages(name: str, **without: frozenset[str]) -> list[list[str]]:
     """Kinds of the groups of a full case's kernel, by stage."""
     (case,) = select.cases([name], [], [], tiny=False)

@@ -10,12 +10,13 @@
 // The ring outlives the task: producers request the tiles of the next task while the consumers are in
 // the epilogue of this one, and the weights of the next stage before its grid barrier opens. Any view of
 // a buffer can be loaded. The same kernels with TMA in place of cp.async took 0.98 to 1.06 of the time
-// on an H200 (eight products of 2048 rows and more), and with B multicast to clusters of two 0.99 to
-// 1.10; three times as long where the consumers' arrivals at the other block had release order at
-// cluster scope, which is a MEMBAR.GPU for each k tile.
+// on an H200 (eight products of 2048 rows and more, three runs; 8192 cubed once 1.11), and with B
+// multicast to clusters of two 0.99 to 1.10; 1.6 to 2.9 where the consumers' arrivals at the other block
+// had release order at cluster scope, which is a MEMBAR.GPU for each k tile.
 //
-// Nor did these help: a slot more (staging halved), epilogues on fragments with bulk stores, or
-// with half of the bytes through shared memory (alone 1 to 4 % faster; models up to 15 % slower).
+// Nor did these help: a slot more (staging halved); epilogues on fragments that leave by bulk stores;
+// the same through shared memory with half of the bytes (alone from 6 % faster to 5 % slower; models up
+// to 15 % slower).
 // Of 33.7 us for 4096x3072x768 products alone take 24.6, the loads beside them 4.0, epilogues 5.1.
 #pragma once
 #include "jaxmono/ptx.cuh"

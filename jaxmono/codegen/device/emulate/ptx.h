@@ -192,7 +192,9 @@ template <class T>
 inline void st_stream(T* p, T x) {
   st_global(p, x);
 }
-inline void prefetch_l1(const void* p) { (void)*static_cast<const volatile char*>(p); }  // it must be there
+inline void prefetch_l1(const void* p) {  // what is requested must be there
+  (void)*static_cast<const volatile char*>(p);
+}
 inline void prefetch_l2(const void*) {}
 
 template <class T>
