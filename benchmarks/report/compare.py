@@ -18,6 +18,8 @@ from benchmarks.report.markdown import cell, table, times, us
 MEASURES = ("device", "pipelined")
 LEAST_US = 100.0
 TOLERANCE = 0.05
+_MANY = 8
+"""Rows of one system that one run lacks: more of them are counted, not named."""
 
 
 @dataclass(frozen=True)
@@ -104,15 +106,25 @@ def document(a: Results, b: Results, names: tuple[str, str], found: Sequence[Dif
              *table(["model", "batch", "shape", "dtype", "system", "time", "us", "A / xla",
                      "B / xla", "change", "verdict"], body, text_columns=6)]
     for name, of in zip(names, alone, strict=True):
-        lines += ["", f"Only in {name}: {', '.join(of)}."] if of else []
+        lines += ["", f"Only in {name}: {_told(of)}."] if of else []
     return "\n".join(lines) + "\n"
 
 
-def _alone(one: Results, other: Results) -> list[str]:
+def _alone(one: Results, other: Results) -> list[tuple[Case, System]]:
     """The rows that only the first run has."""
     twins = {of: _twin(of, other) for of in one.cases()}
-    return [f"{' '.join(str(x) for x in of)} {system}" for of, twin in twins.items()
+    return [(of, system) for of, twin in twins.items()
             for system in one.systems() if one.row(of, system) and not other.row(twin, system)]
+
+
+def _told(rows: Sequence[tuple[Case, System]]) -> str:
+    """Rows by name, or, of a system with many, how many."""
+    out = []
+    for system in dict.fromkeys(system for _, system in rows):
+        cases = [" ".join(str(x) for x in of) for of, s in rows if s == system]
+        out += [f"{len(cases)} rows of {system}"] if len(cases) > _MANY else \
+            [f"{case} {system}" for case in cases]
+    return ", ".join(out)
 
 
 def verdict(a: Results, b: Results, found: Sequence[Difference]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.typing import DTypeLike
 
 Pair: TypeAlias = tuple[jax.Array, jax.Array]
@@ -46,3 +48,19 @@ def grown(cache: Cache, length: int) -> Cache:
         return jnp.pad(a, ((0, 0), (0, length - a.shape[1]), (0, 0), (0, 0)))
 
     return [(pad(keys), pad(values)) for keys, values in cache]
+
+
+def functional(model: nnx.Module) -> tuple[Callable[..., tuple[jax.Array, Cache]],
+                                           nnx.State[Any, Any]]:
+    """``decode_step(state, cache, token, position) -> (logits, cache)``, and the state, of a model
+    whose call is a decoding step ``(token, position, cache)``.
+
+    Donate ``cache`` (argument 1) to have it updated in place.
+    """
+    graphdef, state = nnx.split(model)
+
+    def decode_step(state: nnx.State[Any, Any], cache: Cache, token: jax.Array,
+                    position: jax.Array) -> tuple[jax.Array, Cache]:
+        return nnx.merge(graphdef, state)(token, position, cache)
+
+    return decode_step, state

@@ -7,9 +7,7 @@ weights tied to the embedding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +18,7 @@ from examples.models import cache as caches
 from examples.models.attention import attend
 from examples.models.beam_search import beam_search
 from examples.models.cache import Cache, Pair
+from examples.models.cache import functional as functional
 
 
 @dataclass(frozen=True)
@@ -145,20 +144,6 @@ class Gpt2(nnx.Module):
         return beam_search(self, self.words.attend(x[:, -1]), caches.grown(cache, length), prompt,
                            width=width, length=length, end=self.end,
                            length_penalty=length_penalty)
-
-
-def functional(model: Gpt2) -> tuple[Callable[..., tuple[jax.Array, Cache]], nnx.State[Any, Any]]:
-    """``decode_step(state, cache, token, position) -> (logits, cache)``, and the state.
-
-    Donate ``cache`` (argument 1) to have it updated in place.
-    """
-    graphdef, state = nnx.split(model)
-
-    def decode_step(state: nnx.State[Any, Any], cache: Cache, token: jax.Array,
-                    position: jax.Array) -> tuple[jax.Array, Cache]:
-        return nnx.merge(graphdef, state)(token, position, cache)
-
-    return decode_step, state
 
 
 def empty_cache(config: Gpt2Config, *, batch: int, length: int) -> Cache:

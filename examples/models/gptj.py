@@ -7,9 +7,7 @@ of the first part of each head, GELU in its tanh form, output weights of their o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +18,7 @@ from jax.typing import DTypeLike
 from examples.models import cache as caches
 from examples.models.attention import attend
 from examples.models.cache import Cache, Pair
+from examples.models.cache import functional as functional
 
 Angles = tuple[jax.Array, jax.Array]
 """Sine and cosine, each f32[Q, 1, rotary / 2]."""
@@ -156,20 +155,6 @@ def rotate(x: jax.Array, angles: Angles) -> jax.Array:
     turned = jnp.stack([even * cosine - odd * sine, odd * cosine + even * sine], axis=-1)
     return jnp.concatenate([turned.reshape(*x.shape[:-1], size).astype(x.dtype), x[..., size:]],
                            axis=-1)
-
-
-def functional(model: Gptj) -> tuple[Callable[..., tuple[jax.Array, Cache]], nnx.State[Any, Any]]:
-    """``decode_step(state, cache, token, position) -> (logits, cache)``, and the state.
-
-    Donate ``cache`` (argument 1) to have it updated in place.
-    """
-    graphdef, state = nnx.split(model)
-
-    def decode_step(state: nnx.State[Any, Any], cache: Cache, token: jax.Array,
-                    position: jax.Array) -> tuple[jax.Array, Cache]:
-        return nnx.merge(graphdef, state)(token, position, cache)
-
-    return decode_step, state
 
 
 def empty_cache(config: GptjConfig, *, batch: int, length: int) -> Cache:

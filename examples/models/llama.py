@@ -8,7 +8,6 @@ attention, SwiGLU feed-forward, no biases.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from jax.typing import DTypeLike
 from examples.models import cache as caches
 from examples.models.attention import attend
 from examples.models.cache import Cache, Pair
+from examples.models.cache import functional as functional
 
 Angles = tuple[jax.Array, jax.Array]
 """Sine and cosine, each f32[Q, 1, head size / 2]."""
@@ -193,20 +193,6 @@ def rotate(x: jax.Array, angles: Angles) -> jax.Array:
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine],
                            axis=-1).astype(x.dtype)
-
-
-def functional(model: Llama) -> tuple[Callable[..., tuple[jax.Array, Cache]], nnx.State[Any, Any]]:
-    """``decode_step(state, cache, token, position) -> (logits, cache)``, and the state.
-
-    Donate ``cache`` (argument 1) to have it updated in place.
-    """
-    graphdef, state = nnx.split(model)
-
-    def decode_step(state: nnx.State[Any, Any], cache: Cache, token: jax.Array,
-                    position: jax.Array) -> tuple[jax.Array, Cache]:
-        return nnx.merge(graphdef, state)(token, position, cache)
-
-    return decode_step, state
 
 
 def empty_cache(config: LlamaConfig, *, batch: int, length: int) -> Cache:

@@ -7,19 +7,17 @@ ReLU feed-forward, learned positions that start at row 2, output weights tied to
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from examples.models import cache as caches
 from examples.models.attention import attend
-
-Cache: TypeAlias = list[tuple[jax.Array, jax.Array]]
-"""One ``(keys, values)`` pair per layer, each [B, T, heads, head size]."""
+from examples.models.cache import Cache
+from examples.models.cache import functional as functional
 
 _POSITION_OFFSET = 2
 
@@ -160,25 +158,10 @@ class Opt(nnx.Module):
         return self.words.attend(self.norm(x))
 
 
-def functional(model: Opt) -> tuple[Callable[..., tuple[jax.Array, Cache]], nnx.State[Any, Any]]:
-    """``decode_step(state, cache, token, position) -> (logits, cache)``, and the state.
-
-    Donate ``cache`` (argument 1) to have it updated in place.
-    """
-    graphdef, state = nnx.split(model)
-
-    def decode_step(state: nnx.State[Any, Any], cache: Cache, token: jax.Array,
-                    position: jax.Array) -> tuple[jax.Array, Cache]:
-        return nnx.merge(graphdef, state)(token, position, cache)
-
-    return decode_step, state
-
-
 def empty_cache(config: OptConfig, *, batch: int, length: int) -> Cache:
     """A cache of zeros for ``length`` positions."""
-    shape = (batch, length, config.heads, config.hidden // config.heads)
-    return [(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype))
-            for _ in range(config.layers)]
+    return caches.empty(layers=config.layers, batch=batch, length=length, heads=config.heads,
+                        head_size=config.hidden // config.heads, dtype=config.dtype)
 
 
 def create(config: OptConfig, *, seed: int = 0) -> Opt:

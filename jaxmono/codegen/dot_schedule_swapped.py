@@ -21,9 +21,10 @@ from jaxmono.codegen.dot_wgmma import (
     swapped_staging_bytes,
     tile_bytes,
 )
+from jaxmono.fusion.loops import COPIED_ROWS
 from jaxmono.fusion.plan import Device
 
-MIN_ROWS, MAX_ROWS = 9, 64
+MIN_ROWS, MAX_ROWS = 9, COPIED_ROWS - 1
 """Rows of activations. Fewer are the gemv family's; of more, a tile of 64 rows on the left wastes
 nothing."""
 MIN_COLUMNS = 512
