@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxmono.codegen.errors import CodegenError, refuse
+from jaxmono.codegen.gelu import Whole, whole
 from jaxmono.codegen.index_code import VarCode, fits_int, guard_code, index_code
 from jaxmono.codegen.names import compute, is_narrow, literal, storage, stored_literal, vector
-from jaxmono.codegen.op_code import Emitted, expression
+from jaxmono.codegen.op_code import Emitted, call, expression
 from jaxmono.codegen.traverse import (
     GUARDED,
     Access,
@@ -289,6 +290,8 @@ class BodyEmitter:
             raise CodegenError(f"{value!r} is neither computed by the body nor one of its inputs")
         if isinstance(op, ops.Reduce):
             return []
+        if (found := self._whole(op)) is not None:
+            return [(found.operand, index)]
         needs = operands(op, value, index)
         if needs is None:
             raise refuse(op, "it cannot be computed element by element")
@@ -327,6 +330,10 @@ class BodyEmitter:
             if not self.inline_reduces:
                 raise refuse(op, "its reduce is not at hand where it is demanded")
             return self._serial_reduce(op, value, index)
+        if (found := self._whole(op)) is not None:
+            x = self._find(found.operand, index)
+            assert x is not None
+            return self._name(call(found.function, x, *found.constants), value.type.dtype, op)
         needs = operands(op, value, index)
         assert needs is not None
         if isinstance(op, GUARDED) and len(needs) > 1:
@@ -338,6 +345,11 @@ class BodyEmitter:
             return present[0]
         x = expression(op, present, self.rounded)
         return x if x in present else self._name(x, value.type.dtype, op)
+
+    def _whole(self, op: Op) -> Whole | None:
+        """The op as one function with ops behind it whose values nobody else has or needs."""
+        return whole(op, self._producer, lambda v: not self.is_source(v) and v not in
+                     self.body.outputs and len(self.body.users.get(v, ())) < 2)
 
     def _load(self, pointer: str, offset: Index, value: Value, read_only: bool) -> Emitted:
         dtype = value.type.dtype
