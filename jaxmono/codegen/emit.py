@@ -13,20 +13,19 @@ Movement ops cost nothing: they rewrite the index. Every (value, index) is compu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from jaxmono.codegen.errors import CodegenError, refuse
-from jaxmono.codegen.index_code import VarCode, fits_int, guard_code, index_code
-from jaxmono.codegen.names import compute, is_narrow, literal, storage, stored_literal, vector
-from jaxmono.codegen.op_code import Emitted, expression
+from jaxmono.codegen.gelu import Whole, whole
+from jaxmono.codegen.index_code import fits_int, guard_code
+from jaxmono.codegen.names import compute, is_narrow, literal, storage, stored_literal
+from jaxmono.codegen.op_code import Emitted, call, expression
+from jaxmono.codegen.scopes import Scopes
 from jaxmono.codegen.traverse import (
     GUARDED,
     Access,
-    Lane,
     access,
     alternatives,
     dynamics,
@@ -36,9 +35,9 @@ from jaxmono.codegen.traverse import (
 )
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.demand import Demand, Guard, reduction_index
-from jaxmono.fusion.indexing import Dyn, Index, IndexMap, Var, linearize
+from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
 from jaxmono.hlo import ops
-from jaxmono.hlo.ir import UNKNOWN_LOC, Graph, Op, Value
+from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.rewrite import is_splat, splat_value
 from jaxmono.hlo.types import DType
 
@@ -54,15 +53,7 @@ along the lane Var."""
 _TABLE_BYTES = 1 << 16
 
 
-@dataclass
-class _Scope:
-    values: dict[tuple[Value, IndexMap], Emitted] = field(default_factory=dict)
-    numbers: dict[Dyn, str] = field(default_factory=dict)
-    lane: str = ""
-    """Inside a loop over the lanes: its variable. Values in such a scope are scalars."""
-
-
-class BodyEmitter:
+class BodyEmitter(Scopes):
     """Emits C++ statements that compute a body's values at symbolic indices.
 
     Args:
@@ -81,32 +72,16 @@ class BodyEmitter:
     def __init__(self, w: Writer, body: Graph, params: Mapping[Value, str], *,
                  lane: Var | None = None, lanes: int = 1, var_names: Mapping[Var, str],
                  read_only: Iterable[Value] = (), inline_reduces: bool = False) -> None:
-        self.w = w
+        super().__init__(w, var_names, lane, lanes)
         self.body = body
         self.params = dict(params)
-        self.lanes = lanes if lane is not None else 1
-        self.lane = Lane(lane or Var("none", 1), self.lanes)
-        if self.lane.var.size % self.lanes:
-            raise CodegenError(f"{self.lane.var.size} values of {self.lane.var.name} are no "
-                               f"multiple of {self.lanes} lanes")
         self.read_only = frozenset(read_only)
         self.inline_reduces = inline_reduces
         self._producer = dict(body.producer)
-        self._names: dict[Var, VarCode] = {}
-        self._scopes = [_Scope()]
         self._bound: set[Value] = set()
         self._loads: dict[Value, Load] = {}
-        self._said = ""
-        self.name_vars(var_names)
 
     # ---- what is known from outside ------------------------------------------------------------
-
-    def name_vars(self, var_names: Mapping[Var, str]) -> None:
-        """Gives (or changes) the C variables that hold Vars."""
-        for var, name in var_names.items():
-            self._names[var] = VarCode(name)
-            if self.lanes > 1 and var == self.lane.var:
-                self._names[self.lane.high] = VarCode(name, self.lanes)
 
     def bind(self, value: Value, index: IndexMap, name: str, *, vector: bool | None = None,
              exact: bool | None = None) -> None:
@@ -135,25 +110,6 @@ class BodyEmitter:
     def is_source(self, value: Value) -> bool:
         """Whether elements of ``value`` are read or bound rather than computed."""
         return value in self.params or value in self._loads or value in self._bound
-
-    def push_scope(self) -> None:
-        """Begins a C block that the caller writes; what is emitted in it is not known after it."""
-        self._scopes.append(_Scope(lane=self._scopes[-1].lane))
-
-    def pop_scope(self) -> None:
-        self._scopes.pop()
-
-    @contextmanager
-    def scope(self, head: str = "", *, pragma: str = "") -> Generator[None]:
-        """A C block ``head { ... }``; what is emitted inside is not known after it."""
-        if pragma:
-            self.w.directive(f"#pragma {pragma}")
-        self.push_scope()
-        try:
-            with self.w.block(head):
-                yield
-        finally:
-            self.pop_scope()
 
     # ---- what the caller asks for --------------------------------------------------------------
 
@@ -200,62 +156,12 @@ class BodyEmitter:
     def region(self, graph: Graph, inputs: Sequence[Emitted]) -> list[Emitted]:
         """Applies a scalar region (a reducer) to values; emits into the current C block."""
         self._producer.update(graph.producer)
-        self._scopes.append(_Scope(lane=self._scopes[-1].lane))
+        self.push_scope()
         for v, x in zip(graph.inputs, inputs, strict=True):
             self._scopes[-1].values[v, ()] = x
         out = [self._emit(v, ()) for v in graph.outputs]
-        self._scopes.pop()
+        self.pop_scope()
         return out
-
-    # ---- names ---------------------------------------------------------------------------------
-
-    def split(self, index: IndexMap) -> IndexMap:
-        """``index`` over the two parts of the lane Var, as the emitter keeps it."""
-        return tuple(self.lane.split(i) for i in index) if self.lanes > 1 else index
-
-    def _code(self, index: Index) -> str:
-        names = self._names
-        if self.lanes > 1:
-            lane = self._scopes[-1].lane
-            if lane:
-                names = {**names, self.lane.low: VarCode(lane)}
-            else:  # the address of a vector is that of its first lane
-                index = index.substitute({self.lane.low: Index()})
-        return index_code(index, names, self._number)
-
-    def _number(self, dyn: Dyn) -> str:
-        for s in reversed(self._scopes):
-            if dyn in s.numbers:
-                return s.numbers[dyn]
-        raise CodegenError(f"index {dyn} was not emitted before its use")
-
-    def _in_lane(self, x: Emitted) -> str:
-        return f"{x}.x[{self._scopes[-1].lane}]" if x.vector else x.name
-
-    def _find(self, value: Value, index: IndexMap) -> Emitted | None:
-        for s in reversed(self._scopes):
-            x = s.values.get((value, index))
-            if x is not None:
-                if x.vector and self._scopes[-1].lane and not s.lane:
-                    return Emitted(self._in_lane(x), False, x.exact)
-                return x
-        return None
-
-    def _name(self, x: Emitted, dtype: DType, op: Op | None = None) -> Emitted:
-        """Gives an expression a name."""
-        name = self.w.fresh()
-        self.w.line(f"const {self._type(dtype, x.vector)} {name} = {x};", self._remark(op))
-        return Emitted(name, x.vector, x.exact)
-
-    def _remark(self, op: Op | None) -> str:
-        if op is None:
-            return ""
-        kind = getattr(op, "kind", op.opcode)
-        place = "" if op.loc == UNKNOWN_LOC else str(op.loc)
-        if place == self._said:
-            return kind
-        self._said = place
-        return f"{kind}  {place}".rstrip()
 
     # ---- emission ------------------------------------------------------------------------------
 
@@ -289,6 +195,8 @@ class BodyEmitter:
             raise CodegenError(f"{value!r} is neither computed by the body nor one of its inputs")
         if isinstance(op, ops.Reduce):
             return []
+        if (found := self._whole(op)) is not None:
+            return [(found.operand, index)]
         needs = operands(op, value, index)
         if needs is None:
             raise refuse(op, "it cannot be computed element by element")
@@ -327,6 +235,10 @@ class BodyEmitter:
             if not self.inline_reduces:
                 raise refuse(op, "its reduce is not at hand where it is demanded")
             return self._serial_reduce(op, value, index)
+        if (found := self._whole(op)) is not None:
+            x = self._find(found.operand, index)
+            assert x is not None
+            return self._name(call(found.function, x, *found.constants), value.type.dtype, op)
         needs = operands(op, value, index)
         assert needs is not None
         if isinstance(op, GUARDED) and len(needs) > 1:
@@ -338,6 +250,11 @@ class BodyEmitter:
             return present[0]
         x = expression(op, present, self.rounded)
         return x if x in present else self._name(x, value.type.dtype, op)
+
+    def _whole(self, op: Op) -> Whole | None:
+        """The op as one function with ops behind it whose values nobody else has or needs."""
+        return whole(op, self._producer, lambda v: not self.is_source(v) and v not in
+                     self.body.outputs and len(self.body.users.get(v, ())) < 2)
 
     def _load(self, pointer: str, offset: Index, value: Value, read_only: bool) -> Emitted:
         dtype = value.type.dtype
@@ -393,13 +310,6 @@ class BodyEmitter:
 
     # ---- branches and loops --------------------------------------------------------------------
 
-    @contextmanager
-    def _lane_loop(self) -> Generator[str]:
-        name = self.w.fresh("l")
-        with self.scope(f"for (int {name} = 0; {name} < {self.lanes}; ++{name})", pragma="unroll"):
-            self._scopes[-1].lane = name
-            yield name
-
     def _per_lane(self, dtype: DType, make: Callable[[], Emitted]) -> Emitted:
         """A Vec whose lanes are computed one by one, as scalars."""
         name = self.w.fresh()
@@ -424,9 +334,9 @@ class BodyEmitter:
         for choice, guard in zip(choices, guards, strict=True):
             test = self._guard(choice.guard if guard is None else guard)
             self.w = outer.child()
-            self._scopes.append(_Scope(lane=in_lane))
+            self.push_scope()
             x = self._emit(choice.value, choice.index)
-            self._scopes.pop()
+            self.pop_scope()
             parts.append((test, self.w, x))
             self.w = outer
         wide = any(x.vector for _, _, x in parts)
@@ -470,12 +380,6 @@ class BodyEmitter:
                                f"({test} ? {self._code(offset)} : 0))", wide), dtype)
         other = self._widen(self._constant(fixed, fill.index), wide)
         return self._name(Emitted(f"{test} ? {x} : {other}", wide, x.exact), dtype)
-
-    def _type(self, dtype: DType, wide: bool) -> str:
-        return vector(compute(dtype), self.lanes if wide else 1)
-
-    def _widen(self, x: Emitted, wide: bool) -> str:
-        return f"splat<{self.lanes}>({x})" if wide and not x.vector else x.name
 
     def _guard(self, guard: Guard) -> str:
         self._emit_dynamics(x for x, _, _ in guard.bounds)

@@ -98,6 +98,12 @@ def expression(op: Op, args: Sequence[Emitted], rounded: Callable[[Emitted, DTyp
     raise refuse(op, "the op is not computed element by element")
 
 
+def call(function: str, x: Emitted, *constants: str) -> Emitted:
+    """A function of device/narrow.cuh, as an unnamed expression."""
+    text = ", ".join((x.name, *constants))
+    return Emitted(f"{'v_' if x.vector else 'op_'}{function}({text})", x.vector, exact=False)
+
+
 def _elementwise(op: ops.Elementwise, args: Sequence[Emitted],
                  rounded: Callable[[Emitted, DType], Emitted], p: str, vector: bool) -> Emitted:
     dtype = op.args[-1].type.dtype

@@ -7,9 +7,19 @@ import pytest
 import scipy.special
 from emulated import emulate
 
+from jaxmono.hlo.types import DType
+
 EXACT = {"exponential": np.exp, "logistic": scipy.special.expit, "erf": scipy.special.erf,
          "erfc": scipy.special.erfc, "log_plus_one": np.log1p, "tanh": np.tanh,
          "reciprocal": np.reciprocal}
+SCALE = 0.70703125  # sqrt(0.5) in bf16 and in f16
+BF16 = DType.BF16.numpy
+WHOLE = [("bf16_gelu", SCALE), ("bf16_gelu", 2.0 ** -8), ("bf16_gelu", 2.0 ** 8),
+         ("narrow_gelu", SCALE), ("narrow_gelu", 2.0 ** -60), ("narrow_tanh_gate", None)]
+BOUNDS = {"bf16_gelu": ((3.5, 2.0 ** -14.4), (np.inf, 2.0 ** -11.4)),
+          "narrow_gelu": ((4, 2.0 ** -16), (np.inf, 2.0 ** -13)),
+          "narrow_tanh_gate": ((np.inf, 2.0 ** -16),)}
+"""Of the relative error, where erfc's argument is below a number."""
 N = 40_000
 SOURCE = """
 #include "jaxmono/narrow.cuh"
@@ -17,7 +27,7 @@ namespace jaxmono { struct Params { void* buf[2]; }; }
 extern "C" __global__ void __launch_bounds__(128, 1) k(const __grid_constant__ jaxmono::Params p) {
   using namespace jaxmono;
   for (int i = block_id() * 128 + thread_id(); i < %d; i += num_blocks() * 128)
-    static_cast<float*>(p.buf[1])[i] = op_narrow_%s(static_cast<const float*>(p.buf[0])[i]);
+    static_cast<float*>(p.buf[1])[i] = op_%s(static_cast<const float*>(p.buf[0])[i]%s);
 }
 JAXMONO_EMULATE_MAIN(k, jaxmono::Params, 2, 128, 0)
 """
@@ -31,7 +41,7 @@ def test_accuracy_and_limits(name: str) -> None:
     x = x.astype(np.float32)
     x[:5] = [np.nan, np.inf, -np.inf, 0.0, -0.0]
     y = np.full(N, 77, np.float32)
-    emulate(SOURCE % (N, name)).run([x, y])
+    emulate(SOURCE % (N, f"narrow_{name}", "")).run([x, y])
     with np.errstate(all="ignore"):
         exact = EXACT[name](x.astype(np.float64))
     assert np.isnan(y[0])
@@ -43,3 +53,29 @@ def test_accuracy_and_limits(name: str) -> None:
         worst[x > 4] = 2.0 ** -13
     late = error >= worst[normal]
     assert not late.any(), (np.log2(error[late].max()), x[normal][late])
+
+
+@pytest.mark.parametrize(("name", "scale"), WHOLE)
+def test_all_bf16_arguments(name: str, scale: float | None) -> None:
+    x = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
+    y = np.full(x.size, 77, np.float32)
+    emulate(SOURCE % (x.size, name, f", {scale}f" if scale else "")).run([x, y])
+    with np.errstate(all="ignore"):
+        wide = x.astype(np.float64)
+        exact = wide / 2 * scipy.special.erfc(-scale * wide) if scale \
+            else scipy.special.expit(2 * wide)
+        a = np.abs(wide * (scale or 1))
+        factor = np.abs([y, exact]) / np.maximum(np.abs(wide), 1)  # of gelu: the half of an erfc
+    special = ~np.isfinite(x) | (x == 0)
+    np.testing.assert_array_equal(y[special], exact[special].astype(np.float32))
+    normal = ~special & (factor[1] > 2.0 ** -125)
+    # What is not normal may be flushed.
+    assert (factor[0, ~special & ~normal] <= 2.0 ** -124).all()
+    error = np.abs(y / np.where(normal, exact, 1) - 1)
+    worst = np.select([a < below for below, _ in BOUNDS[name]], [b for _, b in BOUNDS[name]])
+    late = normal & (error >= worst)
+    assert not late.any(), (np.log2(error[late].max()), x[late])
+    if name == "bf16_gelu":  # of some 20,000 results
+        large = np.abs(exact[normal]) >= 2.0 ** -20
+        other = y[normal].astype(BF16) != exact[normal].astype(np.float32).astype(BF16)
+        assert np.count_nonzero(other & large) <= 10

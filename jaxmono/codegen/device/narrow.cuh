@@ -1,6 +1,7 @@
 // Elementary functions for values that are rounded to bf16 or f16 afterwards (2^-9, 2^-12): relative
 // error below 2^-16 wherever the result is a normal f32 (erfc beyond 4, where it is below 2^-25: 2^-13).
-// NaN stays NaN, infinities give the exact limits.
+// op_bf16_gelu is for bf16 alone: 2^-14 (2^-11 beyond 3.5). NaN stays NaN, infinities give the exact
+// limits (gelu of -inf is JAX's NaN).
 #pragma once
 #include "jaxmono/platform.cuh"
 #include "jaxmono/types.cuh"
@@ -10,9 +11,9 @@ namespace jaxmono {
 #ifdef JAXMONO_EMULATE
 JM_DEVICE float fast_exp2(float x) { return exp2f(x); }
 JM_DEVICE float fast_reciprocal(float x) { return 1.0f / x; }
+JM_DEVICE float fast_reciprocal_ftz(float x) { return 1.0f / x; }
 JM_DEVICE float fast_log2(float x) { return log2f(x); }
 JM_DEVICE float fast_divide(float x, float y) { return x / y; }
-JM_DEVICE float min_nan(float x, float y) { return x != x ? x : fminf(x, y); }
 #else
 JM_DEVICE float fast_exp2(float x) {
   float y;
@@ -22,6 +23,12 @@ JM_DEVICE float fast_exp2(float x) {
 JM_DEVICE float fast_reciprocal(float x) {
   float y;
   asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// What is subnormal is 0: RCP alone, without the 4 instructions around it that scale.
+JM_DEVICE float fast_reciprocal_ftz(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 JM_DEVICE float fast_log2(float x) {
@@ -36,12 +43,6 @@ JM_DEVICE float fast_divide(float x, float y) {
   asm("div.full.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
   return z;
 }
-// NaN if one of them is.
-JM_DEVICE float min_nan(float x, float y) {
-  float z;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-  return z;
-}
 #endif
 
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.69314718055994531f;
@@ -52,7 +53,7 @@ JM_DEVICE float op_narrow_reciprocal(float x) { return fast_reciprocal(x); }
 JM_DEVICE float op_narrow_exponential(float x) { return fast_exp2(x * LOG2_E); }
 
 JM_DEVICE float op_narrow_logistic(float x) {
-  return fast_reciprocal(1.0f + fast_exp2(x * -LOG2_E));
+  return fast_reciprocal_ftz(1.0f + fast_exp2(x * -LOG2_E));
 }
 
 // 1 + x has no digits of a small x left: the Taylor series there.
@@ -69,15 +70,19 @@ JM_DEVICE float op_narrow_tanh(float x) {
   p = fmaf(p, s, 0.13333333f);
   p = fmaf(p, s, -0.33333333f);
   p = fmaf(p, s, 1.0f);
-  const float far = fmaf(-2.0f, fast_reciprocal(1.0f + fast_exp2(x * (2.0f * LOG2_E))), 1.0f);
+  const float far = fmaf(-2.0f, fast_reciprocal_ftz(1.0f + fast_exp2(x * (2.0f * LOG2_E))), 1.0f);
   return s < 0.0625f ? x * p : far;
 }
 
-// log2(erfc(a)) for a >= 0 as a polynomial without a constant, so that erfc(0) is 1: -a^2 log2(e) and a
-// minimax fit of log2(exp(a^2) erfc(a)) on [0, 9.3], eight times as good below 4 as beyond. From 10.5
-// on the result is 0. One special function and 9 products; erfc(-a) = 2 - erfc(a).
-JM_DEVICE float op_narrow_erfc(float x) {
-  const float a = min_nan(fabsf(x), 10.5f);
+// (1 + tanh(x)) / 2, the factor of gelu's approximation.
+JM_DEVICE float op_narrow_tanh_gate(float x) {
+  return fast_reciprocal_ftz(1.0f + fast_exp2(x * (-2.0f * LOG2_E)));
+}
+
+// log2(erfc(a)) / a for a >= 0, so that erfc(0) is 1: -a log2(e) and a minimax fit of
+// log2(exp(a^2) erfc(a)) on [0, 9.3], eight times as good below 4 as beyond. It falls without end:
+// from 10.1 on erfc is 0.
+JM_DEVICE float log2_erfc_slope(float a) {
   float p = -4.9895903e-8f;
   p = fmaf(p, a, 2.5164286e-6f);
   p = fmaf(p, a, -5.5712593e-5f);
@@ -86,9 +91,40 @@ JM_DEVICE float op_narrow_erfc(float x) {
   p = fmaf(p, a, 3.5492897e-2f);
   p = fmaf(p, a, -1.5406647e-1f);
   p = fmaf(p, a, 5.2640361e-1f - LOG2_E);
-  p = fmaf(p, a, -1.6281891f);
-  const float y = fast_exp2(p * a);
+  return fmaf(p, a, -1.6281891f);
+}
+
+// One special function; erfc(-a) = 2 - erfc(a).
+JM_DEVICE float op_narrow_erfc(float x) {
+  const float a = fabsf(x), y = fast_exp2(log2_erfc_slope(a) * a);
   return x < 0.0f ? 2.0f - y : y;
+}
+
+// From the half of an erfc of |x|. It is 0 at -inf: NaN, as in JAX.
+JM_DEVICE float gelu_of_half(float x, float y) { return x * (x < 0.0f ? y : 1.0f - y); }
+
+// x / 2 erfc(-scale x) for scale > 0: the half is the exponent's.
+JM_DEVICE float op_narrow_gelu(float x, float scale) {
+  const float a = fabsf(x * scale);
+  return gelu_of_half(x, fast_exp2(fmaf(log2_erfc_slope(a), a, -1.0f)));
+}
+
+// The same from one product less, minimax on [0, 9.3]: erfc is right to 2^-14.4 below 3.5 (where it is
+// 2^-20) and to 2^-11.4 beyond, for gelu alone: its tail is next to nothing, a user's erfc is not.
+// The scale (2^-8 to 2^8, a literal) is folded into the coefficients, so that the clamp takes the
+// place of its product. There has to be one, as the last coefficient is positive: at 10.5, erfc is
+// 2^-163, and y 0.
+JM_DEVICE float op_bf16_gelu(float x, float scale) {
+  constexpr float LOG2_ERFC[] = {-1.627304f,    -9.1984379e-1f, -1.4912561e-1f, 3.2180943e-2f,
+                                 -4.824975e-3f, 4.6357693e-4f,  -2.533895e-5f,  5.9481437e-7f};
+  float c[8], power = scale;
+#pragma unroll
+  for (int i = 0; i < 8; ++i, power *= scale) c[i] = LOG2_ERFC[i] * power;
+  const float a = fminf(fabsf(x), 10.5f / scale);
+  float p = c[7];
+#pragma unroll
+  for (int i = 6; i >= 0; --i) p = fmaf(p, a, c[i]);
+  return gelu_of_half(x, fast_exp2(fmaf(p, a, -1.0f)));
 }
 
 // 1 - erfc has no digits left near zero: the Taylor series there.

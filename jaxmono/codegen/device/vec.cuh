@@ -92,6 +92,7 @@ JM_LIFT(erf_inv) JM_LIFT(erfc) JM_LIFT(is_inf) JM_LIFT(is_neg_inf) JM_LIFT(is_po
 JM_LIFT(lgamma) JM_LIFT(sinh) JM_LIFT(square)
 JM_LIFT(narrow_exponential) JM_LIFT(narrow_logistic) JM_LIFT(narrow_erf) JM_LIFT(narrow_erfc)
 JM_LIFT(narrow_divide) JM_LIFT(narrow_reciprocal) JM_LIFT(narrow_log_plus_one) JM_LIFT(narrow_tanh)
+JM_LIFT(narrow_gelu) JM_LIFT(narrow_tanh_gate) JM_LIFT(bf16_gelu)
 JM_LIFT(add) JM_LIFT(and) JM_LIFT(atan2) JM_LIFT(divide) JM_LIFT(maximum) JM_LIFT(minimum)
 JM_LIFT(multiply) JM_LIFT(or) JM_LIFT(power) JM_LIFT(remainder) JM_LIFT(shift_left)
 JM_LIFT(shift_right_arithmetic) JM_LIFT(shift_right_logical) JM_LIFT(subtract) JM_LIFT(xor)
@@ -216,6 +217,7 @@ struct Raw {
   using Piece = typename BytesOf<PIECE>::type;
   union {
     Piece piece[BYTES / PIECE];
+    uint32_t pair[BYTES / 4 ? BYTES / 4 : 1];
     Vec<T, N> v;
   };
   JM_DEVICE Raw() {}
@@ -251,7 +253,15 @@ JM_DEVICE To load_ro(const T* p) {
 template <class T, int N, class X>
 JM_DEVICE void store(T* p, const Vec<X, N>& x) {
   Raw<T, N> raw;
-  raw.v = convert<T>(x);
+  if constexpr (N % 2 == 0 && same_type<X, float> && (same_type<T, bf16> || same_type<T, f16>)) {
+    // As elements, the halves of each pair were taken apart and put together: an instruction for each.
+#pragma unroll
+    for (int i = 0; i < N; i += 2)
+      raw.pair[i / 2] = same_type<T, bf16> ? floats_to_bf16x2(x.x[i], x.x[i + 1])
+                                           : floats_to_f16x2(x.x[i], x.x[i + 1]);
+  } else {
+    raw.v = convert<T>(x);
+  }
 #pragma unroll
   for (int i = 0; i < Raw<T, N>::BYTES / Raw<T, N>::PIECE; ++i)
     reinterpret_cast<typename Raw<T, N>::Piece*>(p)[i] = raw.piece[i];

@@ -1,0 +1,59 @@
+"""gelu as one function of its argument: where it is, where it is not, and its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import models
+import numpy as np
+import pytest
+from harness import check
+from jax import lax
+
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+FUNCTIONS = ("bf16_gelu(", "narrow_gelu(", "narrow_tanh_gate(")
+
+
+def called(fn: Callable[..., Any], dtype: Any) -> list[str]:
+    """Which of the functions a kernel calls whose results are the reference's."""
+    x = np.linspace(-6, 6, 256).astype(ml_dtypes.bfloat16).astype(dtype)
+    x[:4] = [np.nan, np.inf, -np.inf, -0.0]
+    source = check(models.graph_of(fn, jax.ShapeDtypeStruct(x.shape, dtype)), [x]).source
+    kernel = source[source.index("// loop"):]
+    return [f for f in FUNCTIONS if f in kernel]
+
+
+def gelu(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=False)
+
+
+def gelu_tanh(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=True)
+
+
+@pytest.mark.parametrize(("fn", "dtype", "function"), [
+    (gelu, BF16, "bf16_gelu("), (gelu, F16, "narrow_gelu("), (gelu, F32, None),
+    (gelu_tanh, BF16, "narrow_tanh_gate("), (gelu_tanh, F16, "narrow_tanh_gate("),
+    (gelu_tanh, F32, None),
+    (lambda x: lax.erfc(x * -0.75) * (x * 0.5), BF16, "bf16_gelu("),  # in any order
+    (lambda x: gelu(x + x) + 1, BF16, "bf16_gelu("),
+    # The eighth power of this scale is 0 in f32.
+    (lambda x: 0.5 * x * lax.erfc(x * -2.0 ** -20), BF16, "narrow_gelu(")])
+def test_gelu_is_one_function_of_16_bit_values(fn: Callable[..., Any], dtype: Any,
+                                               function: str | None) -> None:
+    assert called(fn, dtype) == ([] if function is None else [function])
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x: 0.5 * x * lax.erfc(0.75 * x),  # of the other sign
+    lambda x: 0.25 * x * lax.erfc(-0.75 * x),
+    lambda x: 0.5 * jnp.abs(x) * lax.erfc(-0.75 * x),
+    lambda x: 0.5 * (2 + jnp.tanh(x)),
+    lambda x: (lax.erfc(-0.75 * x), 0.5 * x * lax.erfc(-0.75 * x)),  # erfc is needed, too
+    lambda x: (jnp.tanh(x), 0.5 * (1 + jnp.tanh(x)))])
+def test_what_only_looks_like_gelu_is_computed_op_by_op(fn: Callable[..., Any]) -> None:
+    assert called(fn, BF16) == []
