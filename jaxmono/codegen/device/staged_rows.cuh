@@ -19,7 +19,8 @@ namespace jaxmono {
 struct NoEarly {};
 
 // NT fragments of 8 columns each; WHOLE: all are staged at a time, else as many as take little memory.
-template <int NT, bool WHOLE>
+// HELD: fragments that a warp has in registers meanwhile, these included.
+template <int NT, bool WHOLE, int HELD = NT>
 struct StagedRows {
   static constexpr int N = NT * 8;
   static constexpr int CHUNK = WHOLE || N <= 80 ? N
@@ -30,17 +31,26 @@ struct StagedRows {
   static constexpr int HALF = CHUNK / 2 + 4;
   static constexpr int BYTES = 16 * PITCH * 4;
 
-  // The next CHUNK columns.
-  template <int LANES>
+  // The CHUNK columns from fragment FIRST on.
+  template <int LANES, int FIRST = 0>
   JM_DEVICE static void put(float* to, const float (&x)[NT][4]) {
     const int g = lane_id() / 4, t = lane_id() % 4 * 2;
     float* const row = to + g * PITCH + (LANES == 8 ? t % 4 + t / 4 * HALF : t);
 #pragma unroll
     for (int j = 0; j < CHUNK / 8; ++j) {
       float* const p = row + j * (LANES == 8 ? 4 : 8);
-      store<float, 2>(p, Vec<float, 2>{x[j][0], x[j][1]});
-      store<float, 2>(p + 8 * PITCH, Vec<float, 2>{x[j][2], x[j][3]});
+      store<float, 2>(p, Vec<float, 2>{x[FIRST + j][0], x[FIRST + j][1]});
+      store<float, 2>(p + 8 * PITCH, Vec<float, 2>{x[FIRST + j][2], x[FIRST + j][3]});
     }
+  }
+
+  // Those from column c0 on, a multiple of CHUNK: registers are named at compile time.
+  template <int LANES, int FIRST = 0>
+  JM_DEVICE static void put_from(int c0, float* to, const float (&x)[NT][4]) {
+    if constexpr (FIRST + CHUNK / 8 < NT) {
+      if (c0 != FIRST * 8) return put_from<LANES, FIRST + CHUNK / 8>(c0, to, x);
+    }
+    put<LANES, FIRST>(to, x);
   }
 
   // The piece that begins at column c, a multiple of LANES.
@@ -62,8 +72,8 @@ struct StagedRows {
     using Early = decltype(fetch(0, 0));
     constexpr int PER_ROW = CHUNK / LANES, PIECES = 16 * PER_ROW, TRIPS = (PIECES + WARP - 1) / WARP;
     // Pieces beside the accumulators: with 128 of those, more would spill.
-    constexpr int ROOM = is_same<Early, NoEarly> ? (NT <= 24 ? 5 : 4)
-                                                 : (NT <= 24 ? 80 : 32) / int(sizeof(Early));
+    constexpr int ROOM = is_same<Early, NoEarly> ? (HELD <= 24 ? 5 : 4)
+                                                 : (HELD <= 24 ? 80 : 32) / int(sizeof(Early));
     constexpr int AHEAD = ROOM < 2 ? 1 : TRIPS < ROOM ? TRIPS : ROOM;
     // Where rows are whole warps or parts of one, a thread stays in its columns: what depends on nothing
     // else (a bias) is loaded once a chunk.
@@ -84,7 +94,7 @@ struct StagedRows {
         for (int k = 0; k < AHEAD; ++k)
           if (inside(k)) early[k] = fetch(row(base + k * WARP), c0 + column(base + k * WARP));
         if (base == 0) {
-          put<LANES>(own, x);
+          put_from<LANES>(c0, own, x);
           syncwarp();
         }
         Vec<float, LANES> sums[AHEAD];
@@ -98,11 +108,6 @@ struct StagedRows {
             f(row(base + k * WARP), c0 + column(base + k * WARP), sums[k].x, early[k]);
       }
       syncwarp();
-      // The next chunk moves to where this one was: its registers are named at compile time.
-#pragma unroll
-      for (int j = 0; j + CHUNK / 8 < NT; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[j][e] = x[j + CHUNK / 8][e];
     }
   }
 };
