@@ -30,6 +30,7 @@ from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.dot_wgmma import LOW_BYTES, ROLES_BYTES, shared_bytes
 from jaxmono.codegen.generate import default_schedule, emit
+from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.fusion.plan import Device, DotForm, Plan
 from jaxmono.hlo.interp import evaluate
 
@@ -251,11 +252,14 @@ def test_products_overlap_although_a_function_has_several_call_sites() -> None:
 
     plan = plan_of(fn, Spec((2048, 768), BF16),
                    *[Spec(s, BF16) for s in ((768, 3072), (3072, 768)) * 3], device=H200)
-    kernel = emit(plan, cuda_target("sm_90a"), H200, "test")
-    assert "GemmWgmma<" in kernel.source
-    binary = nvrtc.compile_cuda(headers.bundle(kernel.source), "sm_90a")
-    assert not re.search(r"C75\d\d", binary.log), binary.log
-    assert binary.spill_stores == binary.spill_loads == 0
+    for s in (None, wgmma(128, 128, 4, (1, 1, 1)), wgmma(256, 64, 4, (1, 1, 1))):
+        target = cuda_target("sm_90a")
+        schedule = KernelSchedule(target.threads, 1, {x.key: s for x in plan.sigs}) if s else None
+        kernel = emit(plan, target, H200, "test", schedule)
+        assert "GemmWgmma<" in kernel.source
+        binary = nvrtc.compile_cuda(headers.bundle(kernel.source), "sm_90a")
+        assert not re.search(r"C75\d\d", binary.log), binary.log
+        assert binary.spill_stores == binary.spill_loads == 0
 
 
 # ---- 8-bit floats ------------------------------------------------------------------------------
