@@ -17,10 +17,11 @@ import pytest
 from contraction_harness import build, dot_sigs, plan_of, small_integers
 from harness import run_program
 
-from benchmarks import ablate, ahead, beside
+from benchmarks import ablate, ahead, beside, select
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.host_compiler import compile_host
 from jaxmono.codegen.program import Program
+from jaxmono.custom_call import cache
 from jaxmono.hlo.interp import evaluate
 
 Spec = jax.ShapeDtypeStruct
@@ -69,13 +70,17 @@ def test_what_is_left_runs(family: str) -> None:
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A case with a product on warpgroups, one without, and one with a kernel of each."""
     folder = tmp_path_factory.mktemp("ablate") / "kept"
+    files = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAXMONO_CACHE_DIR", "")
-        jobs = [(name, 1, "bf16", False, "monolithic", "NVIDIA H200")
-                for name in ("dot_512_768_768", "dot_1_768_768")]
-        assert ahead.prepare_all(jobs, folder) == 0
-    (case, a), (other, b) = ahead.read(folder).items()
-    ahead.write(folder, {case: a, other: b, "both": [*b, *a]})
+        patch.setenv("JAXMONO_CACHE_DIR", str(folder / "jaxmono"))
+        for case in select.cases(["dot_512_768_768", "dot_1_768_768"], ["1"], ["bf16"]):
+            (built,) = ahead.prepare(case, "monolithic", ahead.gpu_facts("NVIDIA H200"))
+            there = cache.current()
+            assert there is not None
+            files[f"{case.name} monolithic"] = [str(there.path(built.key).relative_to(folder))]
+    a, b = files.values()
+    ahead.write(folder, {**files, "both": [*b, *a]})
+    (folder / ahead.MADE).write_text(json.dumps({"commit": "abc", "without": ["padding"]}))
     return folder
 
 
@@ -98,7 +103,7 @@ def test_folders_that_beside_takes(kept: Path, capsys: pytest.CaptureFixture[str
         [(whole.name, whole.threads, whole.shared_bytes)] * 2
     same = found["both kernel 1"]
     assert len({p.binary for p in same.values()}) == 1
-    assert ahead.made_of(folders[1]).endswith(", without products and epilogue")
+    assert ahead.made_of(folders[1]) == "commit abc, without padding and products and epilogue"
     ablate.ablate(kept, variants[:1])
     assert ": there\n" in capsys.readouterr().out, "compiled once"
 
