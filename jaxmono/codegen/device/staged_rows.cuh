@@ -31,26 +31,17 @@ struct StagedRows {
   static constexpr int HALF = CHUNK / 2 + 4;
   static constexpr int BYTES = 16 * PITCH * 4;
 
-  // The CHUNK columns from fragment FIRST on.
-  template <int LANES, int FIRST = 0>
+  // The next CHUNK columns.
+  template <int LANES>
   JM_DEVICE static void put(float* to, const float (&x)[NT][4]) {
     const int g = lane_id() / 4, t = lane_id() % 4 * 2;
     float* const row = to + g * PITCH + (LANES == 8 ? t % 4 + t / 4 * HALF : t);
 #pragma unroll
     for (int j = 0; j < CHUNK / 8; ++j) {
       float* const p = row + j * (LANES == 8 ? 4 : 8);
-      store<float, 2>(p, Vec<float, 2>{x[FIRST + j][0], x[FIRST + j][1]});
-      store<float, 2>(p + 8 * PITCH, Vec<float, 2>{x[FIRST + j][2], x[FIRST + j][3]});
+      store<float, 2>(p, Vec<float, 2>{x[j][0], x[j][1]});
+      store<float, 2>(p + 8 * PITCH, Vec<float, 2>{x[j][2], x[j][3]});
     }
-  }
-
-  // Those from column c0 on, a multiple of CHUNK: registers are named at compile time.
-  template <int LANES, int FIRST = 0>
-  JM_DEVICE static void put_from(int c0, float* to, const float (&x)[NT][4]) {
-    if constexpr (FIRST + CHUNK / 8 < NT) {
-      if (c0 != FIRST * 8) return put_from<LANES, FIRST + CHUNK / 8>(c0, to, x);
-    }
-    put<LANES, FIRST>(to, x);
   }
 
   // The piece that begins at column c, a multiple of LANES.
@@ -94,7 +85,7 @@ struct StagedRows {
         for (int k = 0; k < AHEAD; ++k)
           if (inside(k)) early[k] = fetch(row(base + k * WARP), c0 + column(base + k * WARP));
         if (base == 0) {
-          put_from<LANES>(c0, own, x);
+          put<LANES>(own, x);
           syncwarp();
         }
         Vec<float, LANES> sums[AHEAD];
@@ -108,6 +99,11 @@ struct StagedRows {
             f(row(base + k * WARP), c0 + column(base + k * WARP), sums[k].x, early[k]);
       }
       syncwarp();
+      // The next chunk moves to where this one was: its registers are named at compile time.
+#pragma unroll
+      for (int j = 0; j + CHUNK / 8 < NT; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[j][e] = x[j + CHUNK / 8][e];
     }
   }
 };
