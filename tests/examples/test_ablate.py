@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 from contraction_harness import build, dot_sigs, plan_of, small_integers
 from harness import run_program
 
@@ -120,14 +120,16 @@ def test_a_text_that_is_not_there_is_an_error(part: str, text: str) -> None:
         ablate.without("int main() {}", ["noload"])
 
 
-@pytest.mark.parametrize(("arguments", "told"), [
-    (["{kept}", "--parts=noload,nolaod"], "--parts=nolaod: a kernel can be made with noload, "),
-    (["{kept}", "--parts="], "a kernel can be made with noload, noproducts, noepilogue, or"),
-    (["/nowhere"], "give one folder that benchmarks.prepare has made, with kernels.json"),
-    ([], "give one folder")])
-def test_what_makes_no_sense_is_refused(arguments: list[str], told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("folder", "parts", "told"), [
+    ("{kept}", ["noload", "nolaod"], "--parts=nolaod: a kernel can be made with noload, "),
+    ("{kept}", [], "a kernel can be made with noload, noproducts, noepilogue, or"),
+    ("/nowhere", None, "give one folder that benchmarks.prepare has made, with kernels.json"),
+    ("", None, "give one folder")])
+def test_what_makes_no_sense_is_refused(
+        folder: str, parts: list[str] | None, told: str, tmp_path: Path,
+        capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / ahead.INDEX).write_text(json.dumps({}))
-    given = [a.format(kept=tmp_path) for a in arguments]
-    done = subprocess.run([sys.executable, "-m", "benchmarks.ablate", *given],
-                          capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and told in done.stderr
+    flags.FLAGS.mark_as_parsed()
+    with flagsaver.flagsaver(**({} if parts is None else {"parts": parts})):
+        status = ablate.main(["ablate", *filter(None, [folder.format(kept=tmp_path)])])
+    assert status == 2 and told in capsys.readouterr().err
