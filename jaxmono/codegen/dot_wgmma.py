@@ -190,6 +190,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     emit_begin(w, code)
     w.line("(void)k0;")
     if takes_turns(s):
+        assert s.split_k == 1 and not panel_columns(code), s  # both warpgroups meet there
         w.line("if (!G::takes_turn(at, k_tiles)) return at;  // the other warpgroup's task")
     if form.row_prologue:
         panel = Panel.of(code)

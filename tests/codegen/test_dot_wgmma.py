@@ -80,6 +80,16 @@ def test_warpgroups_in_turn(s: DotSchedule) -> None:
     check_exact(plan, program, seeds=tuple(range(6)), blocks=(1, 2, 3))
 
 
+def test_turns_of_a_single_tile() -> None:
+    """A warp that is long in its epilogue still finds its turn: nothing else holds the others."""
+    def fn(x: Any, w: Any, r: Any) -> Any:
+        return jnp.dot(x, w, preferred_element_type=F32) + r
+
+    plan = plan_of(fn, Spec((1500, 64), BF16), Spec((64, 40), BF16), Spec((1500, 40), F32))
+    for slots in (2, 3):
+        run(plan, wgmma(64, 48, slots, (1, 1, 1)), seeds=tuple(range(12)))
+
+
 @pytest.mark.parametrize("turns", [(0,), (1,), (0, 2), (0, 1, 2)])
 def test_stages_in_turn_behind_others(turns: tuple[int, ...]) -> None:
     """Either warpgroup may begin the next stage, and tiles of both kinds share slots and phases."""

@@ -279,7 +279,9 @@ struct GemmWgmma {
       before = at.slot;
       at.template next<SLOTS>();
     }
-    if (TURNS && thread_id() % 128 == 0) mbarrier_arrive(&roles->turn[1 - warpgroup()]);
+    // Each warp for itself: of a single tile nothing says that the others have come as far, and the turn
+    // could be back before they have looked for it.
+    if (TURNS && lane_id() == 0) mbarrier_arrive(&roles->turn[1 - warpgroup()]);
     wgmma_wait<0>();
     if (before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
   }

@@ -7,8 +7,8 @@
 //   released   the consumers gave shared memory to the producers: behind every stage, and behind every
 //              task of a stage whose tasks use it differently
 //   opened     a grid barrier has opened: what other blocks wrote before it may be read
-//   turn[w]    warpgroup w may begin its task, where the two take turns: the other one has seen all of
-//              the tiles before it
+//   turn[w]    warpgroup w may begin its task, where the two take turns: all warps of the other one
+//              have seen all of the tiles before it
 #pragma once
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/ptx_mbarrier.cuh"
@@ -36,7 +36,7 @@ struct Roles {
         mbarrier_init(&full[i], PRODUCERS);
         mbarrier_init(&empty[i], CONSUMERS / 128);
       }
-      for (int w = 0; w < 2; ++w) mbarrier_init(&turn[w], 1);
+      for (int w = 0; w < 2; ++w) mbarrier_init(&turn[w], CONSUMERS / 2 / WARP);
       released = 0;
       opened = 0;
       mbarrier_fence_init();
