@@ -40,8 +40,6 @@ stage runs, the producers already load the weights of the next one."""
 _AHEAD_BYTES = 40 * 1024
 """Of the right operand that are requested before the stage's grid barrier opens: what arrives while
 the blocks wait for each other. More would stand in the way of the left operand."""
-_IN_L2_BYTES = 16 * 1024 * 1024
-"""Of weights that stay in L2 while all rows of tiles go over them."""
 SWAPPED = "swapped"
 """Family of the same products with the weights on the left (device/gemm_swapped.cuh)."""
 _IN_FLIGHT_BYTES = 80 * 1024
@@ -295,8 +293,8 @@ def _lanes(code: DotCode, per_thread: int) -> int:
 def emit_begin(w: Writer, code: DotCode) -> None:
     """Decodes ``task`` into (batch, tile of n, tile of m, split) and names the Gemm type.
 
-    Tiles go in bands of rows of tiles, down before right: the blocks that run at one time share few
-    rows of the left and few columns of the right operand, which L2 then holds.
+    Tiles go in bands of up to 16 rows of tiles, down before right: the blocks that run at one time
+    share few rows of the left and few columns of the right operand, which L2 then holds.
     """
     s = code.s
     assert code.element is not None
@@ -305,7 +303,7 @@ def emit_begin(w: Writer, code: DotCode) -> None:
         w.line(f"const int split = task % {s.split_k}, tile = task / {s.split_k};")
         tile = "tile"
     tm, tn = code.tiles_m, code.tiles_n
-    band = min(tm, _band(code))
+    band = min(tm, 16)
     if tm <= band:
         w.line(f"const int m0 = {tile} % {tm} * {s.bm};")
         w.line(f"const int n0 = {tile} / {tm} % {tn} * {s.bn};")
@@ -331,19 +329,6 @@ def emit_begin(w: Writer, code: DotCode) -> None:
     else:
         w.line("const int k0 = 0;")
     w.line(f"const int k_tiles = {k_tiles};")
-
-
-def _band(code: DotCode) -> int:
-    """Rows of tiles in a band.
-
-    Tiles that end inside a line of weights [k][n] share it with their neighbour on the right. In
-    bands of 2 rows that one is two tasks later: what is read at about the same time leaves L2 once.
-    2048x2304x768 in tiles of 128 x 144 took 16.0 us so, and 17.3 in bands of 16; five products
-    whose tiles end with a line took as long. Not where weights fill L2: a band reads all of them.
-    """
-    weights = code.form.n.size * code.form.k.size * code.form.dot.rhs.type.dtype.itemsize
-    inside = code.s.bn * code.form.dot.rhs.type.dtype.itemsize % 128 != 0
-    return 2 if inside and not code.rhs.k_major and weights <= _IN_L2_BYTES else 16
 
 
 def _cpp(x: bool) -> str:

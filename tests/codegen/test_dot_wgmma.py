@@ -108,22 +108,6 @@ def test_stages_in_turn_behind_others(turns: tuple[int, ...]) -> None:
                 blocks=(1, 3), inputs=[x, u, v, w])
 
 
-@pytest.mark.parametrize(("bn", "n", "rows", "band"), [
-    (144, 2304, False, 2), (192, 2304, False, 16), (144, 2304, True, 16),
-    (144, 144 * 80, False, 16)])
-def test_tiles_that_share_lines_are_neighbours_in_time(bn: int, n: int, rows: bool,
-                                                       band: int) -> None:
-    """Not where they end with a line, weights are [n][k], or more than L2 keeps."""
-    shape = (n, 768) if rows else (768, n)
-    plan = plan_of(lambda x, w: x @ (w.T if rows else w), Spec((4096, 768), BF16),
-                   Spec(shape, BF16), device=H200)
-    target = cuda_target("sm_90a")
-    schedule = KernelSchedule(target.threads, 1, {
-        plan.sigs[0].key: wgmma(128, bn, 3, (2, 1, 1))})
-    assert f"rows = min({band}, 32 - band * {band});" in emit(plan, target, H200, "t",
-                                                              schedule).source
-
-
 def test_a_batch_of_products_in_half_precision() -> None:
     plan = plan_of(lambda a, b: jnp.einsum("bmk,bkn->bmn", a, b), Spec((3, 70, 72), F16),
                    Spec((3, 72, 40), F16))
