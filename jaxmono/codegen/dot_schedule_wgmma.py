@@ -72,8 +72,8 @@ _IN_TURN = ((128, 64), (128, 80), (128, 96), (128, 128), (192, 64), (256, 64))
 kernels, 160 always."""
 _FEW_IN_TURN = 2
 """Of them the tuner may measure so many. The model does not choose them: none has been timed on a
-GPU. NVIDIA's own library multiplies 2048x3072x768 by 128 x 128 tiles so, in 16.0 us; warpgroups
-that share 128 x 192 tiles take 18.2."""
+GPU. NVIDIA's library seems to multiply 2048x3072x768 so (the width and the number of its wgmma, by
+ncu), with 128 x 128 tiles in 16.0 us; warpgroups that share 128 x 192 tiles take 18.2."""
 _TALL = 32
 """Fewer rows than this waste most of a 64-row product: other families take them."""
 

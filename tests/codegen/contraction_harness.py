@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from harness import DEVICE, run_program
 from models import graph_of
@@ -123,3 +125,28 @@ def check_near(plan: Plan, program: Program, given: Sequence[Array], rtol: float
 
 def _runs(seeds: Sequence[int], blocks: Sequence[int]) -> list[tuple[int, int]]:
     return [(s, b) for s in seeds for b in blocks]
+
+
+def wgmma(bm: int, bn: int, slots: int, warps: tuple[int, int, int], split: int = 1) -> DotSchedule:
+    """Tiles of 16-bit elements for Hopper's warpgroups."""
+    return DotSchedule("wgmma", bm, bn, 64, slots, warps, split)
+
+
+def run_wgmma(plan: Plan, *schedules: DotSchedule, seeds: Sequence[int] = (0, 1, 2)) -> None:
+    """The plan's contractions by these, in the emulator, on integers."""
+    program = build(plan, in_order(plan, *schedules), threads=256)
+    assert program.threads == 384
+    check_exact(plan, program, seeds=seeds, blocks=(1, 3))
+
+
+def every_layout(m: int) -> Plan:
+    """[m,k] or [k,m] times [k,n] or [n,k] in one stage, a bias and a residual."""
+    def fn(a: Any, at: Any, b: Any, bt: Any, bias: Any, c: Any) -> Any:
+        pairs = [("mk,kn->mn", a, b), ("mk,nk->mn", a, bt), ("km,kn->mn", at, b),
+                 ("km,nk->mn", at, bt)]
+        return tuple(jnp.einsum(e, x, y, preferred_element_type=jnp.float32) + bias + c
+                     for e, x, y in pairs)
+
+    shapes = [(m, 200), (200, m), (200, 104), (104, 200)]
+    return plan_of(fn, *(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes),
+                   *(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((104,), (m, 104))))

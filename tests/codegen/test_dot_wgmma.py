@@ -16,10 +16,15 @@ from contraction_harness import (
     check_exact,
     check_near,
     dot_sigs,
+    every_layout,
     in_order,
     plan_of,
     small_integers,
     smooth,
+    wgmma,
+)
+from contraction_harness import (
+    run_wgmma as run,
 )
 from harness import run_program
 from thinned import thinned
@@ -39,73 +44,11 @@ BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 H200 = Device()
 
 
-def wgmma(bm: int, bn: int, slots: int, warps: tuple[int, int, int], split: int = 1) -> DotSchedule:
-    return DotSchedule("wgmma", bm, bn, 64, slots, warps, split)
-
-
-def run(plan: Plan, *schedules: DotSchedule, seeds: tuple[int, ...] = (0, 1, 2)) -> None:
-    program = build(plan, in_order(plan, *schedules), threads=256)
-    assert program.threads == 384
-    check_exact(plan, program, seeds=seeds, blocks=(1, 3))
-
-
 @pytest.mark.parametrize("s", [
     wgmma(64, 48, 3, (1, 1, 2)), wgmma(128, 96, 2, (2, 1, 1)), wgmma(64, 128, 3, (1, 2, 1))])
 def test_all_layouts_of_both_operands(s: DotSchedule) -> None:
     """[m,k] or [k,m] times [k,n] or [n,k], sizes that no tile divides, a bias and a residual."""
-    def fn(a: Any, at: Any, b: Any, bt: Any, bias: Any, c: Any) -> Any:
-        pairs = [("mk,kn->mn", a, b), ("mk,nk->mn", a, bt), ("km,kn->mn", at, b),
-                 ("km,nk->mn", at, bt)]
-        return tuple(jnp.einsum(e, x, y, preferred_element_type=F32) + bias + c
-                     for e, x, y in pairs)
-
-    plan = plan_of(fn, Spec((136, 200), BF16), Spec((200, 136), BF16), Spec((200, 104), BF16),
-                   Spec((104, 200), BF16), Spec((104,), F32), Spec((136, 104), F32))
-    run(plan, s)
-
-
-@pytest.mark.parametrize("s", [
-    wgmma(128, 48, 3, (1, 1, 1)), wgmma(192, 64, 2, (1, 1, 1)), wgmma(64, 112, 4, (1, 1, 1))])
-def test_warpgroups_in_turn(s: DotSchedule) -> None:
-    """All layouts; from one task a block to six, and stages that begin with either warpgroup."""
-    def fn(a: Any, at: Any, b: Any, bt: Any, bias: Any, c: Any) -> Any:
-        pairs = [("mk,kn->mn", a, b), ("mk,nk->mn", a, bt), ("km,kn->mn", at, b),
-                 ("km,nk->mn", at, bt)]
-        return tuple(jnp.einsum(e, x, y, preferred_element_type=F32) + bias + c
-                     for e, x, y in pairs)
-
-    plan = plan_of(fn, Spec((264, 200), BF16), Spec((200, 264), BF16), Spec((200, 104), BF16),
-                   Spec((104, 200), BF16), Spec((104,), F32), Spec((264, 104), F32))
-    program = build(plan, in_order(plan, s), threads=256)
-    check_exact(plan, program, seeds=tuple(range(6)), blocks=(1, 2, 3))
-
-
-def test_turns_of_a_single_tile() -> None:
-    """A warp that is long in its epilogue still finds its turn: nothing else holds the others."""
-    def fn(x: Any, w: Any, r: Any) -> Any:
-        return jnp.dot(x, w, preferred_element_type=F32) + r
-
-    plan = plan_of(fn, Spec((1500, 64), BF16), Spec((64, 40), BF16), Spec((1500, 40), F32))
-    for slots in (2, 3):
-        run(plan, wgmma(64, 48, slots, (1, 1, 1)), seeds=tuple(range(12)))
-
-
-@pytest.mark.parametrize("turns", [(0,), (1,), (0, 2), (0, 1, 2)])
-def test_stages_in_turn_behind_others(turns: tuple[int, ...]) -> None:
-    """Either warpgroup may begin the next stage, and tiles of both kinds share slots and phases."""
-    def fn(x: Any, u: Any, v: Any, w: Any) -> Any:
-        return jax.nn.relu(jax.nn.relu(x @ u) @ v) @ w
-
-    plan = plan_of(fn, Spec((70, 64), BF16), Spec((64, 160), BF16), Spec((160, 72), BF16),
-                   Spec((72, 48), BF16))
-    assert len(plan.stages) == 3
-    both = [wgmma(64, 96, 2, (1, 1, 2)), wgmma(128, 48, 4, (2, 1, 1)), wgmma(64, 16, 2, (1, 1, 2))]
-    own = [wgmma(64, 96, 2, (1, 1, 1)), wgmma(64, 48, 4, (1, 1, 1)), wgmma(64, 16, 2, (1, 1, 1))]
-    schedules = [own[i] if i in turns else both[i] for i in range(3)]
-    x, u, _, w = small_integers(plan.graph, high=1)
-    v = np.eye(160, dtype=x.dtype)[np.random.default_rng(1).permutation(160)[:72]].T
-    check_exact(plan, build(plan, in_order(plan, *schedules), threads=256), seeds=tuple(range(6)),
-                blocks=(1, 3), inputs=[x, u, v, w])
+    run(every_layout(136), s)
 
 
 def test_a_batch_of_products_in_half_precision() -> None:

@@ -46,8 +46,8 @@ def test_as_good_as_xla_and_the_same_bits(name: str) -> None:
     assert len(found) == 1
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(128, 128, 64), (640, 1600, 200), (4096, 3072, 768),
-                                           (1000, 520, 3072)])
+@pytest.mark.parametrize(("m", "n", "k"), [(128, 128, 64), (40000, 256, 64), (640, 1600, 200),
+                                           (4096, 3072, 768), (1000, 520, 3072)])
 @pytest.mark.parametrize("rows", [False, True])
 def test_exact(m: int, n: int, k: int, rows: bool) -> None:
     """Small integers: every product and sum is exact. From less than a task a block to several."""
