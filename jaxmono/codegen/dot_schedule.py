@@ -77,7 +77,7 @@ class DotSchedule:
         multiples of.
       stages: k tiles (steps of the stream) in the shared-memory ring.
       warps: (m, n, k) warps, their product is the block's warps; "wgmma", "swapped":
-        warpgroups that share a tile, "wgmma" with one: the two take turns.
+        warpgroups.
       split_k: blocks that share one output tile, each with its share of k.
     """
 

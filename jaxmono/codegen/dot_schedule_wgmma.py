@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule, unused
@@ -64,16 +64,6 @@ _LAYOUTS = ((2, 1, 1), (1, 2, 1), (1, 1, 2))
 """Warpgroups along m, n, k."""
 _N = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)
 """Columns of a warpgroup."""
-_Shape = tuple[tuple[int, int, int], int, int]
-"""Warpgroups, rows and columns of a tile."""
-_ALONE = (1, 1, 1)
-_IN_TURN = ((128, 64), (128, 80), (128, 96), (128, 128), (192, 64), (256, 64))
-"""Tiles of warpgroups that take turns: 64 to 128 registers of sums a thread. 144 spill in large
-kernels, 160 always."""
-_FEW_IN_TURN = 2
-"""Of them the tuner may measure so many. The model does not choose them: none has been timed on a
-GPU. NVIDIA's library seems to multiply 2048x3072x768 so (the width and the number of its wgmma, by
-ncu), with 128 x 128 tiles in 16.0 us; warpgroups that share 128 x 192 tiles take 18.2."""
 _TALL = 32
 """Fewer rows than this waste most of a 64-row product: other families take them."""
 
@@ -91,7 +81,7 @@ def choose_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, devic
     """
     best: tuple[float, DotSchedule] | None = None
     for cost, s in _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major,
-                           gathered, _shared_tiles()):
+                           gathered):
         if best is None or cost < best[0] - 1e-9:
             best = (cost, s)
     return best
@@ -101,28 +91,19 @@ def candidates_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, d
                      shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
                      gathered: bool = False) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model, cheapest first: what a tuner may measure."""
-    def found(shapes: Iterable[_Shape]) -> list[tuple[float, DotSchedule]]:
-        costed = _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major,
-                         gathered, shapes)
-        return sorted((x for x in costed if x[0] < math.inf), key=lambda x: x[0])
-
-    out = found(_shared_tiles())
-    if itemsize == 2 and not row_prologue:
-        out += found((_ALONE, rows, columns) for rows, columns in _IN_TURN)[:_FEW_IN_TURN]
-    return sorted(out, key=lambda x: x[0])
+    found = _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major, gathered)
+    return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
 def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, shared_bytes: int,
             row_prologue: bool, k_major: tuple[bool, bool], gathered: bool,
-            shapes: Iterable[_Shape]) -> Iterator[tuple[float, DotSchedule]]:
+            ) -> Iterator[tuple[float, DotSchedule]]:
     k = math.ceil(k * itemsize / 2)  # from here on of 16 bits
     if m < _TALL or n < 16:
         return
     splits = (1,) if row_prologue else (1, 2, 4, 8)
-    for (warps, bm, bn), split in itertools.product(shapes, splits):
-        columns = bn // warps[1]
-        if warps == _ALONE and split > 1:
-            continue
+    for warps, columns, split in itertools.product(_LAYOUTS, _N, splits):
+        bm, bn = 64 * warps[0], columns * warps[1]
         if warps[1] == 2 and not k_major[1] and columns % 64:
             continue
         if has_halves(columns, warps[2]) and (gathered or columns % 32):
@@ -137,12 +118,6 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
         s = DotSchedule("wgmma", bm, bn, 64, slots, warps, split)
         yield (_cost(s, batch, m, n, k, itemsize, device, row_prologue, k_major[1], gathered),
                replace(s, bk=128 // itemsize))
-
-
-def _shared_tiles() -> Iterator[_Shape]:
-    """Those that both warpgroups compute."""
-    for warps, columns in itertools.product(_LAYOUTS, _N):
-        yield warps, 64 * warps[0], columns * warps[1]
 
 
 def _slots(bm: int, bn: int, columns: int, k_warpgroups: int, k: int, split: int,
@@ -185,12 +160,8 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     split = max(_SPLIT_US + sums / _SPLIT_BYTES, tiles * sums / (
         _SPLIT_TOTAL[m <= FEW] * device.read_bytes_per_us)) if s.split_k > 1 else 0.0
     cold = _COLD * batch * n * k * 2 / device.read_bytes_per_us if m <= FEW else 0.0
-    # While a tile is in its epilogue the next one's loads go on; of warpgroups that take turns, its
-    # products, too: only the last epilogue shows, which is one warpgroup's.
-    begin, tile = cold + _LATENCY_US[m <= FEW], max(load, work)
-    if s.warps == _ALONE:
-        return begin + waves * max(tile, tile / 2 + epilogue) + 2 * epilogue
-    return begin + waves * (tile + epilogue + prologue) + split
+    # While a tile is in its epilogue the next one's loads go on.
+    return cold + _LATENCY_US[m <= FEW] + waves * (max(load, work) + epilogue + prologue) + split
 
 
 def _passed(s: DotSchedule, itemsize: int, row_prologue: bool, k_major: bool) -> int:
@@ -200,9 +171,9 @@ def _passed(s: DotSchedule, itemsize: int, row_prologue: bool, k_major: bool) ->
     of [k, n] in panels of 64. 128 x 96 tiles of 2048x768x3072 multiply for 12.4 us, and take 20.0;
     64 x 192 where the warpgroups share k, so that less is read, 19.1.
     """
-    wn = s.warps[1]
+    wm, wn, _ = s.warps
     columns = s.bn // wn
-    read = s.bm // 64 * wn * (64 + (columns if k_major else math.ceil(columns / 64) * 64))
+    read = wm * wn * (64 + (columns if k_major else math.ceil(columns / 64) * 64))
     written = (0 if row_prologue else s.bm) + s.bn
     # tf32: the right operand is also read and written to round it.
     return read + written + (2 * s.bn if itemsize == 4 else 0)

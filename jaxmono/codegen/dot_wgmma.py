@@ -19,7 +19,6 @@ from jaxmono.codegen.dot import (
     is_strided,
     legal_lanes,
 )
-from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.early_loads import WIDE, early_loads, emit_fetch, touch_columns
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.names import is_f8
@@ -78,11 +77,6 @@ def _takes_f8(form: DotForm, code: DotCode) -> str | None:
     if d.precision != ("DEFAULT", "DEFAULT") or not imprecise:
         return "wgmma adds products of 8-bit floats with 14 bits"
     return None
-
-
-def takes_turns(s: DotSchedule) -> bool:
-    """Whether each of two warpgroups multiplies tiles by itself, in turn with the other one."""
-    return s.family == "wgmma" and s.warps == (1, 1, 1)
 
 
 def shared_k_major(code: DotCode) -> tuple[bool, bool]:
@@ -187,9 +181,6 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     names: dict[Var, str] = {form.batch: "b"}
     emit_begin(w, code)
     w.line("(void)k0;")
-    if takes_turns(s):
-        assert s.split_k == 1 and not panel_columns(code), s  # both warpgroups meet there
-        w.line("if (!G::takes_turn(at, k_tiles)) return at;  // the other warpgroup's task")
     if form.row_prologue:
         panel = Panel.of(code)
         w.line("syncthreads();  // the previous task is done with the panel")
@@ -213,20 +204,19 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
 def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
                 read_only: Sequence[Value], names: Mapping[Var, str]) -> None:
     form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
-    turns = takes_turns(s)
-    lanes = _lanes(code, s.bm * s.bn // (CONSUMERS // 2 if turns else CONSUMERS))
+    lanes = _lanes(code, s.bm * s.bn // CONSUMERS)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
     small = s.family != SWAPPED and s.warps[2] == 2 and not has_halves(s.bn, 2)
     early = early_loads(body, stores, form.dot.result, form.n, lanes, () if small else read_only,
-                        form.m if _held(s) <= WIDE else None) if s.family != SWAPPED else []
+                        form.m if s.bn // s.warps[1] <= WIDE else None) \
+        if s.family != SWAPPED else []
     emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
                pointers=pointers, names=names)
     if small:
         w.line(f"const auto first = G::first<{lanes}>(fetch);")
     else:
         touch_columns(w, body, stores, form.dot.result, m=form.m, n=form.n, tile_n=s.bn,
-                      thread="thread_id() % 128" if turns else "thread_id()", pointers=pointers,
-                      names=names)
+                      pointers=pointers, names=names)
     w.line("G::consume(smem, roles, at, k_tiles, sums);")
     head = (f"G::finish<{lanes}>(smem, sums, {'first, ' if small else ''}fetch, "
             f"[&](int r, int c, const float (&acc)[{lanes}], const auto& early)")
@@ -267,11 +257,6 @@ def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                   lanes=lanes, read="S::read({acc}, parts, {r}, {c})", accumulator="float",
                   row0="split * S::ROWS + ", pointers=pointers, outputs=outputs, names=names,
                   read_only=read_only, threads=CONSUMERS, early=early)
-
-
-def _held(s: DotSchedule) -> int:
-    """Columns of 64 rows whose sums a warpgroup holds."""
-    return s.bn // s.warps[1] * (s.bm // (64 * s.warps[0]))
 
 
 def _stores(code: DotCode) -> list[Store]:

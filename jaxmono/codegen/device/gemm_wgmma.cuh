@@ -4,11 +4,6 @@
 //   producers: wait empty[s] -> cp.async A, B into slot s -> full[s] when they have landed
 //   consumers: wait full[s]  -> wgmma slot s              -> empty[s] when the products are done
 //
-// Or the two take turns, each with a tile of its own: one's epilogue runs beside the other's products.
-//
-//   warpgroup 0   products of task 0 | epilogue 0           | products of task 2 | ...
-//   warpgroup 1                      | products of task 1   | epilogue 1         | ...
-//
 // f32 is multiplied as tf32: B from tiles that the producers round (tf32_tile.cuh) before they say that
 // a slot is full (they request LAG tiles more before they come back to one), A from registers.
 //
@@ -21,7 +16,10 @@
 //
 // Nor did these help: a slot more (staging halved); epilogues on fragments that leave by bulk stores;
 // the same through shared memory with half of the bytes (alone from 6 % faster to 5 % slower; models up
-// to 15 % slower).
+// to 15 % slower). Nor did warpgroups that take turns with a tile each, one's epilogue beside the
+// other's products (128 x 64 to 128, 192 x 64, 256 x 64): of 24 products with 512 rows and more 2 were
+// faster (2048x768x768 1.5 %, 2048x512x2048 2.6 %), 2048x3072x768 5.8 % slower, BERT-base b16 5 % and
+// b32 25 % slower with nothing else.
 // Of 33.7 us for 4096x3072x768 products alone take 24.6, the loads beside them 4.0, epilogues 5.1. Of
 // 18.9 us for 2048x768x3072 in tiles of 64 x 192 loads without products take 14.4, products without
 // loads 14.0: they do not overlap fully. Spread over the GPCs, so that 12 to 30 % more sectors leave L2,
@@ -90,8 +88,7 @@ struct Wgmma<float> {
 
 // T: bf16, f16, float (tf32) or F8Pair, then k counts pairs. The warpgroups share the tile along m
 // (WG_M), n (WG_N) or k (WG_K: each has all of the tile and every other k step, and the sums meet in the
-// epilogue; those of wide tiles in HALVES, each warpgroup's columns); one of them is 2. Where all are 1
-// they take TURNS: each multiplies tiles of BLOCKS times 64 rows by itself. *_K_MAJOR: in
+// epilogue; those of wide tiles in HALVES, each warpgroup's columns); one of them is 2. *_K_MAJOR: in
 // memory, and in shared memory if T has 16 bits. PANEL: k tiles of A that the consumers compute and
 // keep, as in Gemm; 0: A is streamed with B. PANEL_B: the same of B.
 template <class T, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int WG_K, bool A_K_MAJOR,
@@ -100,10 +97,7 @@ struct GemmWgmma {
   static constexpr bool TF32 = is_same<T, float>, B_K = B_K_MAJOR || TF32;
   static constexpr int BM = BM_, BN = BN_, BK = 128 / sizeof(T), SLOTS = SLOTS_;
   static constexpr int N = BN / WG_N, NT = N / 8, STEPS = 4 / WG_K, STEP = BK / 4;
-  static constexpr bool TURNS = WG_M * WG_N * WG_K == 1;
-  static constexpr int BLOCKS = BM / (64 * WG_M);
-  static_assert(WG_M * WG_N * WG_K == 2 ? BM == 64 * WG_M : TURNS && BM % 64 == 0, "two warpgroups");
-  static_assert(!TURNS || (!TF32 && PANEL == 0 && PANEL_B == 0 && BLOCKS * N <= 256), "");
+  static_assert(WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M, "two warpgroups of 64 rows");
   static_assert(N % 16 == 0 && N <= 256 && SLOTS >= 2 && SLOTS <= MAX_SLOTS, "");
   static_assert(PANEL == 0 || A_K_MAJOR, "a panel is [m][k]");
   static_assert(PANEL_B == 0 || (B_K_MAJOR && PANEL == 0 && !TF32), "or [n][k]");
@@ -127,7 +121,7 @@ struct GemmWgmma {
   static_assert(!HALVES || NT % 4 == 0, "");
   static constexpr int EXCHANGE_BYTES = HALVES ? CONSUMERS * QUARTER * 16 : 0;
 
-  using Staged = StagedRows<OWN, WG_K == 2 && !HALVES, BLOCKS * OWN>;
+  using Staged = StagedRows<OWN, WG_K == 2 && !HALVES>;
   static constexpr int PITCH = Staged::PITCH;
   static constexpr int STAGING_BYTES =
       8 * Staged::BYTES > EXCHANGE_BYTES ? 8 * Staged::BYTES : EXCHANGE_BYTES;
@@ -214,20 +208,10 @@ struct GemmWgmma {
   // ---- consumers -----------------------------------------------------------------------------
 
   struct Accumulators {
-    float x[BLOCKS * NT][4];
-
-    JM_DEVICE float (&block(int i))[NT][4] { return reinterpret_cast<float (&)[NT][4]>(x[i * NT]); }
+    float x[NT][4];
   };
 
   JM_DEVICE static int warpgroup() { return warp_id() / 4; }
-
-  // Whether the next task of this block is this warpgroup's; if not, its tiles are left behind.
-  JM_DEVICE static bool takes_turn(Place& at, int tiles) {
-    const bool mine = !TURNS || static_cast<int>(at.turns++ & 1) == warpgroup();
-    if (!mine) at.skip<SLOTS>(tiles);
-    return mine;
-  }
-
   JM_DEVICE static int first_row() {
     return (WG_M == 2 ? warpgroup() * 64 : 0) + warp_id() % 4 * 16;
   }
@@ -237,17 +221,12 @@ struct GemmWgmma {
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
                                 Accumulators& acc) {
 #pragma unroll
-    for (int j = 0; j < BLOCKS * NT; ++j)
+    for (int j = 0; j < NT; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) acc.x[j][e] = 0.0f;
     const int row = WG_M == 2 ? warpgroup() * 64 : 0;
     const int wk = WG_K == 2 ? warpgroup() : 0;
-    // Of each warpgroup that reads a slot one thread says so, or two where one reads all of it.
-    const bool speaks = thread_id() % (TURNS ? 64 : 128) == 0;
-    // A slot's phases are told apart by parity: it may be waited for when the one before was seen. The
-    // first turn of warpgroup 0 has nothing before it.
-    if constexpr (TURNS)
-      mbarrier_wait(&roles->turn[warpgroup()], ((at.turns >> 1) - 1) & 1);
+    const bool speaks = thread_id() % 128 == 0;
     if constexpr (A_REGISTERS)
       through_registers(smem, roles, at, tiles, acc, row + warp_id() % 4 * 16, wk, speaks);
     else
@@ -267,11 +246,9 @@ struct GemmWgmma {
 #pragma unroll
       for (int s = 0; s < STEPS; ++s) {
         const int k = (s * WG_K + wk) * STEP;
-#pragma unroll
-        for (int i = 0; i < BLOCKS; ++i)
-          Wgmma<T>::template run<!A_K_MAJOR, !B_K>(
-              acc.block(i), operand_slice<TileA, A_K_MAJOR>(a, row + i * 64, PANEL ? t * BK + k : k),
-              operand_slice<TileB, B_K>(b, first_col(), PANEL_B ? t * BK + k : k));
+        Wgmma<T>::template run<!A_K_MAJOR, !B_K>(
+            acc.x, operand_slice<TileA, A_K_MAJOR>(a, row, PANEL ? t * BK + k : k),
+            operand_slice<TileB, B_K>(b, first_col(), PANEL_B ? t * BK + k : k));
       }
       wgmma_commit();
       wgmma_wait<1>();
@@ -279,9 +256,6 @@ struct GemmWgmma {
       before = at.slot;
       at.template next<SLOTS>();
     }
-    // Each warp for itself: of a single tile nothing says that the others have come as far, and the turn
-    // could be back before they have looked for it.
-    if (TURNS && lane_id() == 0) mbarrier_arrive(&roles->turn[1 - warpgroup()]);
     wgmma_wait<0>();
     if (before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
   }
@@ -358,25 +332,22 @@ struct GemmWgmma {
       float own[OWN][4];
       if (warpgroup() == 0) exchange<0>(smem, acc, own);
       else exchange<1>(smem, acc, own);
-      rows<LANES>(smem, own, first_row(), fetch, f);
+      rows<LANES>(smem, own, fetch, f);
       syncthreads();
     } else if constexpr (WG_K == 2) {
       finish<LANES>(smem, acc, first<LANES>(fetch), fetch, f);
     } else {
-#pragma unroll
-      for (int i = 0; i < BLOCKS; ++i)
-        rows<LANES>(smem, acc.block(i), first_row() + i * 64, fetch, f);
+      rows<LANES>(smem, acc.x, fetch, f);
     }
   }
 
   template <int LANES, class Fetch, class F>
-  JM_DEVICE static void rows(unsigned char* smem, float (&x)[OWN][4], int row, const Fetch& fetch,
-                             const F& f) {
+  JM_DEVICE static void rows(unsigned char* smem, float (&x)[OWN][4], const Fetch& fetch, const F& f) {
     Staged::template rows<LANES>(
         staging(smem) + warp_id() * 16 * PITCH, x,
-        [&](int r, int c) { return fetch(row + r, own_col() + c); },
+        [&](int r, int c) { return fetch(first_row() + r, own_col() + c); },
         [&](int r, int c, const float (&sum)[LANES], const auto& early) {
-          f(row + r, own_col() + c, sum, early);
+          f(first_row() + r, own_col() + c, sum, early);
         });
   }
 

@@ -7,8 +7,6 @@
 //   released   the consumers gave shared memory to the producers: behind every stage, and behind every
 //              task of a stage whose tasks use it differently
 //   opened     a grid barrier has opened: what other blocks wrote before it may be read
-//   turn[w]    warpgroup w may begin its task, where the two take turns: all warps of the other one
-//              have seen all of the tiles before it
 #pragma once
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/ptx_mbarrier.cuh"
@@ -27,7 +25,7 @@ constexpr int MAX_SLOTS = 16;
 
 // In shared memory for the whole launch.
 struct Roles {
-  uint64_t full[MAX_SLOTS], empty[MAX_SLOTS], turn[2];
+  uint64_t full[MAX_SLOTS], empty[MAX_SLOTS];
   uint32_t released, opened;
 
   JM_DEVICE void init() {  // all threads of the block
@@ -36,7 +34,6 @@ struct Roles {
         mbarrier_init(&full[i], PRODUCERS);
         mbarrier_init(&empty[i], CONSUMERS / 128);
       }
-      for (int w = 0; w < 2; ++w) mbarrier_init(&turn[w], CONSUMERS / 2 / WARP);
       released = 0;
       opened = 0;
       mbarrier_fence_init();
@@ -64,18 +61,11 @@ JM_DEVICE void hear(const uint32_t* count, uint32_t value, const char* what) {
 struct Place {
   int slot = 0;
   uint32_t phase = 0;
-  uint32_t turns = 0;  // tasks so far of those that the warpgroups take in turn
 
   template <int SLOTS>
   JM_DEVICE void next() {
     phase ^= 1u << slot;
     slot = slot + 1 == SLOTS ? 0 : slot + 1;
-  }
-  // Past tiles that somebody else reads.
-  template <int SLOTS>
-  JM_DEVICE void skip(int tiles) {
-#pragma unroll 1
-    for (int t = 0; t < tiles; ++t) next<SLOTS>();
   }
   JM_DEVICE uint32_t parity() const { return parity(slot); }
   // Of a slot that is not one of the ring, whose phases come one after the other.

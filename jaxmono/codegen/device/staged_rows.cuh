@@ -19,8 +19,7 @@ namespace jaxmono {
 struct NoEarly {};
 
 // NT fragments of 8 columns each; WHOLE: all are staged at a time, else as many as take little memory.
-// HELD: fragments that a warp has in registers meanwhile, these included.
-template <int NT, bool WHOLE, int HELD = NT>
+template <int NT, bool WHOLE>
 struct StagedRows {
   static constexpr int N = NT * 8;
   static constexpr int CHUNK = WHOLE || N <= 80 ? N
@@ -63,8 +62,8 @@ struct StagedRows {
     using Early = decltype(fetch(0, 0));
     constexpr int PER_ROW = CHUNK / LANES, PIECES = 16 * PER_ROW, TRIPS = (PIECES + WARP - 1) / WARP;
     // Pieces beside the accumulators: with 128 of those, more would spill.
-    constexpr int ROOM = is_same<Early, NoEarly> ? (HELD <= 24 ? 5 : 4)
-                                                 : (HELD <= 24 ? 80 : 32) / int(sizeof(Early));
+    constexpr int ROOM = is_same<Early, NoEarly> ? (NT <= 24 ? 5 : 4)
+                                                 : (NT <= 24 ? 80 : 32) / int(sizeof(Early));
     constexpr int AHEAD = ROOM < 2 ? 1 : TRIPS < ROOM ? TRIPS : ROOM;
     // Where rows are whole warps or parts of one, a thread stays in its columns: what depends on nothing
     // else (a bias) is loaded once a chunk.
