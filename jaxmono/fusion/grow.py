@@ -15,6 +15,7 @@ from jaxmono.fusion.back_to_back import place_back_to_back
 from jaxmono.fusion.dots import start_dot
 from jaxmono.fusion.draft import JOINABLE, Draft, State, consistent, forward
 from jaxmono.fusion.rows import place_reduce
+from jaxmono.fusion.share_k import start_sum
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op
 
@@ -32,7 +33,7 @@ def grow(state: State) -> None:
                 start_dot(state, op)
         elif isinstance(op, ops.Reduce):
             place_reduce(state, op)
-        elif not _join(state, op):
+        elif start_sum(state, op) is None and not _join(state, op):
             pot = max((state.pot_of(v) for v in op.uses), default=0)
             state.pot.update(dict.fromkeys(op.results, pot))
 

@@ -22,6 +22,7 @@ from jaxmono.fusion.stages import place
 from jaxmono.fusion.support import refusal
 from jaxmono.fusion.vector_dots import as_products, exact_dots
 from jaxmono.fusion.verify import verify
+from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import TensorType
 
@@ -39,7 +40,8 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
       mode: "monolithic", "auto" or "stitch" (the same here: regions were chosen before).
       aliases: (output, input) pairs that the caller wants in one buffer. An output that updates
         the input in place gets it anyway; any other pair is noted and left to XLA.
-      without: names of `grow.OPTIONAL` decisions to leave out; other names are not looked at.
+      without: names of `prepare.OPTIONAL` and `grow.OPTIONAL` to leave out; other names are not
+        looked at.
 
     Raises:
       PlanError: if an op is refused (the message says which and why) or the plan is not legal.
@@ -53,7 +55,7 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
             raise PlanError(f"{o.opcode} at {o.loc}: {reason}; leave it to XLA (regions.cut)")
     if graph.captures:
         raise PlanError("the graph uses values from outside; make them inputs (regions.cut)")
-    graph = prepare(graph, device)
+    graph = prepare(graph, device, without)
     form = formulate(graph, device, without)
     if exact := exact_dots(graph):  # known before groups are formed, but for attention's
         graph = split_reduces(as_products(graph, exact, form.groups), device)
@@ -105,6 +107,10 @@ def _notes(form: Formulation) -> tuple[str, ...]:
     heads = sum(d.kind == "attention" for d in form.groups)
     if heads:
         out.append(f"{heads} attentions keep their scores inside a block")
+    sums = sum(d.kind == "row" and not isinstance(d.anchor, ops.Reduce) for d in form.groups)
+    if sums:
+        out.append(f"{sums} contractions with few rows leave the sum over their shares of k to the "
+                   "norms behind them")
     return tuple(out)
 
 

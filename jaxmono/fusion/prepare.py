@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from jaxmono.fusion.orient import orient
 from jaxmono.fusion.plan import Device
+from jaxmono.fusion.share_k import share_k
 from jaxmono.fusion.split_reduce import split_reduces
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
@@ -11,12 +14,19 @@ from jaxmono.hlo.passes import dead_code, expand
 from jaxmono.hlo.rewrite import replace_values
 
 
-def prepare(graph: Graph, device: Device) -> Graph:
-    """Drops optimization barriers and dead ops, splits long reduces, orients contractions.
+OPTIONAL = ("share_k",)
+"""Steps that `prepare` can go without."""
 
-    A convolution that no pass has expanded yet is expanded here.
+
+def prepare(graph: Graph, device: Device, without: Collection[str] = ()) -> Graph:
+    """Drops optimization barriers and dead ops, splits long reduces, orients contractions and takes
+    those apart whose shares of k a norm can add up.
+
+    A convolution that no pass has expanded yet is expanded here. ``without``: of `OPTIONAL`, what
+    is left out; other names are not looked at.
     """
-    return orient(split_reduces(dead_code(expand(without_barriers(graph))), device))
+    graph = orient(split_reduces(dead_code(expand(without_barriers(graph))), device))
+    return graph if "share_k" in without else share_k(graph, device)
 
 
 def without_barriers(graph: Graph) -> Graph:

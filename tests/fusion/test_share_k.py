@@ -1,0 +1,126 @@
+"""Contractions of few rows in shares of k, which the norm behind them adds up (share_k.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import pytest
+
+from jaxmono._build import OPTIONAL
+from jaxmono.fusion import make_plan
+from jaxmono.fusion.interp import run_plan
+from jaxmono.fusion.plan import Device, DotForm, Plan
+from jaxmono.fusion.text import plan_to_text
+from jaxmono.hlo.interp import evaluate
+
+ROWS, K, COLUMNS = 96, 768, 256
+Golden = Callable[[str, str], None]
+
+
+def spec(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def norm(z: Any) -> Any:
+    x = z.astype(jnp.float32)
+    return (x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)).astype(z.dtype)
+
+
+def layer(a: Any, w: Any, bias: Any, x: Any) -> Any:
+    return norm(x + (a @ w + bias))
+
+
+def arguments(m: int = ROWS, k: int = K, n: int = COLUMNS, dtype: Any = jnp.bfloat16) -> list[Any]:
+    return [spec(m, k, dtype=dtype), spec(k, n, dtype=dtype), spec(n, dtype=dtype),
+            spec(m, n, dtype=dtype)]
+
+
+def plan(fn: Callable[..., Any], *args: Any, without: tuple[str, ...] = ()) -> Plan:
+    """Plans ``fn``, and checks with small integers, whose sums are exact, that every output has the
+    program's own bits but for what a norm's f32 sums may change."""
+    graph = models.graph_of(fn, *args)
+    made = make_plan(graph, Device(), without=without)
+    rng = np.random.default_rng(0)
+    inputs = [rng.integers(-2, 3, v.type.dims).astype(v.type.dtype.numpy) for v in graph.inputs]
+    for got, want in zip(run_plan(made, inputs, seed=1), evaluate(graph, inputs), strict=True):
+        np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2 ** -7,
+                                   atol=1e-6)
+    return made
+
+
+def kinds(p: Plan) -> list[list[str]]:
+    return [[g.sig.kind for g in s.groups] for s in p.stages]
+
+
+def shares(p: Plan) -> list[int]:
+    return [s.form.batch.size for s in p.sigs if isinstance(s.form, DotForm)]
+
+
+def test_a_norm_adds_up_the_shares(golden: Golden) -> None:
+    p = plan(layer, *arguments())
+    assert kinds(p) == [["dot"], ["row"]] and shares(p) == [4]
+    assert any("leave the sum" in note for note in p.notes)
+    golden("plan_share_k", plan_to_text(p))
+
+
+def test_what_others_read_is_stored_by_the_same_group() -> None:
+    """A norm in front of a layer: the sum of before is the next residual."""
+    def fn(a: Any, w: Any, bias: Any, x: Any, v: Any) -> Any:
+        z = x + (a @ w + bias)
+        return z + norm(z) @ v
+
+    p = plan(fn, *arguments(), spec(COLUMNS, COLUMNS))
+    assert kinds(p) == [["dot"], ["row"], ["dot"]]
+    assert len(p.stages[1].groups[0].sig.body.outputs) == 2
+
+
+def test_bits_of_the_sum_itself() -> None:
+    """Rounded to the contraction's type before the bias, as its result was: 18 bits of integers."""
+    def fn(a: Any, w: Any, bias: Any, x: Any) -> Any:
+        z = x + (a @ w + bias)
+        return z, norm(z)
+
+    graph = models.graph_of(fn, *arguments())
+    rng = np.random.default_rng(1)
+    inputs = [rng.integers(-9, 10, v.type.dims).astype(v.type.dtype.numpy) for v in graph.inputs]
+    p = make_plan(graph, Device())
+    assert shares(p) == [4]
+    got, want = run_plan(p, inputs, seed=0)[0], evaluate(graph, inputs)[0]
+    assert np.array_equal(got, want)
+    assert np.abs(want.astype(np.float32)).max() > 512  # there is something to round
+
+
+def test_leading_dimensions_and_a_softmax() -> None:
+    def fn(a: Any, w: Any) -> Any:
+        return jax.nn.softmax((a @ w).astype(jnp.float32), -1)
+
+    p = plan(fn, spec(2, ROWS // 2, K), spec(K, COLUMNS))
+    assert kinds(p) == [["dot"], ["row"]] and shares(p) == [4]
+
+
+@pytest.mark.parametrize(("fn", "args"), [
+    (layer, arguments(m=64)),
+    (layer, arguments(m=257)),
+    (layer, arguments(k=320)),
+    (layer, arguments(n=128)),
+    (layer, arguments(m=256, n=2048, k=768)),
+    (layer, arguments(dtype=jnp.float32)),
+    (lambda a, w, b, x: a @ w + b + x, arguments()),
+    (lambda a, w, b, x: jnp.max(a @ w + b + x, 0), arguments()),
+    (lambda a, w, b, x: (jnp.max(a @ w, -1), (a @ w) @ x.T), arguments()),
+    (lambda a, w, b, x: jnp.max((a @ w)[:, ::2], -1), arguments()),
+], ids=["few rows", "many rows", "uneven k", "narrow", "tiles for all", "f32", "no reduce",
+        "along the rows", "a contraction reads it", "a part is reduced"])
+def test_others_stay_whole(fn: Callable[..., Any], args: list[Any]) -> None:
+    assert 1 in shares(plan(fn, *args)) and not any(s > 1 for s in shares(plan(fn, *args)))
+
+
+def test_can_be_left_out_to_measure_it() -> None:
+    assert "share_k" in OPTIONAL
+    p = plan(layer, *arguments(), without=("share_k",))
+    assert shares(p) == [1] and not any("leave the sum" in note for note in p.notes)
