@@ -35,6 +35,13 @@ _LOAD_BYTES = 99_000.0
 _L2_READS = 2.8
 _K_TILE_US = 0.01
 """Of the producers, for every k tile: 64 x 64 tiles load 82 KB a microsecond."""
+_DEEP_SLOTS = 5
+"""Slots of two lines of k that a ring has at least, or all of a task. Each slot costs its producers
+some 0.1 us beside its loads (barriers), which small tiles do not hide: BERT-base b1 287 -> 276 us,
+512x768x768 5.0 -> 4.6. With 4 slots of 64 x 128 1024 cubed was 11 % slower, with 3 of 64 x 96
+ViT-B/16 b1 4 %."""
+_DEEP_LINE_US = -0.02
+"""`_K_TILE_US` of those, for each line."""
 _FLOPS = 6.1e6
 _SHARED_BYTES = 212_000.0
 """Written and read in shared memory: 128 a clock are 225. A fit, not the hardware's limit: in ncu's
@@ -112,23 +119,32 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
             continue
         if split > 1 and k < 256 * split:
             continue
-        slots = _slots(bm, bn, columns, warps[2], k, split, shared_bytes, row_prologue, k_major)
-        if slots is None:
-            continue
-        s = DotSchedule("wgmma", bm, bn, 64, slots, warps, split)
-        yield (_cost(s, batch, m, n, k, itemsize, device, row_prologue, k_major[1], gathered),
-               replace(s, bk=128 // itemsize))
+        deep = itemsize == 2 and not row_prologue and not gathered
+        rings = (_ring(bm, bn, warps, k, split, lines, shared_bytes, row_prologue, k_major)
+                 for lines in ((2, 1) if deep else (1,)))
+        s = next((s for s in rings if s is not None), None)
+        if s is not None:
+            yield (_cost(s, batch, m, n, k, itemsize, device, row_prologue, k_major[1], gathered),
+                   replace(s, bk=s.bk * 2 // itemsize))
 
 
-def _slots(bm: int, bn: int, columns: int, k_warpgroups: int, k: int, split: int,
-           shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool]) -> int | None:
-    tiles = math.ceil(math.ceil(k / 64) / split)
-    a = 0 if row_prologue else tile_bytes(bm, 64) if k_major[0] else tile_bytes(64, bm)
-    b = tile_bytes(bn, 64) if k_major[1] else tile_bytes(64, bn)
+def _ring(bm: int, bn: int, warps: tuple[int, int, int], k: int, split: int, lines: int,
+          shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool]) -> DotSchedule | None:
+    """The tile with a ring whose slots have ``lines`` times 64 of k; None if there is no room, or
+    if two lines leave too few slots."""
+    all_lines = math.ceil(math.ceil(k / 64) / split)
+    if all_lines % lines:
+        return None
+    tiles, depth = all_lines // lines, 64 * lines
+    a = 0 if row_prologue else tile_bytes(bm, depth) if k_major[0] else tile_bytes(depth, bm)
+    b = tile_bytes(bn, depth) if k_major[1] else tile_bytes(depth, bn)
     panel = tile_bytes(bm, math.ceil(k / 64) * 64) if row_prologue else 0
-    room = shared_bytes - ROLES_BYTES - LOW_BYTES - panel - staging_bytes(columns, k_warpgroups)
+    room = (shared_bytes - ROLES_BYTES - LOW_BYTES - panel
+            - staging_bytes(bn // warps[1], warps[2]))
     slots = min(room // (a + b), MAX_SLOTS, max(tiles, 2))
-    return slots if slots >= min(3, max(tiles, 2)) else None
+    if slots < min(3 if lines == 1 else _DEEP_SLOTS, max(tiles, 2)):
+        return None
+    return DotSchedule("wgmma", bm, bn, depth, slots, warps, split)
 
 
 def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
@@ -146,11 +162,12 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
         right *= 1.0 + unused(s.bn * 2, min(columns, n) * 2)
     size = (0 if row_prologue else min(s.bm, m)) * depth * 2 + right
     total = min(tiles, device.sm_count) * size
-    load = max(size / _LOAD_BYTES, total / (_L2_READS * device.read_bytes_per_us))
+    # Not for convolutions: it made RepVGG b32 3 % slower.
+    k_tile = 0.0 if gathered else _DEEP_LINE_US if s.bk > 64 else _K_TILE_US
+    load = max(size / _LOAD_BYTES + depth / 64 * k_tile,
+               total / (_L2_READS * device.read_bytes_per_us))
     work = 2.0 * s.bm * s.bn * depth / _FLOPS
     if not gathered:
-        # Not for convolutions: it made RepVGG b32 3 % slower.
-        load = max(load, size / _LOAD_BYTES + depth / 64 * _K_TILE_US)
         work = max(work, _passed(s, itemsize, row_prologue, k_major) * depth * 2 / _SHARED_BYTES)
     epilogue = s.bm * s.bn * 4 / _EPILOGUE_BYTES
     if has_halves(s.bn, s.warps[2]):

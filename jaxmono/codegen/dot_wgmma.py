@@ -106,10 +106,17 @@ def layout(code: DotCode) -> tuple[int, int]:
     """Bytes of the panel and of a slot."""
     s, (a_k, b_k) = code.s, shared_k_major(code)
     # A tile of 32-bit elements has as many bytes as [k][m] as it has as [m][k].
-    a = tile_bytes(s.bm, 64) if a_k else tile_bytes(64, s.bm)
-    b = tile_bytes(s.bn, 64) if b_k else tile_bytes(64, s.bn)
+    depth = 64 * lines(code)
+    a = tile_bytes(s.bm, depth) if a_k else tile_bytes(depth, s.bm)
+    b = tile_bytes(s.bn, depth) if b_k else tile_bytes(depth, s.bn)
     panel = panel_columns(code)
     return s.bm * 128 * math.ceil(panel / s.bk), b if panel else a + b
+
+
+def lines(code: DotCode) -> int:
+    """How many lines of 128 bytes of k a slot has (tiles of 8-bit floats: of pairs, one)."""
+    assert code.element is not None
+    return code.s.bk * code.element.itemsize // 128
 
 
 def panel_columns(code: DotCode) -> int:
@@ -168,7 +175,7 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     ahead = 0
     if code.rhs.param in read_only and code.rhs.offset is not None and code.rhs.offset.is_static:
         ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * 128))) \
-            if s.family == SWAPPED else max(1, _AHEAD_BYTES // (s.bn * 128))
+            if s.family == SWAPPED else max(1, _AHEAD_BYTES // (s.bn * 128 * lines(code)))
     w.line('const auto ready = [&] { hear(&roles->opened, opened, "the grid barrier"); };')
     w.line(f"G::produce<{ahead}>(smem, roles, at, m0, n0, k0, k_tiles, ready, load_a, load_b);")
     w.line("return at;")
@@ -304,6 +311,8 @@ def emit_begin(w: Writer, code: DotCode) -> None:
     kind, warps = ("GemmSwapped", s.warps[1:]) if s.family == SWAPPED else ("GemmWgmma", s.warps)
     args = [t, s.bm, s.bn, s.stages, *warps, _cpp(code.lhs.k_major), _cpp(code.rhs.k_major),
             panel_columns(code)]
+    if lines(code) > 1:
+        args += [0, lines(code)]
     w.line(f"using G = {kind}<{', '.join(map(str, args))}>;")
     w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code) - LOW_BYTES}, \"tiles\");")
     k_tiles = str(code.k_tiles)

@@ -13,7 +13,6 @@ from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.passes import dead_code, expand
 from jaxmono.hlo.rewrite import replace_values
 
-
 OPTIONAL = ("share_k",)
 """Steps that `prepare` can go without."""
 

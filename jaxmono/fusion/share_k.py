@@ -5,11 +5,11 @@
     norm(z)     a stage of its own                norm(z)     the same stage
 
 With few rows a contraction has fewer tiles than there are multiprocessors. Blocks that share a
-tile's k wait for each other before its epilogue: of 128x768x3072 on an H200 that took 2.7 of 5.0 us
-(sums written 1.0, waited for 1.05, read and finished 0.65). In front of a norm's stage there is such
-a wait anyway, the grid barrier, and the norm's blocks can read all shares of their rows. BERT-base
-b1 (24 contractions) 308 -> 287 us, the T5-base encoder 301 -> 277, ViT-B/16 (197 rows) 385 -> 380,
-BERT-large 672 -> 623.
+tile's k wait for each other before its epilogue: of 128x768x3072 on an H200 that took 2.7 of 5.0
+us (sums written 1.0, waited for 1.05, read and finished 0.65). In front of a norm's stage there is
+such a wait anyway, the grid barrier, and the norm's blocks can read all shares of their rows.
+BERT-base b1 (24 contractions) 304 -> 288 us, BERT-large 680 -> 629, the T5-base encoder 303 -> 279,
+CLIP 443 -> 424, ViT-B/16 (197 rows) 388 -> 383; asr_encoder 1.4 % slower.
 
 The sums have a fixed order, and are rounded to the contraction's own type as its result was.
 """
@@ -71,13 +71,14 @@ def _depths(graph: Graph) -> dict[Value, int]:
 def _shares(graph: Graph, o: ops.DotGeneral, depth: dict[Value, int], device: Device) -> int:
     """Into how many shares ``o`` is taken apart; 1 for none."""
     dims = dot_dims(o)
-    if o.lhs_batch or len(o.lhs_contract) != 1 or len(dims.rhs_free) != 1 \
+    if o.lhs_batch or not o.lhs_contract or len(dims.rhs_free) != 1 \
             or not MIN_ROWS <= dims.m <= MAX_ROWS or dims.n < MIN_COLUMNS \
             or matrix_dtype(o) not in (DType.BF16, DType.F16) \
             or not plain_algorithm(o.algorithm, o.lhs.type.dtype):
         return 1
     tiles = math.ceil(dims.m / TILE[0]) * math.ceil(dims.n / TILE[1])
-    fits = [s for s in SHARES if dims.k % (64 * s) == 0 and dims.k // s >= MIN_K
+    major = o.lhs.type.dims[o.lhs_contract[0]]
+    fits = [s for s in SHARES if dims.k % (64 * s) == 0 and major % s == 0 and dims.k // s >= MIN_K
             and tiles * s <= device.sm_count and s * dims.n * 4 <= MAX_ROW_BYTES]
     return fits[0] if fits and _is_reduced(graph, o, depth) else 1
 
@@ -107,10 +108,9 @@ def _is_reduced(graph: Graph, o: ops.DotGeneral, depth: dict[Value, int]) -> boo
 
 def _shared(o: ops.DotGeneral, shares: int) -> list[Op]:
     b = Builder(o.loc)
-    (cl,), (cr,) = o.lhs_contract, o.rhs_contract
-    lhs, rhs = (b.reshape(v, (*v.type.dims[:c], shares, v.type.dims[c] // shares,
-                              *v.type.dims[c + 1:])) for v, c in ((o.lhs, cl), (o.rhs, cr)))
-    made = b.dot_general(lhs, rhs, batch=((cl,), (cr,)), contract=((cl + 1,), (cr + 1,)),
+    (lhs, left), (rhs, right) = (_apart(b, v, over, shares) for v, over in (
+        (o.lhs, o.lhs_contract), (o.rhs, o.rhs_contract)))
+    made = b.dot_general(lhs, rhs, batch=((left[0] - 1,), (right[0] - 1,)), contract=(left, right),
                          dtype=DType.F32, precision=o.precision, algorithm=o.algorithm)
     shape = made.type.dims
     parts = [b.reshape(b.slice(made, (i, *[0] * (len(shape) - 1)), (i + 1, *shape[1:])), shape[1:])
@@ -120,11 +120,20 @@ def _shared(o: ops.DotGeneral, shares: int) -> list[Op]:
         total = b.elementwise("add", total, part)
     if o.result.type.dtype is DType.F32:
         b.append(ops.Elementwise(results=o.results, loc=o.loc, args=(total, parts[-1]),
-                                 kind="add"))
+                                 kind="add", accuracy=""))
     else:
         b.append(ops.Convert(results=o.results, loc=o.loc,
                              operand=b.elementwise("add", total, parts[-1])))
     return b.ops
+
+
+def _apart(b: Builder, v: Value, over: tuple[int, ...], shares: int,
+           ) -> tuple[Value, tuple[int, ...]]:
+    """An operand with its first contracting dimension in two, the shares first, and where its
+    contracting dimensions are then."""
+    first, shape = over[0], v.type.dims
+    taken = b.reshape(v, (*shape[:first], shares, shape[first] // shares, *shape[first + 1:]))
+    return taken, tuple(d + (d >= first) for d in over)
 
 
 def start_sum(state: State, op: Op) -> Draft | None:

@@ -127,9 +127,10 @@ def _runs(seeds: Sequence[int], blocks: Sequence[int]) -> list[tuple[int, int]]:
     return [(s, b) for s in seeds for b in blocks]
 
 
-def wgmma(bm: int, bn: int, slots: int, warps: tuple[int, int, int], split: int = 1) -> DotSchedule:
-    """Tiles of 16-bit elements for Hopper's warpgroups."""
-    return DotSchedule("wgmma", bm, bn, 64, slots, warps, split)
+def wgmma(bm: int, bn: int, slots: int, warps: tuple[int, int, int], split: int = 1, lines: int = 1,
+          ) -> DotSchedule:
+    """Tiles of 16-bit elements for Hopper's warpgroups; ``lines`` times 64 of k in a slot."""
+    return DotSchedule("wgmma", bm, bn, 64 * lines, slots, warps, split)
 
 
 def run_wgmma(plan: Plan, *schedules: DotSchedule, seeds: Sequence[int] = (0, 1, 2)) -> None:

@@ -44,7 +44,8 @@ H200 = Device()
 
 
 @pytest.mark.parametrize("s", [
-    wgmma(64, 48, 3, (1, 1, 2)), wgmma(128, 96, 2, (2, 1, 1)), wgmma(64, 128, 3, (1, 2, 1))])
+    wgmma(64, 48, 3, (1, 1, 2)), wgmma(128, 96, 2, (2, 1, 1)), wgmma(64, 128, 3, (1, 2, 1)),
+    wgmma(64, 48, 2, (1, 1, 2), lines=2), wgmma(64, 128, 2, (1, 2, 1), lines=2)])
 def test_all_layouts_of_both_operands(s: DotSchedule) -> None:
     """[m,k] or [k,m] times [k,n] or [n,k], sizes that no tile divides, a bias and a residual."""
     run(every_layout(136), s)
@@ -95,6 +96,8 @@ def test_rings_of_other_lengths_in_turn() -> None:
     assert len(plan.stages) == 1
     for rings in ((4, 2), (2, 4)):
         run(plan, *(wgmma(64, 48, slots, (1, 1, 2)) for slots in rings), seeds=(0, 1))
+    for lines in ((1, 2), (2, 1)):  # as many slots, of other sizes
+        run(plan, *(wgmma(64, 48, 2, (1, 1, 2), lines=x) for x in lines), seeds=(0, 1))
 
 
 def test_only_the_first_task_of_a_mixed_stage_is_loaded_early() -> None:
@@ -119,6 +122,7 @@ def test_k_shared_by_blocks() -> None:
     plan = plan_of(lambda a, b: jnp.dot(a, b, preferred_element_type=F32), Spec((100, 520), BF16),
                    Spec((520, 56), BF16))
     run(plan, wgmma(64, 64, 3, (1, 1, 2), split=4))
+    run(plan, wgmma(64, 64, 2, (1, 1, 2), split=2, lines=2))
 
 
 def test_a_normalised_left_operand() -> None:

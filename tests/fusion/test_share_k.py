@@ -95,11 +95,21 @@ def test_bits_of_the_sum_itself() -> None:
     assert np.abs(want.astype(np.float32)).max() > 512  # there is something to round
 
 
-def test_leading_dimensions_and_a_softmax() -> None:
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_leading_dimensions_and_a_softmax(dtype: Any) -> None:
     def fn(a: Any, w: Any) -> Any:
-        return jax.nn.softmax((a @ w).astype(jnp.float32), -1)
+        return jax.nn.softmax(jnp.dot(a, w, preferred_element_type=dtype).astype(jnp.float32), -1)
 
     p = plan(fn, spec(2, ROWS // 2, K), spec(K, COLUMNS))
+    assert kinds(p) == [["dot"], ["row"]] and shares(p) == [4]
+
+
+def test_heads_are_shared_as_they_are() -> None:
+    """Of several contracting dimensions the first one is taken apart."""
+    def fn(a: Any, w: Any, x: Any) -> Any:
+        return norm(x + jnp.einsum("hmd,hdn->mn", a, w))
+
+    p = plan(fn, spec(12, ROWS, 64), spec(12, 64, COLUMNS), spec(ROWS, COLUMNS))
     assert kinds(p) == [["dot"], ["row"]] and shares(p) == [4]
 
 

@@ -90,15 +90,16 @@ struct Wgmma<float> {
 // (WG_M), n (WG_N) or k (WG_K: each has all of the tile and every other k step, and the sums meet in the
 // epilogue; those of wide tiles in HALVES, each warpgroup's columns); one of them is 2. *_K_MAJOR: in
 // memory, and in shared memory if T has 16 bits. PANEL: k tiles of A that the consumers compute and
-// keep, as in Gemm; 0: A is streamed with B. PANEL_B: the same of B.
+// keep, as in Gemm; 0: A is streamed with B. PANEL_B: the same of B. LINES: of 128 bytes of k in a slot.
 template <class T, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int WG_K, bool A_K_MAJOR,
-          bool B_K_MAJOR, int PANEL = 0, int PANEL_B = 0>
+          bool B_K_MAJOR, int PANEL = 0, int PANEL_B = 0, int LINES = 1>
 struct GemmWgmma {
   static constexpr bool TF32 = is_same<T, float>, B_K = B_K_MAJOR || TF32;
-  static constexpr int BM = BM_, BN = BN_, BK = 128 / sizeof(T), SLOTS = SLOTS_;
-  static constexpr int N = BN / WG_N, NT = N / 8, STEPS = 4 / WG_K, STEP = BK / 4;
+  static constexpr int BM = BM_, BN = BN_, BK = LINES * 128 / sizeof(T), SLOTS = SLOTS_;
+  static constexpr int N = BN / WG_N, NT = N / 8, STEPS = 4 * LINES / WG_K, STEP = 32 / sizeof(T);
   static_assert(WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M, "two warpgroups of 64 rows");
   static_assert(N % 16 == 0 && N <= 256 && SLOTS >= 2 && SLOTS <= MAX_SLOTS, "");
+  static_assert(LINES == 1 || (!TF32 && PANEL == 0 && PANEL_B == 0), "");
   static_assert(PANEL == 0 || A_K_MAJOR, "a panel is [m][k]");
   static_assert(PANEL_B == 0 || (B_K_MAJOR && PANEL == 0 && !TF32), "or [n][k]");
   // A slice along n begins at a panel of 64 columns.
