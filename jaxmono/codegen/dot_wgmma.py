@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from jaxmono.codegen.dot import (
     DotCode,
@@ -211,6 +212,16 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
 def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
                 read_only: Sequence[Value], names: Mapping[Var, str]) -> None:
     form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
+    piece = partial(emit_piece, w, body, stores, result=form.dot.result, identity=code.identity,
+                    m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, read="", accumulator="float",
+                    skip="return", pointers=pointers, outputs=outputs, names=names,
+                    read_only=read_only)
+    if _leaves_as_fragments(code):
+        w.line("G::consume(smem, roles, at, k_tiles, sums);")
+        with w.block("G::finish_fragments(smem, sums, [&](int r, int c, const float (&acc)[2])",
+                     "});"):
+            piece(lanes=2)
+        return
     lanes = _lanes(code, s.bm * s.bn // CONSUMERS)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
     small = s.family != SWAPPED and s.warps[2] == 2 and not has_halves(s.bn, 2)
@@ -229,10 +240,18 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
             f"[&](int r, int c, const float (&acc)[{lanes}], const auto& early)")
     with w.block(head, "});"):
         w.line("(void)early;")
-        emit_piece(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
-                   n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes, read="", accumulator="float",
-                   skip="return", pointers=pointers, outputs=outputs, names=names,
-                   read_only=read_only, early=early)
+        piece(lanes=lanes, early=early)
+
+
+def _leaves_as_fragments(code: DotCode) -> bool:
+    """Whether threads write what they have in fragments: f32, in which four of them fill 32 bytes,
+    of small tiles whose warpgroups share k and would stage all sums twice. Nothing else may be
+    read."""
+    form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
+    return (s.family == "wgmma" and s.warps[2] == 2 and not has_halves(s.bn, 2)
+            and all(body.outputs[x.result].type.dtype is DType.F32 for x in stores)
+            and set(body.inputs) <= {code.lhs.param, code.rhs.param}
+            and form.n.size % 2 == 0 and legal_lanes(body, stores, form.n, 2) == 2)
 
 
 def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],

@@ -1,7 +1,8 @@
 """RowForm -> a device function: some rows per task, each shared by a team of threads.
 
     tier "warp"   group lanes per row, 32 / group rows per warp
-    tier "block"  one row per block (also a full reduction to a scalar: one block does it all)
+    tier "block"  one row per block (also a full reduction to a scalar: one block does it all), or
+                  one for each half
     tier "slice"  32 * lanes neighbouring rows per block; its warps share the columns
 """
 
@@ -100,20 +101,21 @@ class RowCode:
 
 
 def _rows_per_task(s: RowSchedule, threads: int) -> int:
-    return {"warp": threads // s.group, "block": 1, "slice": 32 * s.lanes}[s.tier]
+    return 32 * s.lanes if s.tier == "slice" else threads // s.group
 
 
 def _team(s: RowSchedule, function: Function) -> Team:
     if s.tier == "warp":
         return warp_team(s.group)
-    make = block_team if s.tier == "block" else slice_team
-    return make(function.threads, function.smem)
+    if s.tier == "block":
+        return block_team(function.threads, function.smem, group=s.group)
+    return slice_team(function.threads, function.smem)
 
 
 def _emit_row(w: Writer, s: RowSchedule, function: Function, rows: int) -> str:
     """``const int row``; the C test that it is a row of its own, or "" where it always is."""
     per_task = _rows_per_task(s, function.threads)
-    if s.tier == "block":
+    if per_task == 1:
         w.line(f"const int row = {function.task};")
         return ""
     mine = "thread_id()" if s.group == 1 else f"thread_id() / {s.group}"

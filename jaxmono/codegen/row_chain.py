@@ -58,8 +58,11 @@ def warp_team(size: int = 32) -> Team:
     return Team(size, rank, "combine_warp", size)
 
 
-def block_team(threads: int, smem: str) -> Team:
-    return Team(threads, "thread_id()", "combine_block", threads, smem)
+def block_team(threads: int, smem: str, *, group: int = 0) -> Team:
+    """All threads of the block, or ``group`` neighbouring ones (a power of two)."""
+    size = group or threads
+    rank = "thread_id()" if size == threads else f"(thread_id() & {size - 1})"
+    return Team(size, rank, "combine_block", size, smem)
 
 
 def slice_team(threads: int, smem: str) -> Team:

@@ -37,8 +37,8 @@ class LoopSchedule:
 class RowSchedule:
     """Attributes:
       tier: "warp": ``group`` lanes of a warp share a row (1: a thread has a row of its own);
-        "block": the block shares one row; "slice": the lanes of a warp have neighbouring rows
-        and the block's warps share the columns.
+        "block": ``group`` threads, the block or half of it, share a row; "slice": the lanes of a
+        warp have neighbouring rows and the block's warps share the columns.
       lanes: columns (for "slice": rows) per vector.
       keep_words: registers per thread that may hold a row between sweeps.
     """
@@ -190,10 +190,12 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1) -> Row
         return RowSchedule("slice", 32, lanes)
     rows, cols = space.row.size * siblings, space.col.size
     if cols >= 2 * threads and (rows <= 2 * device.sm_count or cols > 64 * 32):
+        # More rows than blocks: two at a time take one turn (ViT-B/16 b1, 197 rows of 768).
+        group = threads // 2 if device.sm_count < rows <= 2 * device.sm_count else threads
         lanes = along_cols
-        while lanes > 1 and cols < threads * lanes:
+        while lanes > 1 and cols < group * lanes:
             lanes //= 2
-        return RowSchedule("block", threads, lanes)
+        return RowSchedule("block", group, lanes)
     group = 1
     while group < 32 and group * 2 * along_cols <= cols:
         group *= 2

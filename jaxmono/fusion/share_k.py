@@ -8,8 +8,8 @@ With few rows a contraction has fewer tiles than there are multiprocessors. Bloc
 tile's k wait for each other before its epilogue: of 128x768x3072 on an H200 that took 2.7 of 5.0
 us (sums written 1.0, waited for 1.05, read and finished 0.65). In front of a norm's stage there is
 such a wait anyway, the grid barrier, and the norm's blocks can read all shares of their rows.
-BERT-base b1 (24 contractions) 304 -> 288 us, BERT-large 680 -> 629, the T5-base encoder 303 -> 279,
-CLIP 443 -> 424, ViT-B/16 (197 rows) 388 -> 383; asr_encoder 1.4 % slower.
+With up to 8: BERT-base b1 (24 contractions) 304 -> 288 us, BERT-large 680 -> 629, the T5-base
+encoder 303 -> 279, CLIP 443 -> 424, ViT-B/16 (197 rows) 388 -> 383; asr_encoder 1.4 % slower.
 
 The sums have a fixed order, and are rounded to the contraction's own type as its result was.
 """
@@ -20,8 +20,8 @@ import math
 
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import ANCHORS, JOINABLE, Draft, State
+from jaxmono.fusion.fold import MAX_ROWS as MAX_FOLDED
 from jaxmono.fusion.indexing import Index, variables
-from jaxmono.fusion.loops import COPIED_ROWS
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.support import matrix_dtype, plain_algorithm
 from jaxmono.hlo import ops
@@ -29,12 +29,15 @@ from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.rewrite import Builder
 from jaxmono.hlo.types import DType
 
-MIN_ROWS, MAX_ROWS = COPIED_ROWS, 256
-"""Products of fewer rows are streams of weights (codegen/dot_gemv.py, dot_schedule_swapped.py); of
-more, tiles keep the multiprocessors busy."""
+MIN_ROWS, MAX_ROWS = MAX_FOLDED + 1, 256
+"""Norms of fewer rows are part of the contractions behind them, and have no stage; of more, tiles
+keep the multiprocessors busy. From 33 rows instead of 65: CLIP b1 393 -> 366 us (images have 50),
+OPT-125M b16 294 -> 275 (64)."""
 TILE = (64, 96)
 """Rows and columns of a typical tile."""
-SHARES = (8, 4, 2)
+SHARES = (4, 2)
+"""8 were 2 % slower for BERT-base b1 (reading them), 0.6 % faster for the T5-base encoder, and take
+twice the memory."""
 MIN_K, MIN_COLUMNS = 192, 256
 """Of a share's k, three lines of 128 bytes, and of weights: with less, a product is done before its
 sums are written."""

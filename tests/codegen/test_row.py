@@ -81,7 +81,8 @@ def argmax(b: Builder, x: Value, dim: int = 1) -> tuple[Value, ...]:
 
 def tiers(columns: int) -> list[RowSchedule]:
     out = [RowSchedule("warp", g, lanes) for g, lanes in ((1, 1), (4, 1), (32, 1), (32, 4))]
-    out += [RowSchedule("block", 64, 1), RowSchedule("block", 64, 2), RowSchedule("slice", 32, 1),
+    out += [RowSchedule("block", 64, 1), RowSchedule("block", 64, 2), RowSchedule("block", 32, 1),
+            RowSchedule("slice", 32, 1),
             RowSchedule("warp", 32, 1, keep_words=0), RowSchedule("block", 64, 1, keep_words=0)]
     return [s for s in out if s.tier == "slice" or columns % s.lanes == 0]
 

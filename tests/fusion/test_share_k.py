@@ -114,7 +114,7 @@ def test_heads_are_shared_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(("fn", "args"), [
-    (layer, arguments(m=64)),
+    (layer, arguments(m=32)),
     (layer, arguments(m=257)),
     (layer, arguments(k=320)),
     (layer, arguments(n=128)),

@@ -352,6 +352,43 @@ struct GemmWgmma {
         });
   }
 
+  // Where the warpgroups share k: calls f(r, c, sums) for every two neighbouring elements of a fragment,
+  // each warpgroup for half of the columns. For f32 outputs, of which four lanes then write 32 bytes.
+  template <class F>
+  JM_DEVICE static void finish_fragments(unsigned char* smem, const Accumulators& acc, const F& f) {
+    static_assert(WG_K == 2 && !HALVES && NT % 2 == 0, "small tiles");
+    if (warpgroup() == 0) halves<0>(smem, acc, f);
+    else halves<1>(smem, acc, f);
+    syncthreads();
+  }
+
+  // The part of warpgroup HALF; what the other one has of it comes as fragments, which a thread there has
+  // of the same elements.
+  template <int HALF, class F>
+  JM_DEVICE static void halves(unsigned char* smem, const Accumulators& acc, const F& f) {
+    constexpr int COUNT = NT / 2;
+    static_assert(COUNT * CONSUMERS * 16 <= STAGING_BYTES, "");
+    float* const mine = staging(smem) + thread_id() * 4;
+    const float* const other = staging(smem) + (thread_id() ^ 128) * 4;
+#pragma unroll
+    for (int j = 0; j < COUNT; ++j) {
+      const float (&x)[4] = acc.x[(1 - HALF) * COUNT + j];
+      store<float, 4>(mine + j * CONSUMERS * 4, Vec<float, 4>{x[0], x[1], x[2], x[3]});
+    }
+    syncthreads();
+    const int row = first_row() + lane_id() / 4, column = HALF * (N / 2) + lane_id() % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < COUNT; ++j) {
+      const Vec<float, 4> y = load<float, 4>(other + j * CONSUMERS * 4);
+      const float (&x)[4] = acc.x[HALF * COUNT + j];
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float sums[2] = {x[2 * h] + y.x[2 * h], x[2 * h + 1] + y.x[2 * h + 1]};
+        f(row + 8 * h, column + j * 8, sums);
+      }
+    }
+  }
+
   // own: the sums of warpgroup HALF's columns, of both warpgroups.
   template <int HALF>
   JM_DEVICE static void exchange(unsigned char* smem, const Accumulators& acc, float (&own)[OWN][4]) {

@@ -58,7 +58,7 @@ using S = typename R::State;
   return warp_reduce<G>(s, [](const S& a, const S& b) { return R::combine(a, b); });
 }
 
-// All threads of the block. smem: one State per warp.
+// THREADS neighbouring threads of the block, all of which take part. smem: one State per warp.
 template <class R, int THREADS>
 JM_DEVICE typename R::State combine_block(typename R::State s, unsigned char* smem) {
   constexpr int WARPS = THREADS / 32;
@@ -67,6 +67,7 @@ JM_DEVICE typename R::State combine_block(typename R::State s, unsigned char* sm
   syncthreads();  // earlier readers of smem are done
   if (lane_id() == 0) part[warp_id()] = s;
   syncthreads();
+  part += warp_id() / WARPS * WARPS;
   s = part[0];
 #pragma unroll
   for (int w = 1; w < WARPS; ++w) s = R::combine(s, part[w]);
