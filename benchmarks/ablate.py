@@ -63,7 +63,7 @@ _EDITS = {"noload": [(text, ";") for text in _LOADS],
           "noproducts": [(text, f"if (t < 0) {text}") for text in _PRODUCTS],
           "noepilogue": [(_ANCHOR, _WANTED + _ANCHOR)]}
 """Of the header; each text is there once."""
-_SUMS, _FINISH = "G::Accumulators sums;", "G::finish<"
+_SUMS, _FINISH = "G::Accumulators sums;", r"G::finish(<|_fragments\()"
 """Of the generated part: each product has one of each."""
 
 
@@ -166,10 +166,10 @@ def without(source: str, parts: Sequence[str]) -> str:
     if "noepilogue" in parts:
         own = _own(after)
         # All of a task behind its products: the stores; where k is split, other blocks' sums too.
-        body, n = re.subn(rf"^( *)(?={re.escape(_FINISH)})",
+        body, n = re.subn(rf"^( *)(?={_FINISH})",
                           r"\1if (!ablate_wanted(sums.x)) return at;\n\1", after[own:], flags=re.M)
         if not n or n != body.count(_SUMS):
-            raise MissingText(f"noepilogue: the kernel has {n} times {_FINISH}, and "
+            raise MissingText(f"noepilogue: the kernel has {n} times G::finish, and "
                               f"{body.count(_SUMS)} times {_SUMS}")
         after = after[:own] + body
     return before + header + after

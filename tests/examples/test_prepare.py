@@ -108,8 +108,8 @@ def test_an_ablation_has_keys_of_its_own() -> None:
     (case,) = select.cases(["mlp"], ["1"], ["bf16"], tiny=True)
     (kernel,) = ahead.planned(case, "monolithic")
     keys = {build(replace(kernel.job, without=frozenset(names)), _config.read(), plan_only=True).key
-            for names in ([], ["padding"], ["back_to_back"], OPTIONAL)}
-    assert len(keys) == 4 and set(OPTIONAL) == {"back_to_back", "padding"}
+            for names in ([], ["padding"], ["back_to_back"], ["share_k"], OPTIONAL)}
+    assert len(keys) == 5 and set(OPTIONAL) == {"back_to_back", "padding", "share_k"}
 
 
 def test_an_unknown_ablation_is_refused() -> None:
@@ -117,4 +117,5 @@ def test_an_unknown_ablation_is_refused() -> None:
         [sys.executable, "-m", "benchmarks.prepare", "--cache_dir=unused", "--models=mlp",
          "--without=pading"], capture_output=True, text=True, check=False)
     assert told.returncode == 2
-    assert "--without=pading: a kernel can be made without back_to_back, padding" in told.stderr
+    assert ("--without=pading: a kernel can be made without back_to_back, padding, share_k"
+            in told.stderr)
