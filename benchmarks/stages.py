@@ -92,21 +92,29 @@ def compiled(folder: Path) -> dict[str, Program]:
 
 def marked(source: str) -> str:
     """A kernel's source with clocks at its grid barriers, and one at the end of each block."""
-    source = re.sub(r"^( *)(const uint32_t \w+ = grid_arrive\()", r"\1jm_mark(0, jm_stage);\n\1\2",
+    return framed(source, _MARKS, begin="unsigned jm_stage = 0;\n  jm_time(0);\n"
+                  "  jm_mark(1, jm_stage++);\n  ", arrive="jm_mark(0, jm_stage);",
+                  passed="jm_mark(1, jm_stage++);",
+                  end="jm_mark(0, jm_stage);\njm_time(1);\n")
+
+
+def framed(source: str, head: str, *, begin: str, arrive: str, passed: str, end: str) -> str:
+    """A kernel's source with statements before and behind its grid barriers, at the begin (all
+    threads) and at the end (those that compute); ``head`` comes before the kernel."""
+    source = re.sub(r"^( *)(const uint32_t \w+ = grid_arrive\()", rf"\1{arrive}\n\1\2",
                     source, flags=re.M)
-    source = re.sub(r"^( *)(grid_wait\(&barrier_state, \w+\);)",
-                    r"\1\2\n\1jm_mark(1, jm_stage++);", source, flags=re.M)
+    source = re.sub(r"^( *)(grid_wait\(&barrier_state, \w+\);)", rf"\1\2\n\1{passed}",
+                    source, flags=re.M)
     source = re.sub(r"^( *)(grid_barrier\(&barrier_state\);)",
-                    r"\1jm_mark(0, jm_stage);\n\1\2\n\1jm_mark(1, jm_stage++);", source, flags=re.M)
+                    rf"\1{arrive}\n\1\2\n\1{passed}", source, flags=re.M)
     kernel = source.index('extern "C" __global__')
-    head, body = source[:kernel], source[kernel:]
-    begin = body.index("using namespace jaxmono;")
-    body = (body[:begin] + "unsigned jm_stage = 0;\n  jm_time(0);\n"
-            "  jm_mark(1, jm_stage++);\n  " + body[begin:])
+    before, body = source[:kernel], source[kernel:]
+    at = body.index("using namespace jaxmono;")
+    body = body[:at] + begin + body[at:]
     # The threads that compute end the kernel: in the last branch, where there are producers.
     ends = [m.start() for m in re.finditer(r"^( *)\}$", body, flags=re.M)]
-    end = ends[-2] if "registers_increase" in body else ends[-1]
-    return head + _MARKS + body[:end] + "jm_mark(0, jm_stage);\njm_time(1);\n" + body[end:]
+    last = ends[-2] if "registers_increase" in body else ends[-1]
+    return before + head + body[:last] + end + body[last:]
 
 
 def _told(bench: Bench, program: Program) -> list[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from benchmarks import ahead, select, stages
+from benchmarks import ahead, moments, select, stages
+from benchmarks.ablate import MissingText
 from jaxmono.codegen.nvrtc import compile_cuda
 
 
@@ -28,6 +30,40 @@ def test_every_barrier_has_clocks_and_every_stage_a_name(
     names = re.findall(r"^ *// (stage [^:\n]*: .*)$", source, flags=re.M)
     told = stages.labels(names, program.stages)
     assert [int(t.split(":")[0]) for t in told] == list(range(program.stages))
+
+
+def test_products_have_clocks_at_all_moments(tmp_path: Path,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXMONO_CACHE_DIR", str(tmp_path))
+    (case,) = select.cases(["dot_512_768_768"], ["1"], ["bf16"], tiny=False)
+    (built,) = ahead.prepare(case, "monolithic", ahead.gpu_facts("NVIDIA H200"))
+    program = built.program
+    assert program is not None
+    source = moments.clocked(program.source)
+    for number, name in enumerate(moments.MOMENTS):
+        assert f"jm_at({number}, " in source, name
+    made = compile_cuda(source, "sm_90a")
+    assert made.cubin and made.static_shared >= 7 * 96 * 4 and not made.spill_stores
+    with pytest.raises(MissingText, match="not once: int before = -1;"):
+        moments.clocked(program.source.replace("int before = -1;", "int before = -2;"))
+    with pytest.raises(MissingText, match="no jaxmono/gemm_wgmma"):
+        moments.clocked("int main() {}")
+
+
+def test_moments_of_two_blocks() -> None:
+    """1 cycle a nanosecond; the second block has no task in the last stage; clocks wrap."""
+    size = len(moments.MOMENTS) + 1
+    clocks = np.zeros((size, 2, 2), np.int64)
+    clocks[-1] = [[-500 & 0xffffffff, -400 & 0xffffffff], [3500, 3600]]
+    arrived = moments.MOMENTS.index("arrived")
+    clocks[0, 0] = [-300 & 0xffffffff, 100]
+    clocks[arrived] = [[2500, 2600], [4500, 3700]]
+    clocks[0, 1] = [3600, 0]
+    first, last = moments.lines([clocks], [5.0])
+    assert first.split() == ["4.00", "us", "ready", "0.35", "0.50", "arrived", "3.00", "3.00",
+                             "wait", "1.00"]
+    assert last.split() == ["1.00", "us", "ready", "0.10", "0.10", "arrived", "0.55", "1.00",
+                            "wait", "0.00"]
 
 
 def test_a_loop_names_the_stages_of_all_its_trips() -> None:
