@@ -157,18 +157,27 @@ def start_sum(state: State, op: Op) -> Draft | None:
 
 
 def _ends_shares(graph: Graph, op: Op) -> bool:
-    """Whether ``op`` adds the last of a contraction's shares."""
-    def adds(o: Op) -> bool:
-        return isinstance(o, ops.Elementwise) and o.kind == "add" and _is_share(graph, o.args[1])
+    """Whether ``op`` adds the last one of all shares of a contraction, in their order: those that
+    `share_k` makes (or a program that sums a batch of products so)."""
+    found: list[tuple[ops.DotGeneral, int]] = []
+    at: Op | None = op
+    while isinstance(at, ops.Elementwise) and at.kind == "add" \
+            and (last := _share(graph, at.args[1])) is not None:
+        first = _share(graph, at.args[0])
+        found[:0] = [last] if first is None else [first, last]
+        at = graph.producer.get(at.args[0]) if first is None else None
+    return bool(found) and all(dot is found[0][0] for dot, _ in found) \
+        and [i for _, i in found] == list(range(found[0][0].result.type.dims[0]))
 
-    return adds(op) and not any(map(adds, graph.users.get(op.results[0], ())))
 
-
-def _is_share(graph: Graph, v: Value) -> bool:
-    """Whether ``v`` is one of the shares that `share_k` makes."""
+def _share(graph: Graph, v: Value) -> tuple[ops.DotGeneral, int] | None:
+    """The contraction of which ``v`` is a share, and which one."""
     o = graph.producer.get(v)
     part = graph.producer.get(o.operand) if isinstance(o, ops.Reshape) else None
     dot = graph.producer.get(part.operand) if isinstance(part, ops.Slice) else None
-    return isinstance(part, ops.Slice) and isinstance(dot, ops.DotGeneral) \
-        and dot.lhs_batch != () and part.result.type.dims[0] == 1 \
-        and part.result.type.dims[1:] == dot.result.type.dims[1:]
+    if not isinstance(part, ops.Slice) or not isinstance(dot, ops.DotGeneral) \
+            or len(dot.lhs_batch) != 1 or dot.result.type.dtype is not DType.F32:
+        return None
+    shape = dot.result.type.dims[1:]
+    whole = part.result.type.dims == (1, *shape) and v.type.dims == shape
+    return (dot, part.start_indices[0]) if whole else None

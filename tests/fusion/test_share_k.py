@@ -130,6 +130,20 @@ def test_others_stay_whole(fn: Callable[..., Any], args: list[Any]) -> None:
     assert 1 in shares(plan(fn, *args)) and not any(s > 1 for s in shares(plan(fn, *args)))
 
 
+def test_a_programs_own_slices_of_a_batch_are_no_shares() -> None:
+    """Only the sum over a whole batch is, in its order."""
+    def fn(a: Any, b: Any, x: Any) -> Any:
+        d = jnp.einsum("bmk,bkn->bmn", a, b, preferred_element_type=jnp.float32)
+        return x + d[1], d[1] + d[0], d[2] + d[1]
+
+    p = plan(fn, spec(3, 40, 24), spec(3, 24, 16), spec(40, 16, dtype=jnp.float32))
+    assert [s.kind for s in p.sigs] == ["dot", "loop"]
+    summed = plan(lambda a, b: sum(jnp.einsum("bmk,bkn->bmn", a, b,
+                                              preferred_element_type=jnp.float32)),
+                  spec(3, 40, 24), spec(3, 24, 16))
+    assert kinds(summed)[0] == ["dot"] and len(summed.stages) == 2
+
+
 def test_can_be_left_out_to_measure_it() -> None:
     assert "share_k" in OPTIONAL
     p = plan(layer, *arguments(), without=("share_k",))
