@@ -40,7 +40,7 @@ _VARIANTS = ("noload", "noproducts", "noepilogue", "noload_noepilogue", "noprodu
 _PARTS = flags.DEFINE_list("parts", list(_VARIANTS), "What to leave out: noload, noproducts, "
                            "noepilogue, or several of them joined by _.")
 
-_HEADER = "jaxmono/gemm_wgmma.cuh"
+HEADER = "jaxmono/gemm_wgmma.cuh"
 _LOADS = ("TileA::template fill<PRODUCERS>(slot(smem, i), thread, row0, k0 + t * BK, load_a);",
           "TileA::template fill<PRODUCERS>(slot(smem, i), thread, k0 + t * BK, row0, load_a);",
           "TileB::template fill<PRODUCERS>(to, thread, col0, k0 + t * BK, load_b);",
@@ -154,25 +154,35 @@ def without(source: str, parts: Sequence[str]) -> str:
     Raises:
       MissingText: a text that is to be replaced is not there, or there twice.
     """
-    begin, end = (source.find(f"// ==== {x}{_HEADER} ") for x in ("", "end of "))
-    if not 0 <= begin < end:
-        raise MissingText(f"{parts[0]}: the kernel has no {_HEADER}")
-    before, header, after = source[:begin], source[begin:end], source[end:]
     for part in parts:
-        for text, instead in _EDITS[part]:
-            if (n := header.count(text)) != 1:
-                raise MissingText(f"{part}: {_HEADER} has {n} times, and not once: {text}")
-            header = header.replace(text, instead)
+        source = edited(source, _EDITS[part], part)
     if "noepilogue" in parts:
-        own = _own(after)
+        own = _own(source)
         # All of a task behind its products: the stores; where k is split, other blocks' sums too.
         body, n = re.subn(rf"^( *)(?={_FINISH})",
-                          r"\1if (!ablate_wanted(sums.x)) return at;\n\1", after[own:], flags=re.M)
+                          r"\1if (!ablate_wanted(sums.x)) return at;\n\1", source[own:], flags=re.M)
         if not n or n != body.count(_SUMS):
             raise MissingText(f"noepilogue: the kernel has {n} times G::finish, and "
                               f"{body.count(_SUMS)} times {_SUMS}")
-        after = after[:own] + body
-    return before + header + after
+        source = source[:own] + body
+    return source
+
+
+def edited(source: str, edits: Sequence[tuple[str, str]], what: str = "clocks") -> str:
+    """A kernel's source with texts of gemm_wgmma.cuh replaced.
+
+    Raises:
+      MissingText: a text is not there, or there twice; names ``what`` needs it.
+    """
+    begin, end = (source.find(f"// ==== {x}{HEADER} ") for x in ("", "end of "))
+    if not 0 <= begin < end:
+        raise MissingText(f"{what}: the kernel has no {HEADER}")
+    header = source[begin:end]
+    for text, instead in edits:
+        if (n := header.count(text)) != 1:
+            raise MissingText(f"{what}: {HEADER} has {n} times, and not once: {text.strip()}")
+        header = header.replace(text, instead)
+    return source[:begin] + header + source[end:]
 
 
 def _own(source: str) -> int:

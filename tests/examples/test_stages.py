@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import ahead, moments, select, stages
+from benchmarks import ahead, clocks, moments, select, stages
 from benchmarks.ablate import MissingText
 from jaxmono.codegen.nvrtc import compile_cuda
 
@@ -27,8 +27,7 @@ def test_every_barrier_has_clocks_and_every_stage_a_name(
     assert source.count("jm_mark(1, jm_stage++);") == sites + 1
     assert source.count("jm_mark(0, jm_stage);") == sites + 1
     assert compile_cuda(source, "sm_90a").cubin
-    names = re.findall(r"^ *// (stage [^:\n]*: .*)$", source, flags=re.M)
-    told = stages.labels(names, program.stages)
+    told = clocks.names(program)
     assert [int(t.split(":")[0]) for t in told] == list(range(program.stages))
 
 
@@ -39,27 +38,27 @@ def test_products_have_clocks_at_all_moments(tmp_path: Path,
     (built,) = ahead.prepare(case, "monolithic", ahead.gpu_facts("NVIDIA H200"))
     program = built.program
     assert program is not None
-    source = moments.clocked(program.source)
+    source = moments.clocked(program.source, 3)
     for number, name in enumerate(moments.MOMENTS):
         assert f"jm_at({number}, " in source, name
     made = compile_cuda(source, "sm_90a")
-    assert made.cubin and made.static_shared >= 7 * 96 * 4 and not made.spill_stores
+    assert made.cubin and made.static_shared >= 7 * 3 * 4 and not made.spill_stores
     with pytest.raises(MissingText, match="not once: int before = -1;"):
-        moments.clocked(program.source.replace("int before = -1;", "int before = -2;"))
+        moments.clocked(program.source.replace("int before = -1;", "int before = -2;"), 3)
     with pytest.raises(MissingText, match="no jaxmono/gemm_wgmma"):
-        moments.clocked("int main() {}")
+        moments.clocked("int main() {}", 3)
 
 
 def test_moments_of_two_blocks() -> None:
     """1 cycle a nanosecond; the second block has no task in the last stage; clocks wrap."""
-    size = len(moments.MOMENTS) + 1
-    clocks = np.zeros((size, 2, 2), np.int64)
-    clocks[-1] = [[-500 & 0xffffffff, -400 & 0xffffffff], [3500, 3600]]
+    size = len(moments.MOMENTS)
+    kept = np.zeros((size, 2, 2), np.int64)
+    kept[-1] = [[-500 & 0xffffffff, -400 & 0xffffffff], [3500, 3600]]
     arrived = moments.MOMENTS.index("arrived")
-    clocks[0, 0] = [-300 & 0xffffffff, 100]
-    clocks[arrived] = [[2500, 2600], [4500, 3700]]
-    clocks[0, 1] = [3600, 0]
-    first, last = moments.lines([clocks], [5.0])
+    kept[0, 0] = [-300 & 0xffffffff, 100]
+    kept[arrived] = [[2500, 2600], [4500, 3700]]
+    kept[0, 1] = [3600, 0]
+    first, last = moments.lines([kept], [5.0])
     assert first.split() == ["4.00", "us", "ready", "0.35", "0.50", "arrived", "3.00", "3.00",
                              "wait", "1.00"]
     assert last.split() == ["1.00", "us", "ready", "0.10", "0.10", "arrived", "0.55", "1.00",
@@ -67,6 +66,6 @@ def test_moments_of_two_blocks() -> None:
 
 
 def test_a_loop_names_the_stages_of_all_its_trips() -> None:
-    told = stages.labels(["stage 0: a", "stage 1 + 2 * trip: b", "stage 2 + 2 * trip: c",
+    told = clocks.labels(["stage 0: a", "stage 1 + 2 * trip: b", "stage 2 + 2 * trip: c",
                           "stage 5: d"], 6)
     assert told == ["0: a", "1: b", "2: c", "3: b", "4: c", "5: d"]
