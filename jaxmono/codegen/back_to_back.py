@@ -106,7 +106,7 @@ def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     ahead = 0
     if code.k.param in read_only and code.k.offset is not None and code.k.offset.is_static:
         ahead = max(1, _AHEAD_BYTES // (_round(form.n.size) * 128))
-    w.line('const auto ready = [&] { hear(&roles->opened, opened, "the grid barrier"); };')
+    w.line("const auto ready = [&] { roles->await_open(opened); };")
     w.line(f"G::produce<{ahead}>(smem, roles, at, m0, k_tiles, ready, load_a, load_b, load_w);")
     w.line("return at;")
 

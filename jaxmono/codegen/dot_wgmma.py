@@ -177,7 +177,7 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     if code.rhs.param in read_only and code.rhs.offset is not None and code.rhs.offset.is_static:
         ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * 128))) \
             if s.family == SWAPPED else max(1, _AHEAD_BYTES // (s.bn * 128 * lines(code)))
-    w.line('const auto ready = [&] { hear(&roles->opened, opened, "the grid barrier"); };')
+    w.line("const auto ready = [&] { roles->await_open(opened); };")
     w.line(f"G::produce<{ahead}>(smem, roles, at, m0, n0, k0, k_tiles, ready, load_a, load_b);")
     w.line("return at;")
 

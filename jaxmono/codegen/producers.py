@@ -1,7 +1,7 @@
 """The part of a kernel that its producer warps run: the stages once more, loads only.
 
     stage s     consumers                         producers
-                task, task, ...                   hear released: shared memory is theirs
+                task, task, ...                   await_release: shared memory is theirs
                 release                           load, load, ...  (weights before the barrier
                 grid barrier, open                                  opens, the rest behind it)
 """
@@ -82,7 +82,7 @@ def _stage(w: Writer, span: Span, i: int, early: int,
     calls = span.calls[i]
     mixed = is_mixed(calls)
     ahead = f" - (t == block_id() ? {early} : 0)" if mixed else f" - {early}"
-    wait = f'hear(&roles->released, released{ahead if early else ""}, "consumers");'
+    wait = f"roles->await_release(released{ahead if early else ''});"
     w.line()
     w.comment(f"stage {span.start + i}" + (f" + {span.period} * trip" if span.trips > 1 else ""))
     w.line("at.slot = 0;")

@@ -146,7 +146,7 @@ def test_weights_are_loaded_while_a_stage_without_tiles_runs() -> None:
                    Spec((80,), F32), Spec((80, 48), BF16))
     sigs = in_order(plan, wgmma(64, 48, 2, (1, 1, 2)))
     program = build(plan, sigs, threads=256)
-    assert "hear(&roles->released, released - 1" in program.source
+    assert "roles->await_release(released - 1" in program.source
     check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1, 2))
 
 

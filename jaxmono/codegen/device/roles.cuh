@@ -22,6 +22,7 @@ constexpr int CONSUMERS = 256, PRODUCERS = 128;
 // 200 and 104 attention with a mask in memory does.
 constexpr int CONSUMER_REGISTERS = 208, PRODUCER_REGISTERS = 88;
 constexpr int MAX_SLOTS = 16;
+constexpr int PRODUCER_BARRIER = 4;  // attention has 2 and 3
 
 // In shared memory for the whole launch.
 struct Roles {
@@ -50,12 +51,23 @@ struct Roles {
   JM_DEVICE void open() {
     if (thread_id() == 0) red_add_release_shared(&opened, 1);
   }
-};
 
-// Producers: until `count` has reached `value`.
-JM_DEVICE void hear(const uint32_t* count, uint32_t value, const char* what) {
-  wait_until([&] { return static_cast<int32_t>(ld_acquire_shared(count) - value) >= 0; }, what);
-}
+  // Producers, all of them: until shared memory was given `times` times. One thread looks and a barrier
+  // tells the others: that is an order that racecheck knows. Where every producer looks, or one consumer
+  // arrives for all at an mbarrier, it takes what they write for a race (compute-sanitizer 2025.3).
+  JM_DEVICE void await_release(uint32_t times) const {
+    if (thread_id() == CONSUMERS) hear(&released, times, "consumers");
+    named_barrier(PRODUCER_BARRIER, PRODUCERS);
+  }
+  // Producers: until `times` grid barriers have opened. Each looks: with a barrier behind it the
+  // T5-base encoder took 1.4 % longer on an H200, and racecheck does not watch global memory.
+  JM_DEVICE void await_open(uint32_t times) const { hear(&opened, times, "the grid barrier"); }
+
+ private:
+  JM_DEVICE static void hear(const uint32_t* count, uint32_t value, const char* what) {
+    wait_until([&] { return static_cast<int32_t>(ld_acquire_shared(count) - value) >= 0; }, what);
+  }
+};
 
 // One role's place in the ring. The bits of `phase` say which phase of a slot's barrier comes next.
 struct Place {
