@@ -21,6 +21,7 @@ from jaxmono.codegen.errors import CodegenError, refuse
 from jaxmono.codegen.gelu import Whole, whole
 from jaxmono.codegen.index_code import fits_int, guard_code
 from jaxmono.codegen.names import compute, is_narrow, literal, storage, stored_literal
+from jaxmono.codegen.narrowed import is_narrowed
 from jaxmono.codegen.op_code import Emitted, call, expression
 from jaxmono.codegen.scopes import Scopes
 from jaxmono.codegen.traverse import (
@@ -248,7 +249,7 @@ class BodyEmitter(Scopes):
         assert len(present) == len(args)
         if isinstance(op, GUARDED) or _only_moves(op):
             return present[0]
-        x = expression(op, present, self.rounded)
+        x = expression(op, present, self.rounded, lambda v: is_narrowed(self.body, v))
         return x if x in present else self._name(x, value.type.dtype, op)
 
     def _whole(self, op: Op) -> Whole | None:

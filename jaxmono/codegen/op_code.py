@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from jaxmono.codegen.errors import CodegenError, refuse
 from jaxmono.codegen.names import compute, is_f8, is_generated, is_narrow, storage
 from jaxmono.hlo import ops
-from jaxmono.hlo.ir import Op
+from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.types import DType
 
 
@@ -47,6 +47,8 @@ _JUMP = frozenset({"ceil", "floor", "is_finite", "is_inf", "is_neg_inf", "is_pos
                    "remainder", "round_nearest_afz", "round_nearest_even", "sign"})
 # Have a cheaper form that is exact to well below an f16 or bf16 rounding (device/narrow.cuh).
 _NARROW = frozenset({"divide", "erf", "erfc", "exponential", "log_plus_one", "logistic", "tanh"})
+# Of those, what is right to 2^-17 of any result, and so for f32 values that are rounded later.
+_RELATIVE = frozenset({"divide", "exponential", "logistic"})
 _NOT_GENERATED = frozenset({"complex", "real", "imag", "conj"})
 
 
@@ -61,11 +63,12 @@ def unsupported(op: Op) -> str:
 
 
 def expression(op: Op, args: Sequence[Emitted], rounded: Callable[[Emitted, DType], Emitted],
-               ) -> Emitted:
+               narrowed: Callable[[Value], bool] = lambda v: False) -> Emitted:
     """The op applied to ``args``, as an unnamed expression.
 
     Args:
       rounded: names the value of an f16 or bf16 operand rounded to its type (itself if exact).
+      narrowed: whether an f32 value is only seen rounded to 16 bits.
 
     Raises:
       CodegenError: for an op that is not computed element by element, or a type without code.
@@ -77,7 +80,7 @@ def expression(op: Op, args: Sequence[Emitted], rounded: Callable[[Emitted, DTyp
     vector = any(a.vector for a in args)
     p = "v_" if vector else "op_"
     if isinstance(op, ops.Elementwise):
-        return _elementwise(op, args, rounded, p, vector)
+        return _elementwise(op, args, rounded, narrowed, p, vector)
     if isinstance(op, ops.Compare):
         dtype = op.lhs.type.dtype
         a, b = (rounded(x, dtype) for x in args)
@@ -105,7 +108,8 @@ def call(function: str, x: Emitted, *constants: str) -> Emitted:
 
 
 def _elementwise(op: ops.Elementwise, args: Sequence[Emitted],
-                 rounded: Callable[[Emitted, DType], Emitted], p: str, vector: bool) -> Emitted:
+                 rounded: Callable[[Emitted, DType], Emitted], narrowed: Callable[[Value], bool],
+                 p: str, vector: bool) -> Emitted:
     dtype = op.args[-1].type.dtype
     if op.kind in _JUMP or op.kind == "next_after":
         args = [rounded(a, dtype) for a in args]
@@ -115,7 +119,8 @@ def _elementwise(op: ops.Elementwise, args: Sequence[Emitted],
     exact = not is_narrow(op.result.type.dtype) or (
         op.kind in _KEEP and all(a.exact for a in args))
     kind = op.kind
-    if is_narrow(op.result.type.dtype) and kind in _NARROW and not op.accuracy:
+    if not op.accuracy and ((kind in _NARROW and is_narrow(op.result.type.dtype))
+                            or (kind in _RELATIVE and narrowed(op.result))):
         if kind == "divide" and args[0].name == "1.0f":
             kind, args = "reciprocal", args[1:]
         kind = f"narrow_{kind}"

@@ -17,6 +17,7 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.print import to_text
+from jaxmono.hlo.rewrite import binary_kind
 from jaxmono.hlo.types import DType
 
 _MONOIDS = frozenset({"add", "multiply", "maximum", "minimum", "and", "or", "xor"})
@@ -39,13 +40,8 @@ class Reducer:
 
 def monoid_kind(body: Graph) -> str | None:
     """The kind of a region that is one associative, commutative op on its two inputs."""
-    if len(body.inputs) != 2 or len(body.ops) != 1:
-        return None
-    op = body.ops[0]
-    if not isinstance(op, ops.Elementwise) or op.kind not in _MONOIDS:
-        return None
-    ok = set(op.args) == set(body.inputs) and body.outputs == op.results
-    return op.kind if ok else None
+    kind = binary_kind(body)
+    return kind if kind in _MONOIDS else None
 
 
 def identity(kind: str, dtype: DType) -> str:

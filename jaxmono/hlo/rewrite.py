@@ -199,6 +199,15 @@ def binary_body(kind: str, dtype: DType) -> Graph:
     return Graph((a, b), tuple(builder.ops), (out,), kind)
 
 
+def binary_kind(body: Graph) -> str | None:
+    """The kind of a region that is one op on its two inputs, in any order; None for others."""
+    op = body.ops[0] if len(body.inputs) == 2 and len(body.ops) == 1 else None
+    if not isinstance(op, ops.Elementwise) or set(op.args) != set(body.inputs) \
+            or body.outputs != op.results:
+        return None
+    return op.kind
+
+
 def replace_values(graph: Graph, mapping: Mapping[Value, Value]) -> Graph:
     """``graph`` with every use of a key of ``mapping`` (outputs and captures too) replaced.
 
