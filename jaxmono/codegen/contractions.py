@@ -60,7 +60,7 @@ class _Dot:
                     form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size,
                     t.itemsize, device=request.device, shared_bytes=request.shared_bytes,
                     row_prologue=form.row_prologue, k_major=dot_wgmma.shared_k_major(code),
-                    gathered=gathered)
+                    gathered=gathered, behind=request.behind, beside=request.mixed)
                 ahead = ahead_us(request, form.m.size, gathered=gathered)
                 if other is not None and other[0] - ahead < cost:
                     cost, s = other[0] - ahead, other[1]

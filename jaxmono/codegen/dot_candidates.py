@@ -69,7 +69,8 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
             families.append(candidates_wgmma(
                 batch, m, n, k, t.itemsize, device=request.device,
                 shared_bytes=request.shared_bytes, row_prologue=form.row_prologue,
-                k_major=dot_wgmma.shared_k_major(code), gathered=not is_strided(code.lhs)))
+                k_major=dot_wgmma.shared_k_major(code), gathered=not is_strided(code.lhs),
+                behind=request.behind, beside=request.mixed))
     return varied(choice, [*families, swapped_candidates(sig, request), skinny])
 
 

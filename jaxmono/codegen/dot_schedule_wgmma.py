@@ -25,6 +25,7 @@ from jaxmono.codegen.dot_wgmma import (
     MAX_SLOTS,
     ROLES_BYTES,
     has_halves,
+    meets_as_fragments,
     staging_bytes,
     tile_bytes,
 )
@@ -60,6 +61,14 @@ _EPILOGUE_BYTES = 60_000.0
 _SPLIT_US = 1.1
 _SPLIT_BYTES = 34_000.0
 """Of f32 sums that the blocks of a tile exchange."""
+_FRAGMENTS_US = 0.9
+_FRAGMENT_BYTES = 32_000.0
+"""The same where they leave each other fragments of what each finishes, half of the bytes:
+512x1024x4096 14.0 -> 11.6 us, 512x768x3072 10.7 -> 9.6, 1280x768x3072 15.7 -> 13.7. Not counted
+where other contractions share the multiprocessors: CLIP b16 was 4 % slower."""
+_FRAGMENTS_BEHIND = 1.2
+"""In a model: with 2048x768x3072 so, which alone is 2.6 % faster, the T5-base encoder b16 was 1.1 %
+slower, BERT-base b16 0.3 % faster."""
 _SPLIT_TOTAL = {True: 0.42, False: 0.5}
 """Of what memory can read, what all blocks exchange together of their sums, by whether a product
 has at most `FEW` rows. 128x2048x8192: 128 blocks with 64 KB each take 18.2 us, with 32 KB 14.9
@@ -77,7 +86,8 @@ _TALL = 32
 
 def choose_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, device: Device,
                  shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
-                 gathered: bool = False) -> tuple[float, DotSchedule] | None:
+                 gathered: bool = False, behind: bool = False, beside: bool = False,
+                 ) -> tuple[float, DotSchedule] | None:
     """The cheapest tile and its time in microseconds; None if no tile fits or pays.
 
     Args:
@@ -85,10 +95,11 @@ def choose_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, devic
       shared_bytes: per block. k_major: of the left and the right operand, in shared memory.
       gathered: rows of the left operand do not lie one behind the other at a constant distance
         (a convolution's).
+      behind, beside: the stage has a grid barrier in front of it; has other contractions.
     """
     best: tuple[float, DotSchedule] | None = None
     for cost, s in _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major,
-                           gathered):
+                           gathered, behind, beside):
         if best is None or cost < best[0] - 1e-9:
             best = (cost, s)
     return best
@@ -96,15 +107,17 @@ def choose_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, devic
 
 def candidates_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, device: Device,
                      shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
-                     gathered: bool = False) -> list[tuple[float, DotSchedule]]:
+                     gathered: bool = False, behind: bool = False, beside: bool = False,
+                     ) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model, cheapest first: what a tuner may measure."""
-    found = _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major, gathered)
+    found = _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major, gathered,
+                    behind, beside)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
 def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, shared_bytes: int,
-            row_prologue: bool, k_major: tuple[bool, bool], gathered: bool,
-            ) -> Iterator[tuple[float, DotSchedule]]:
+            row_prologue: bool, k_major: tuple[bool, bool], gathered: bool, behind: bool,
+            beside: bool) -> Iterator[tuple[float, DotSchedule]]:
     k = math.ceil(k * itemsize / 2)  # from here on of 16 bits
     if m < _TALL or n < 16:
         return
@@ -124,7 +137,10 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
                  for lines in ((2, 1) if deep else (1,)))
         s = next((s for s in rings if s is not None), None)
         if s is not None:
-            yield (_cost(s, batch, m, n, k, itemsize, device, row_prologue, k_major[1], gathered),
+            fragments = meets_as_fragments(s) and not beside
+            cost = _cost(s, batch, m, n, k, itemsize, device, row_prologue, k_major[1], gathered,
+                         fragments)
+            yield (cost * (_FRAGMENTS_BEHIND if fragments and behind else 1.0),
                    replace(s, bk=s.bk * 2 // itemsize))
 
 
@@ -148,7 +164,7 @@ def _ring(bm: int, bn: int, warps: tuple[int, int, int], k: int, split: int, lin
 
 
 def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
-          row_prologue: bool, k_major: bool, gathered: bool) -> float:
+          row_prologue: bool, k_major: bool, gathered: bool, fragments: bool) -> float:
     tiles = batch * math.ceil(m / s.bm) * math.ceil(n / s.bn) * s.split_k
     if s.split_k > 1 and tiles > device.sm_count:
         return math.inf  # the blocks of a tile wait for each other: only in a single wave
@@ -169,13 +185,17 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     work = 2.0 * s.bm * s.bn * depth / _FLOPS
     if not gathered:
         work = max(work, _passed(s, itemsize, row_prologue, k_major) * depth * 2 / _SHARED_BYTES)
-    epilogue = s.bm * s.bn * 4 / _EPILOGUE_BYTES
+    epilogue = s.bm * s.bn * 4 / _EPILOGUE_BYTES / (s.split_k if fragments else 1)
     if has_halves(s.bn, s.warps[2]):
         epilogue += s.bm * s.bn * 4 / _EXCHANGE_BYTES
     prologue = _ROW_PROLOGUE_US * s.bm * k * 2 if row_prologue else 0.0
     sums = s.bm * s.bn * 4
-    split = max(_SPLIT_US + sums / _SPLIT_BYTES, tiles * sums / (
-        _SPLIT_TOTAL[m <= FEW] * device.read_bytes_per_us)) if s.split_k > 1 else 0.0
+    split = 0.0
+    if fragments:
+        split = _FRAGMENTS_US + sums * (s.split_k - 1) / s.split_k / _FRAGMENT_BYTES
+    elif s.split_k > 1:
+        split = max(_SPLIT_US + sums / _SPLIT_BYTES, tiles * sums / (
+            _SPLIT_TOTAL[m <= FEW] * device.read_bytes_per_us))
     cold = _COLD * batch * n * k * 2 / device.read_bytes_per_us if m <= FEW else 0.0
     # While a tile is in its epilogue the next one's loads go on.
     return cold + _LATENCY_US[m <= FEW] + waves * (max(load, work) + epilogue + prologue) + split

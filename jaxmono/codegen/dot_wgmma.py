@@ -20,6 +20,7 @@ from jaxmono.codegen.dot import (
     is_strided,
     legal_lanes,
 )
+from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.early_loads import WIDE, early_loads, emit_fetch, touch_columns
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.names import is_f8
@@ -202,15 +203,22 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
                     {form.m: s.bm, form.n: s.bn, form.k: s.bk})
         w.line("G::fill(smem, m0, k0, k_tiles, load_a);")
     w.line("G::Accumulators sums;")
-    if s.split_k > 1:
+    if s.split_k > 1 and not meets_as_fragments(s):
         _emit_split(w, code, pointers, outputs, read_only, names, workspace, arrivals)
     else:
-        _emit_whole(w, code, pointers, outputs, read_only, names)
+        _emit_whole(w, code, pointers, outputs, read_only, names, workspace, arrivals)
     w.line("return at;")
 
 
+def meets_as_fragments(s: DotSchedule) -> bool:
+    """Whether blocks that share k leave each other fragments, each for a share of the columns."""
+    return (s.family == "wgmma" and 1 < s.split_k <= 4 and s.warps[2] == 1
+            and s.bn // s.warps[1] % (8 * s.split_k) == 0)
+
+
 def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
-                read_only: Sequence[Value], names: Mapping[Var, str]) -> None:
+                read_only: Sequence[Value], names: Mapping[Var, str], workspace: str,
+                arrivals: str) -> None:
     form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
     piece = partial(emit_piece, w, body, stores, result=form.dot.result, identity=code.identity,
                     m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, read="", accumulator="float",
@@ -222,7 +230,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                      "});"):
             piece(lanes=2)
         return
-    lanes = _lanes(code, s.bm * s.bn // CONSUMERS)
+    lanes = _lanes(code, s.bm * s.bn // CONSUMERS // s.split_k)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
     small = s.family != SWAPPED and s.warps[2] == 2 and not has_halves(s.bn, 2)
     early = early_loads(body, stores, form.dot.result, form.n, lanes, () if small else read_only,
@@ -236,8 +244,12 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
         touch_columns(w, body, stores, form.dot.result, m=form.m, n=form.n, tile_n=s.bn,
                       pointers=pointers, names=names)
     w.line("G::consume(smem, roles, at, k_tiles, sums);")
-    head = (f"G::finish<{lanes}>(smem, sums, {'first, ' if small else ''}fetch, "
-            f"[&](int r, int c, const float (&acc)[{lanes}], const auto& early)")
+    finish = f"finish<{lanes}>(smem, sums, {'first, ' if small else ''}"
+    if s.split_k > 1:
+        parts = s.split_k * s.bm * s.bn
+        finish = (f"finish_split<{s.split_k}, {lanes}>(smem, sums, split, "
+                  f"{workspace} + tile * {parts}, {arrivals} + tile, ")
+    head = f"G::{finish}fetch, [&](int r, int c, const float (&acc)[{lanes}], const auto& early)"
     with w.block(head, "});"):
         w.line("(void)early;")
         piece(lanes=lanes, early=early)

@@ -60,6 +60,11 @@ class Request:
     stage: tuple[tuple[int, int, int], ...] = ()
     behind: bool = False
 
+    @property
+    def mixed(self) -> bool:
+        """Whether contractions of other shapes run beside it."""
+        return len(self.stage) > self.siblings
+
 
 class SigCode(Protocol):
     """The code of one kind of Sig. ``schedule`` is whatever `choose` made (or a tuner)."""

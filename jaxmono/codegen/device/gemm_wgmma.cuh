@@ -28,6 +28,7 @@
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/ptx_wgmma.cuh"
 #include "jaxmono/roles.cuh"
+#include "jaxmono/split_k.cuh"
 #include "jaxmono/staged_rows.cuh"
 #include "jaxmono/swizzled_tile.cuh"
 #include "jaxmono/tf32_tile.cuh"
@@ -349,6 +350,57 @@ struct GemmWgmma {
         [&](int r, int c) { return fetch(first_row() + r, own_col() + c); },
         [&](int r, int c, const float (&sum)[LANES], const auto& early) {
           f(first_row() + r, own_col() + c, sum, early);
+        });
+  }
+
+  // Where SPLIT blocks share k: as `finish`, each block for its share of every warpgroup's columns. The
+  // others' sums of these come as fragments, which a thread there has of the same elements, through
+  // `parts`: CONSUMERS * NT * 4 floats for each block of the tile. arrivals: the tile's counter.
+  template <int SPLIT, int LANES, class Fetch, class F>
+  JM_DEVICE static void finish_split(unsigned char* smem, const Accumulators& acc, int split,
+                                     float* parts, uint32_t* arrivals, const Fetch& fetch, const F& f) {
+    constexpr int SHARE = NT / SPLIT;
+    static_assert(WG_K == 1 && NT % SPLIT == 0, "whole fragments");
+    using Out = StagedRows<SHARE, false>;
+    static_assert(Out::BYTES <= Staged::BYTES, "");
+    // Of the fragments that block `from` leaves for block `to`, a thread's share of number j.
+    const auto place = [&](int from, int to, int j) {
+      return parts + (((from * SPLIT + to) * SHARE + j) * CONSUMERS + thread_id()) * 4;
+    };
+    float own[SHARE][4];
+#pragma unroll
+    for (int to = 0; to < SPLIT; ++to) {
+#pragma unroll
+      for (int j = 0; j < SHARE; ++j) {
+        const float (&x)[4] = acc.x[to * SHARE + j];
+        if (to != split) {
+          store<float, 4>(place(split, to, j), Vec<float, 4>{x[0], x[1], x[2], x[3]});
+        } else {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) own[j][e] = x[e];
+        }
+      }
+    }
+    group_barrier<SPLIT>(arrivals);
+#pragma unroll
+    for (int j = 0; j < SHARE; ++j) {
+      Vec<float, 4> sum{};
+#pragma unroll
+      for (int from = 0; from < SPLIT; ++from) {  // in this order whichever block adds
+        Vec<float, 4> x{own[j][0], own[j][1], own[j][2], own[j][3]};
+        if (from != split) x = load<float, 4>(place(from, split, j));
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum.x[e] = from == 0 ? x.x[e] : sum.x[e] + x.x[e];
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) own[j][e] = sum.x[e];
+    }
+    const int column = first_col() + split * SHARE * 8;
+    Out::template rows<LANES>(
+        staging(smem) + warp_id() * 16 * Out::PITCH, own,
+        [&](int r, int c) { return fetch(first_row() + r, column + c); },
+        [&](int r, int c, const float (&sum)[LANES], const auto& early) {
+          f(first_row() + r, column + c, sum, early);
         });
   }
 

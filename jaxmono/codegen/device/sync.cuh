@@ -9,7 +9,7 @@
 //                                              target (wraps: compared by difference)
 //   void flagged_store(uint64_t* slot, uint32_t value, uint32_t epoch)   one thread: value and epoch
 //   uint32_t flagged_load(uint64_t* slot, uint32_t epoch)      in one 8-byte word; waits for the epoch
-//   void wait_until(predicate, what)           one thread; yields in the emulator
+//   void wait_until(predicate, what, ns = 0)   one thread; pauses so long, yields in the emulator
 #pragma once
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/warp.cuh"
@@ -24,7 +24,7 @@ struct GridBarrier : emulate::ModuleState {
 };
 
 template <class P>
-JM_DEVICE void wait_until(const P& ready, const char* what) {
+JM_DEVICE void wait_until(const P& ready, const char* what, int = 0) {
   emulate::wait_until(ready, what);
 }
 #else
@@ -33,9 +33,9 @@ struct GridBarrier {
 };
 
 template <class P>
-JM_DEVICE void wait_until(const P& ready, const char*) {
-  while (!ready()) {
-  }
+JM_DEVICE void wait_until(const P& ready, const char*, int pause = 0) {
+  while (!ready())
+    if (pause > 0) nanosleep(static_cast<uint32_t>(pause));
 }
 #endif
 
@@ -50,10 +50,14 @@ JM_DEVICE uint32_t grid_arrive(GridBarrier* barrier) {
   return atom_add_acq_rel_gpu(&barrier->word, block_id() == 0 ? 0x80000000u - (blocks - 1) : 1u);
 }
 
+// Blocks that look without a pause are in the way of those that still arrive: with one of 20 ns BERT-base
+// b1 took 0.8 % less time on an H200, ViT-B/16 b1 1.2 %, the T5-base encoder b1 0.5 %; with 100 ns half
+// of that. All of these barriers were slower in a kernel of nothing else (0.85 us): a release without an
+// answer 0.95, a fence apart from it 0.95, looks without order and a fence 0.98, two looks at a time 1.05.
 JM_DEVICE void grid_wait(GridBarrier* barrier, uint32_t ticket) {
   if (thread_id() == 0)
     wait_until([&] { return ((ld_acquire_gpu(&barrier->word) ^ ticket) >> 31) != 0; },
-               "grid_barrier");
+               "grid_barrier", 20);
   syncthreads();
 }
 
