@@ -137,7 +137,7 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
                  for lines in ((2, 1) if deep else (1,)))
         s = next((s for s in rings if s is not None), None)
         if s is not None:
-            fragments = meets_as_fragments(s) and not beside
+            fragments = meets_as_fragments(s, gathered=gathered) and not beside
             cost = _cost(s, batch, m, n, k, itemsize, device, row_prologue, k_major[1], gathered,
                          fragments)
             yield (cost * (_FRAGMENTS_BEHIND if fragments and behind else 1.0),
