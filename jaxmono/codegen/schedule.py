@@ -190,8 +190,10 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1) -> Row
         return RowSchedule("slice", 32, lanes)
     rows, cols = space.row.size * siblings, space.col.size
     if cols >= 2 * threads and (rows <= 2 * device.sm_count or cols > 64 * 32):
-        # More rows than blocks: two at a time take one turn (ViT-B/16 b1, 197 rows of 768).
-        group = threads // 2 if device.sm_count < rows <= 2 * device.sm_count else threads
+        # More rows than blocks: two at a time take one turn (ViT-B/16 b1, 197 rows of 768), as long
+        # as the threads of half a block can keep a row.
+        two = device.sm_count < rows <= 2 * device.sm_count and cols <= threads // 2 * KEEP_WORDS
+        group = threads // 2 if two else threads
         lanes = along_cols
         while lanes > 1 and cols < group * lanes:
             lanes //= 2

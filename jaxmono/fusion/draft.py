@@ -23,6 +23,15 @@ JOINABLE = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.R
 ANCHORS = (ops.DotGeneral, ops.Reduce)
 
 
+def depths(graph: Graph) -> dict[Value, int]:
+    """How many anchors lie one behind the other before each value, its own op included."""
+    depth: dict[Value, int] = {}
+    for o in graph.ops:
+        below = max((depth.get(v, 0) for v in o.uses), default=0)
+        depth.update(dict.fromkeys(o.results, below + isinstance(o, ANCHORS)))
+    return depth
+
+
 @dataclass(eq=False)
 class Draft:
     """A group in the making.

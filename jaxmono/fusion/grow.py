@@ -2,6 +2,7 @@
 
     dot ──► add bias ──► gelu ──► convert        joins the dot's draft (epilogue)
     reduce ──► divide ──► broadcast ──► subtract joins the reduce's draft
+    p[0] + p[1] + ... ──► add bias ──► reduce    the sum of a contraction's shares begins a norm's
 
 An op joins the draft of its operand with the highest potential, if everything else that it reads
 has a smaller one (so the draft does not have to wait for its own kind) and it demands the values
@@ -33,7 +34,7 @@ def grow(state: State) -> None:
                 start_dot(state, op)
         elif isinstance(op, ops.Reduce):
             place_reduce(state, op)
-        elif start_sum(state, op) is None and not _join(state, op):
+        elif not start_sum(state, op) and not _join(state, op):
             pot = max((state.pot_of(v) for v in op.uses), default=0)
             state.pot.update(dict.fromkeys(op.results, pot))
 

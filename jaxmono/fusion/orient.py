@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 
 from jaxmono.fusion.dots import dot_dims
-from jaxmono.fusion.draft import ANCHORS
+from jaxmono.fusion.draft import depths
 from jaxmono.fusion.support import plain_algorithm
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -24,15 +24,13 @@ FEW_ROWS = 8
 
 def orient(graph: Graph) -> Graph:
     """``graph`` with contractions swapped; itself if none needs it."""
-    depth: dict[Value, int] = {}
+    depth = depths(graph)
     weights = set(graph.inputs)
     out: list[Op] = []
     changed = False
     for o in graph.ops:
         if isinstance(o, ops.Transpose) and o.operand in weights:
             weights.add(o.result)
-        below = max((depth.get(v, 0) for v in o.uses), default=0)
-        depth.update(dict.fromkeys(o.results, below + isinstance(o, ANCHORS)))
         if isinstance(o, ops.DotGeneral) and _backwards(o, depth, weights) \
                 and plain_algorithm(o.algorithm, o.lhs.type.dtype):
             out.extend(_swapped(o))

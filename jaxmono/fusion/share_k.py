@@ -6,8 +6,9 @@
 
 With few rows a contraction has fewer tiles than there are multiprocessors. Blocks that share a
 tile's k wait for each other before its epilogue: of 128x768x3072 on an H200 that took 2.7 of 5.0
-us (sums written 1.0, waited for 1.05, read and finished 0.65). In front of a norm's stage there is
-such a wait anyway, the grid barrier, and the norm's blocks can read all shares of their rows.
+us (sums written 1.0, waited for 1.05, read and finished 0.65; with clocks inside, which take 8 %).
+In front of a norm's stage there is such a wait anyway, the grid barrier, and the norm's blocks can
+read all shares of their rows.
 With up to 8: BERT-base b1 (24 contractions) 304 -> 288 us, BERT-large 680 -> 629, the T5-base
 encoder 303 -> 279, CLIP 443 -> 424, ViT-B/16 (197 rows) 388 -> 383; asr_encoder 1.4 % slower.
 
@@ -19,10 +20,11 @@ from __future__ import annotations
 import math
 
 from jaxmono.fusion.dots import dot_dims
-from jaxmono.fusion.draft import ANCHORS, JOINABLE, Draft, State
+from jaxmono.fusion.draft import JOINABLE, Draft, State, depths
 from jaxmono.fusion.fold import MAX_ROWS as MAX_FOLDED
-from jaxmono.fusion.indexing import Index, variables
+from jaxmono.fusion.indexing import variables
 from jaxmono.fusion.plan import Device
+from jaxmono.fusion.rows import spread
 from jaxmono.fusion.support import matrix_dtype, plain_algorithm
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -39,17 +41,17 @@ SHARES = (4, 2)
 """8 were 2 % slower for BERT-base b1 (reading them), 0.6 % faster for the T5-base encoder, and take
 twice the memory."""
 MIN_K, MIN_COLUMNS = 192, 256
-"""Of a share's k, three lines of 128 bytes, and of weights: with less, a product is done before its
-sums are written."""
+"""Of a share's k, three lines of 128 bytes, and of weights. Less has not been timed."""
 MAX_ROW_BYTES = 32 * 1024
 """Of all shares of one row, which a block reads."""
 
 
 def share_k(graph: Graph, device: Device) -> Graph:
-    """``graph`` with such contractions in shares; itself if it has none."""
+    """``graph`` with such contractions in shares; itself if it has none. On Hopper only
+    (``device.keeps_pairs``), where it was timed."""
     if not device.keeps_pairs:
         return graph
-    depth = _depths(graph)
+    depth = depths(graph)
     out: list[Op] = []
     changed = False
     for o in graph.ops:
@@ -60,15 +62,6 @@ def share_k(graph: Graph, device: Device) -> Graph:
         else:
             out.append(o)
     return Graph(graph.inputs, tuple(out), graph.outputs, graph.name) if changed else graph
-
-
-def _depths(graph: Graph) -> dict[Value, int]:
-    """How many contractions and reduces lie one behind the other before each value."""
-    depth: dict[Value, int] = {}
-    for o in graph.ops:
-        below = max((depth.get(v, 0) for v in o.uses), default=0)
-        depth.update(dict.fromkeys(o.results, below + isinstance(o, ANCHORS)))
-    return depth
 
 
 def _shares(graph: Graph, o: ops.DotGeneral, depth: dict[Value, int], device: Device) -> int:
@@ -83,14 +76,14 @@ def _shares(graph: Graph, o: ops.DotGeneral, depth: dict[Value, int], device: De
     major = o.lhs.type.dims[o.lhs_contract[0]]
     fits = [s for s in SHARES if dims.k % (64 * s) == 0 and major % s == 0 and dims.k // s >= MIN_K
             and tiles * s <= device.sm_count and s * dims.n * 4 <= MAX_ROW_BYTES]
-    return fits[0] if fits and _is_reduced(graph, o, depth) else 1
+    return fits[0] if fits and _is_reduced(graph, o.result, depth) else 1
 
 
-def _is_reduced(graph: Graph, o: ops.DotGeneral, depth: dict[Value, int]) -> bool:
-    """Whether rows of the result, element by element with what was there before, are reduced, and
-    no contraction reads them without that."""
-    dims, own = dot_dims(o), depth[o.result]
-    todo, seen, reduced = [o.result], {o.result}, False
+def _is_reduced(graph: Graph, value: Value, depth: dict[Value, int]) -> bool:
+    """Whether rows (of the last dimension) of a value, element by element with what was there
+    before, are reduced, and no contraction reads them without that."""
+    size, columns, own = value.type.size, value.type.dims[-1], depth[value]
+    todo, seen, reduced = [value], {value}, False
     while todo:
         v = todo.pop()
         for u in graph.users.get(v, ()):
@@ -98,9 +91,9 @@ def _is_reduced(graph: Graph, o: ops.DotGeneral, depth: dict[Value, int]) -> boo
                 return False
             if isinstance(u, ops.Reduce):
                 shape = u.args[0].type.dims
-                columns = math.prod(shape[d] for d in u.dimensions)
-                reduced |= columns == dims.n and math.prod(shape) == dims.m * dims.n
-            elif isinstance(u, JOINABLE) and u.results[0].type.size == o.result.type.size:
+                reduced |= math.prod(shape[d] for d in u.dimensions) == columns \
+                    and math.prod(shape) == size
+            elif isinstance(u, JOINABLE) and u.results[0].type.size == size:
                 if u.results[0] not in seen and depth[u.results[0]] == own:
                     seen.add(u.results[0])
                     todo.append(u.results[0])
@@ -139,21 +132,19 @@ def _apart(b: Builder, v: Value, over: tuple[int, ...], shares: int,
     return taken, tuple(d + (d >= first) for d in over)
 
 
-def start_sum(state: State, op: Op) -> Draft | None:
-    """The row draft of a norm that begins with the sum of a contraction's shares; None for other
-    ops."""
-    if op in state.banned or not _ends_shares(state.graph, op):
-        return None
+def start_sum(state: State, op: Op) -> bool:
+    """Begins the row draft of a norm with the sum of a contraction's shares, if ``op`` ends one."""
+    if op in state.banned or not _ends_shares(state.graph, op) \
+            or not _is_reduced(state.graph, op.results[0], depths(state.graph)):
+        return False
     shape = op.results[0].type.dims
     rows, cols = variables("r", [n for n in shape[:-1] if n != 1]), variables("c", shape[-1:])
     draft = Draft("row", 1 + max(state.pot_of(v) for v in op.inputs), domain=rows, cols=cols,
                   anchor=op)
-    left = iter((*rows, *cols))
-    draft.at[op.results[0]] = tuple(
-        Index() if n == 1 else Index.of(next(left)) for n in shape)
+    draft.at[op.results[0]] = spread((*rows, *cols), shape)
     state.drafts.append(draft)
     state.claim(draft, op)
-    return draft
+    return True
 
 
 def _ends_shares(graph: Graph, op: Op) -> bool:

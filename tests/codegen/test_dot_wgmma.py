@@ -152,6 +152,18 @@ def test_a_partners_fragments_must_be_waited_for(monkeypatch: pytest.MonkeyPatch
         check_exact(plan, program, seeds=tuple(range(24)), blocks=(4,))
 
 
+def test_small_tiles_have_two_lines_of_k_in_a_slot() -> None:
+    """Where at least five of those fit, or all of a task."""
+    def depth(m: int, n: int, k: int, itemsize: int = 2) -> int:
+        found = choose_wgmma(1, m, n, k, itemsize, device=H200, shared_bytes=H200.shared_bytes,
+                             row_prologue=False, k_major=(True, False))
+        assert found is not None
+        return found[1].bk * itemsize
+
+    assert depth(128, 768, 768) == 256
+    assert depth(1024, 1024, 1024) == depth(128, 768, 768, itemsize=4) == 128
+
+
 def test_k_is_shared_where_it_pays() -> None:
     def split(m: int, n: int, k: int, *, behind: bool = False, beside: bool = False) -> int:
         found = choose_wgmma(1, m, n, k, device=H200, shared_bytes=H200.shared_bytes,

@@ -11,16 +11,17 @@ from harness_graphs import ALL, FLOATS, data, graph, value
 from thinned import thinned
 
 from jaxmono.codegen.generate import default_schedule
-from jaxmono.codegen.schedule import KernelSchedule, RowSchedule, lanes_to_a_row
+from jaxmono.codegen.schedule import KernelSchedule, RowSchedule, choose_row, lanes_to_a_row
 from jaxmono.codegen.target import interpret_target
 from jaxmono.fusion import make_plan
-from jaxmono.fusion.plan import RowForm
+from jaxmono.fusion.plan import Device, RowForm
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.rewrite import Builder
 from jaxmono.hlo.types import DType, TensorType
 
 F32, S32 = DType.F32, DType.S32
+H200 = Device()
 
 
 def start(b: Builder, kind: str, dtype: DType) -> Value:
@@ -250,3 +251,16 @@ def test_rows_to_a_warp_take_the_fewest_turns() -> None:
     assert rows_at_a_time(3152) == 1  # three turns of one: two of two would take longer
     assert rows_at_a_time(4096) == 2
     assert rows_at_a_time(4096, cols=2048) == 1  # a thread has no registers for more
+
+
+def test_more_rows_than_blocks_go_two_to_a_block() -> None:
+    def group(rows: int, cols: int) -> int:
+        plan = make_plan(graph([value((rows, cols))], softmax), H200)
+        s = choose_row(plan.sigs[0], H200, threads=256)
+        assert s.tier == "block"
+        return s.group
+
+    assert group(128, 768) == 256
+    assert group(197, 768) == 128
+    assert group(265, 4096) == 256  # three turns or two
+    assert group(197, 16384) == 256  # half of the threads could not keep a row
