@@ -164,6 +164,17 @@ def test_small_tiles_have_two_lines_of_k_in_a_slot() -> None:
     assert depth(1024, 1024, 1024) == depth(128, 768, 768, itemsize=4) == 128
 
 
+def test_rings_of_short_tasks_hold_several() -> None:
+    def slots(m: int) -> int:
+        found = choose_wgmma(1, m, 64, 64, device=H200, shared_bytes=H200.shared_bytes,
+                             row_prologue=False, k_major=(True, False))
+        assert found is not None
+        return found[1].stages
+
+    assert slots(128 * 132) == 2  # one task for each block
+    assert slots(128 * 132 * 5) == 4
+
+
 def test_k_is_shared_where_it_pays() -> None:
     def split(m: int, n: int, k: int, *, behind: bool = False, beside: bool = False) -> int:
         found = choose_wgmma(1, m, n, k, device=H200, shared_bytes=H200.shared_bytes,

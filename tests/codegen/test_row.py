@@ -254,13 +254,14 @@ def test_rows_to_a_warp_take_the_fewest_turns() -> None:
 
 
 def test_more_rows_than_blocks_go_two_to_a_block() -> None:
-    def group(rows: int, cols: int) -> int:
+    def group(rows: int, cols: int) -> tuple[int, int]:
         plan = make_plan(graph([value((rows, cols))], softmax), H200)
         s = choose_row(plan.sigs[0], H200, threads=256)
         assert s.tier == "block"
-        return s.group
+        return s.group, s.lanes
 
-    assert group(128, 768) == 256
-    assert group(197, 768) == 128
-    assert group(265, 4096) == 256  # three turns or two
-    assert group(197, 16384) == 256  # half of the threads could not keep a row
+    assert group(128, 768) == (256, 4)  # three quarters of the threads, once
+    assert group(128, 704) == (256, 2)
+    assert group(197, 768) == (128, 4)
+    assert group(265, 4096)[0] == 256  # three turns or two
+    assert group(197, 16384)[0] == 256  # half of the threads could not keep a row
