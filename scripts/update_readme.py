@@ -18,6 +18,7 @@ from pathlib import Path
 from jaxmono import _config
 from jaxmono.fusion import support
 from jaxmono.hlo import ir, ops
+from jaxmono.hlo.passes.rules import reduce_window
 from jaxmono.hlo.types import DType
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,6 +56,15 @@ def supported_ops() -> str:
     reasons.setdefault(refused["unknown"], []).append("any other op")
     lines += [f"| {', '.join(n if ' ' in n else f'`{n}`' for n in names)} | {why} |"
               for why, names in reasons.items()]
+    lines += ["", (
+        f"By shape or use: shapes that are not known before run time or have more than "
+        f"{support.MAX_RANK} dimensions; literals of more than {support.MAX_LITERAL_BYTES >> 10} "
+        f"KiB, unless one element repeats; bitcasts between types of different width; reductions "
+        f"in 8-bit floats, or with a body that is more than arithmetic on scalars; windows of more "
+        f"than {reduce_window.MAX_READS} elements that read each element as often, and padded ones "
+        f"whose reducer is not a single op; large products of 8-bit floats whose summed dimension "
+        f"is not the last one of both operands. `explain()` names each with its reason and source "
+        f"line.")]
     return "\n".join(lines)
 
 
