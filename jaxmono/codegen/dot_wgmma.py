@@ -139,9 +139,13 @@ def staging_bytes(n: int, k_warpgroups: int) -> int:
     halves = has_halves(n, k_warpgroups)
     exchanged = CONSUMERS * n // 32 * 16 if halves else 0
     n = n // 2 if halves else n
-    chunk = n if n <= 80 or (k_warpgroups == 2 and not halves) else next(
-        (c for c in (64, 80, 48) if n % c == 0), 16)
+    chunk = n if k_warpgroups == 2 and not halves else _staged_columns(n)
     return max(8 * 16 * (chunk + 8) * 4, exchanged)
+
+
+def _staged_columns(n: int) -> int:
+    """`StagedRows::CHUNK` of device/staged_rows.cuh."""
+    return n if n <= 80 else next((c for c in (64, 80, 48) if n % c == 0), 16)
 
 
 def has_halves(n: int, k_warpgroups: int) -> bool:
@@ -213,9 +217,12 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
 def meets_as_fragments(s: DotSchedule, *, gathered: bool) -> bool:
     """Whether blocks that share k leave each other fragments, each for a share of the columns. Not
     in convolutions (``gathered``): ResNet-50 b32 had 48 bytes of spills more and took 2.5 % longer.
+    Nor where a share would be staged in more memory than the whole.
     """
+    n = s.bn // s.warps[1]
     return (s.family == "wgmma" and 1 < s.split_k <= 4 and s.warps[2] == 1 and not gathered
-            and s.bn // s.warps[1] % (8 * s.split_k) == 0)
+            and n % (8 * s.split_k) == 0
+            and _staged_columns(n // s.split_k) <= _staged_columns(n))
 
 
 def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],

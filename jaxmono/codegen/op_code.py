@@ -47,8 +47,9 @@ _JUMP = frozenset({"ceil", "floor", "is_finite", "is_inf", "is_neg_inf", "is_pos
                    "remainder", "round_nearest_afz", "round_nearest_even", "sign"})
 # Have a cheaper form that is exact to well below an f16 or bf16 rounding (device/narrow.cuh).
 _NARROW = frozenset({"divide", "erf", "erfc", "exponential", "log_plus_one", "logistic", "tanh"})
-# Of those, what is right to 2^-17 of any result, and so for f32 values that are rounded later.
-_RELATIVE = frozenset({"divide", "exponential", "logistic"})
+# What f32 values have instead that are rounded later (codegen/narrowed.py): right to 2^-17 of
+# normal results, and subnormal ones are not lost.
+_NARROWED = {"divide": "narrow_divide", "exponential": "narrowed_exponential"}
 _NOT_GENERATED = frozenset({"complex", "real", "imag", "conj"})
 
 
@@ -119,11 +120,12 @@ def _elementwise(op: ops.Elementwise, args: Sequence[Emitted],
     exact = not is_narrow(op.result.type.dtype) or (
         op.kind in _KEEP and all(a.exact for a in args))
     kind = op.kind
-    if not op.accuracy and ((kind in _NARROW and is_narrow(op.result.type.dtype))
-                            or (kind in _RELATIVE and narrowed(op.result))):
-        if kind == "divide" and args[0].name == "1.0f":
-            kind, args = "reciprocal", args[1:]
+    if kind in _NARROW and is_narrow(op.result.type.dtype) and not op.accuracy:
         kind = f"narrow_{kind}"
+    elif kind in _NARROWED and not op.accuracy and narrowed(op.result):
+        kind = _NARROWED[kind]
+    if kind == "narrow_divide" and args[0].name == "1.0f":
+        kind, args = "narrow_reciprocal", args[1:]
     if is_f8(op.result.type.dtype) and not exact:
         text = f"rounded<{storage(dtype)}>({p}{kind}({', '.join(a.name for a in args)}))"
         return Emitted(text, vector)

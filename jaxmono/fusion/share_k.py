@@ -174,5 +174,5 @@ def _share(graph: Graph, v: Value) -> tuple[ops.DotGeneral, int] | None:
             or len(dot.lhs_batch) != 1 or dot.result.type.dtype is not DType.F32:
         return None
     shape = dot.result.type.dims[1:]
-    whole = part.result.type.dims == (1, *shape) and v.type.dims == shape
+    whole = shape != () and part.result.type.dims == (1, *shape) and v.type.dims == shape
     return (dot, part.start_indices[0]) if whole else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import jax
@@ -12,7 +13,9 @@ from contraction_harness import run_wgmma as run
 
 from jaxmono.codegen import compile as compiling
 from jaxmono.codegen import headers
+from jaxmono.codegen.dot_schedule_wgmma import _N as N_OF_A_WARPGROUP
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
+from jaxmono.codegen.dot_wgmma import meets_as_fragments
 from jaxmono.fusion.plan import Device
 
 Spec = jax.ShapeDtypeStruct
@@ -65,3 +68,15 @@ def test_k_is_shared_where_it_pays() -> None:
     assert split(512, 768, 3072) == split(512, 1024, 4096, behind=True) == 4
     assert split(2048, 768, 3072, behind=True) == split(2048, 768, 3072, beside=True) == 1
     assert split(2048, 3072, 768) == split(4096, 768, 3072) == 1  # tiles for all
+
+
+def test_every_share_that_is_chosen_fits_the_staging() -> None:
+    """Of all tiles, one with 144 columns would stage more for half of them than for all."""
+    def shares(columns: int, split: int) -> bool:
+        return meets_as_fragments(wgmma(128, columns, 2, (2, 1, 1), split), gathered=False)
+
+    assert not shares(144, 2) and shares(160, 2) and shares(96, 4)
+    plan = plan_of(lambda a, b: jnp.dot(a, b, preferred_element_type=F32), Spec((128, 256), BF16),
+                   Spec((256, 288), BF16))
+    for columns, split in itertools.product(N_OF_A_WARPGROUP, (2, 4)):
+        build(plan, in_order(plan, wgmma(128, columns, 2, (2, 1, 1), split)), threads=256)

@@ -12,9 +12,10 @@ import models
 import numpy as np
 import pytest
 from harness import check
+from jax import lax
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
-EXP, DIVIDE, RECIPROCAL = SHORT = "narrow_exponential(", "narrow_divide(", "narrow_reciprocal("
+EXP, DIVIDE, RECIPROCAL = SHORT = "narrowed_exponential(", "narrow_divide(", "narrow_reciprocal("
 
 
 def called(fn: Callable[..., Any], dtype: Any = BF16) -> set[str]:
@@ -60,9 +61,23 @@ def test_products_choices_and_sums_of_positives_keep_the_error(fn: Callable[...,
     lambda x: jnp.log(exp(x)).astype(BF16),
     lambda x: (exp(x) + x.astype(F32)).astype(BF16),
     lambda x: jnp.sum(-exp(x) * x.astype(F32), axis=1).astype(BF16),  # of any sign
-    lambda x: jnp.prod(exp(x / 64), axis=1).astype(BF16)])
+    lambda x: jnp.prod(exp(x / 64), axis=1).astype(BF16),
+    lambda x: lax.reduce(exp(x / 64), np.float32(-60), lax.add, (1,)).astype(BF16),
+    lambda x: (exp(x / 64) ** 32).astype(BF16)])  # 32 times the error
 def test_what_needs_its_digits_keeps_them(fn: Callable[..., Any]) -> None:
     assert called(fn) == set()
+
+
+def test_subnormal_values_are_not_lost() -> None:
+    """An exponential that flushes, as that of 16-bit results does on a GPU, would make the first
+    0 / 0 and the second infinite. The emulator keeps them all: see the functions' names."""
+    assert called(lambda x: softmax_of(x.astype(F32) * 0 - 88)) == {EXP, DIVIDE}
+    assert called(lambda x: (1 / exp(x * 0 - 88)).astype(BF16)) == {EXP, RECIPROCAL}
+
+
+def softmax_of(x: jax.Array) -> jax.Array:
+    e = jnp.exp(x)
+    return (e / jnp.sum(e, axis=1, keepdims=True)).astype(BF16)
 
 
 def test_what_is_seen_as_it_is_too_keeps_its_digits() -> None:

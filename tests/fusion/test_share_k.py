@@ -146,6 +146,14 @@ def test_a_programs_own_slices_of_a_batch_are_no_shares() -> None:
     assert kinds(plan(lambda a, b: norm(summed(a, b)), *batch)) == [["dot"], ["row"]]
 
 
+def test_a_sum_of_scalars_is_no_norm() -> None:
+    def fn(a: Any, b: Any) -> Any:
+        d = jnp.einsum("bk,bk->b", a, b, preferred_element_type=jnp.float32)
+        return d[0] + d[1]
+
+    assert "row" not in kinds(plan(fn, spec(2, 512), spec(2, 512)))[-1]
+
+
 def test_can_be_left_out_to_measure_it() -> None:
     assert "share_k" in OPTIONAL
     p = plan(layer, *arguments(), without=("share_k",))

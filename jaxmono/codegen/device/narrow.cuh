@@ -1,7 +1,8 @@
 // Elementary functions for values that are rounded to bf16 or f16 afterwards (2^-9, 2^-12): relative
 // error below 2^-16 wherever the result is a normal f32 (erfc beyond 4, where it is below 2^-25: 2^-13).
 // op_bf16_gelu is for bf16 alone: 2^-14 (2^-11 beyond 3.5). NaN stays NaN, infinities give the exact
-// limits (gelu of -inf is JAX's NaN).
+// limits (gelu of -inf is JAX's NaN). What is subnormal may be 0, but not in op_narrowed_exponential, a
+// quotient and a reciprocal: those are also for f32 values that are rounded some products later.
 #pragma once
 #include "jaxmono/platform.cuh"
 #include "jaxmono/types.cuh"
@@ -10,6 +11,7 @@ namespace jaxmono {
 
 #ifdef JAXMONO_EMULATE
 JM_DEVICE float fast_exp2(float x) { return exp2f(x); }
+JM_DEVICE float fast_exp2_subnormal(float x) { return exp2f(x); }
 JM_DEVICE float fast_reciprocal(float x) { return 1.0f / x; }
 JM_DEVICE float fast_reciprocal_ftz(float x) { return 1.0f / x; }
 JM_DEVICE float fast_log2(float x) { return log2f(x); }
@@ -18,6 +20,11 @@ JM_DEVICE float fast_divide(float x, float y) { return x / y; }
 JM_DEVICE float fast_exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));  // what is subnormal is 0: 3 instructions less
+  return y;
+}
+JM_DEVICE float fast_exp2_subnormal(float x) {
+  float y;
+  asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 JM_DEVICE float fast_reciprocal(float x) {
@@ -51,6 +58,7 @@ JM_DEVICE float op_narrow_divide(float x, float y) { return fast_divide(x, y); }
 JM_DEVICE float op_narrow_reciprocal(float x) { return fast_reciprocal(x); }
 
 JM_DEVICE float op_narrow_exponential(float x) { return fast_exp2(x * LOG2_E); }
+JM_DEVICE float op_narrowed_exponential(float x) { return fast_exp2_subnormal(x * LOG2_E); }
 
 JM_DEVICE float op_narrow_logistic(float x) {
   return fast_reciprocal_ftz(1.0f + fast_exp2(x * -LOG2_E));

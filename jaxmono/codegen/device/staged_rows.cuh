@@ -26,6 +26,7 @@ struct StagedRows {
                                : N % 64 == 0    ? 64
                                : N % 80 == 0    ? 80
                                                 : N % 48 == 0 ? 48 : 16;
+  static_assert(N % CHUNK == 0, "whole chunks");
   static constexpr int PITCH = CHUNK + 8;  // rows of a fragment begin 8 banks apart
   static constexpr int HALF = CHUNK / 2 + 4;
   static constexpr int BYTES = 16 * PITCH * 4;

@@ -90,7 +90,7 @@ JM_LIFT(sqrt) JM_LIFT(tan) JM_LIFT(tanh) JM_LIFT(acos) JM_LIFT(acosh) JM_LIFT(as
 JM_LIFT(atan) JM_LIFT(atanh) JM_LIFT(bessel_i1e) JM_LIFT(cosh) JM_LIFT(digamma) JM_LIFT(erf)
 JM_LIFT(erf_inv) JM_LIFT(erfc) JM_LIFT(is_inf) JM_LIFT(is_neg_inf) JM_LIFT(is_pos_inf)
 JM_LIFT(lgamma) JM_LIFT(sinh) JM_LIFT(square)
-JM_LIFT(narrow_exponential) JM_LIFT(narrow_logistic) JM_LIFT(narrow_erf) JM_LIFT(narrow_erfc)
+JM_LIFT(narrow_exponential) JM_LIFT(narrowed_exponential) JM_LIFT(narrow_logistic) JM_LIFT(narrow_erf) JM_LIFT(narrow_erfc)
 JM_LIFT(narrow_divide) JM_LIFT(narrow_reciprocal) JM_LIFT(narrow_log_plus_one) JM_LIFT(narrow_tanh)
 JM_LIFT(narrow_gelu) JM_LIFT(narrow_tanh_gate) JM_LIFT(bf16_gelu)
 JM_LIFT(add) JM_LIFT(and) JM_LIFT(atan2) JM_LIFT(divide) JM_LIFT(maximum) JM_LIFT(minimum)
