@@ -81,8 +81,8 @@ _ROW_PROLOGUE_US = 0.055 / 1024
 
 _LAYOUTS = ((2, 1, 1), (1, 2, 1), (1, 1, 2))
 """Warpgroups along m, n, k."""
-_N = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)
-"""Columns of a warpgroup."""
+COLUMNS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)
+"""Of a warpgroup."""
 _TALL = 32
 """Fewer rows than this waste most of a 64-row product: other families take them."""
 
@@ -125,7 +125,7 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
     if m < _TALL or n < 16:
         return
     splits = (1,) if row_prologue else (1, 2, 4, 8)
-    for warps, columns, split in itertools.product(_LAYOUTS, _N, splits):
+    for warps, columns, split in itertools.product(_LAYOUTS, COLUMNS, splits):
         bm, bn = 64 * warps[0], columns * warps[1]
         if warps[1] == 2 and not k_major[1] and columns % 64:
             continue

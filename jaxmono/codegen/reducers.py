@@ -15,12 +15,11 @@ from jaxmono.codegen.names import compute, literal
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.writer import Writer
 from jaxmono.hlo import ops
+from jaxmono.hlo.interp.monoids import MONOIDS
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.print import to_text
 from jaxmono.hlo.rewrite import binary_kind
 from jaxmono.hlo.types import DType
-
-_MONOIDS = frozenset({"add", "multiply", "maximum", "minimum", "and", "or", "xor"})
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Reducer:
 def monoid_kind(body: Graph) -> str | None:
     """The kind of a region that is one associative, commutative op on its two inputs."""
     kind = binary_kind(body)
-    return kind if kind in _MONOIDS else None
+    return kind if kind in MONOIDS else None
 
 
 def identity(kind: str, dtype: DType) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from jaxmono.fusion.demand import demands, start_index
 from jaxmono.fusion.indexing import Div, Dyn, Index, IndexMap, Var, delinearize, linearize
@@ -95,6 +96,11 @@ class State:
     banned: set[Op] = field(default_factory=set)
     folds: int = 0
     without: frozenset[str] = frozenset()
+
+    @cached_property
+    def depth(self) -> dict[Value, int]:
+        """Of the graph's values; see `depths`."""
+        return depths(self.graph)
 
     def owner_of(self, v: Value) -> Draft | None:
         producer = self.graph.producer.get(v)

@@ -139,7 +139,7 @@ def _apart(b: Builder, v: Value, over: tuple[int, ...], shares: int,
 def start_sum(state: State, op: Op) -> bool:
     """Begins the row draft of a norm with the sum of a contraction's shares, if ``op`` ends one."""
     if op in state.banned or not _ends_shares(state.graph, op) \
-            or not _is_reduced(state.graph, op.results[0], depths(state.graph)):
+            or not _is_reduced(state.graph, op.results[0], state.depth):
         return False
     shape = op.results[0].type.dims
     rows, cols = variables("r", [n for n in shape[:-1] if n != 1]), variables("c", shape[-1:])

@@ -25,7 +25,7 @@ from jaxmono.fusion.rows import reduced_shape
 from jaxmono.fusion.walk import Walk
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
-from jaxmono.hlo.rewrite import is_splat, splat_value
+from jaxmono.hlo.rewrite import binary_kind, is_splat, splat_value
 from jaxmono.hlo.types import DType
 
 
@@ -203,10 +203,7 @@ class _Match:
                 or math.prod(reduced_shape(node)) != self.n.size \
                 or any(i.depends_on(self.n) for i in index):
             return None
-        body = node.body
-        if len(body.ops) != 1 or not _is(body.ops[0], kind) or body.outputs != body.ops[0].results \
-                or set(body.ops[0].inputs) != set(body.inputs) \
-                or _literal(self.graph, node.inits[0]) != start:
+        if binary_kind(node.body) != kind or _literal(self.graph, node.inits[0]) != start:
             return None
         over = delinearize(Index.of(self.n), reduced_shape(node))
         return self.bare(node.args[0], reduction_index(node, index, over))

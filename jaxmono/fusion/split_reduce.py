@@ -16,7 +16,7 @@ import numpy as np
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op
-from jaxmono.hlo.rewrite import Builder
+from jaxmono.hlo.rewrite import Builder, binary_kind
 from jaxmono.hlo.types import DType, TensorType
 
 MIN_COLUMNS = 1 << 17
@@ -66,18 +66,16 @@ def _parts(size: int, most: int) -> int:
 
 def _neutral(o: ops.Reduce) -> object | None:
     """The neutral element of a reduce by one associative op."""
-    if len(o.args) != 1 or len(o.body.ops) != 1 or not isinstance(o.body.ops[0], ops.Elementwise):
+    kind, t = binary_kind(o.body), o.args[0].type.dtype
+    if not _wide(t):
         return None
-    op, t = o.body.ops[0], o.args[0].type.dtype
-    if set(op.args) != set(o.body.inputs) or o.body.outputs != op.results or not _wide(t):
-        return None
-    if op.kind == "add":
+    if kind == "add":
         return -0.0 if t.is_float else 0  # -0 + x is x, also for x = -0
-    if op.kind == "multiply":
+    if kind == "multiply":
         return 1
-    if op.kind in ("maximum", "minimum"):
+    if kind in ("maximum", "minimum"):
         low, high = (-np.inf, np.inf) if t.is_float else _limits(t)
-        return low if op.kind == "maximum" else high
+        return low if kind == "maximum" else high
     return None
 
 

@@ -13,8 +13,7 @@ from contraction_harness import run_wgmma as run
 
 from jaxmono.codegen import compile as compiling
 from jaxmono.codegen import headers
-from jaxmono.codegen.dot_schedule_wgmma import _N as N_OF_A_WARPGROUP
-from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
+from jaxmono.codegen.dot_schedule_wgmma import COLUMNS, choose_wgmma
 from jaxmono.codegen.dot_wgmma import meets_as_fragments
 from jaxmono.fusion.plan import Device
 
@@ -78,5 +77,5 @@ def test_every_share_that_is_chosen_fits_the_staging() -> None:
     assert not shares(144, 2) and shares(160, 2) and shares(96, 4)
     plan = plan_of(lambda a, b: jnp.dot(a, b, preferred_element_type=F32), Spec((128, 256), BF16),
                    Spec((256, 288), BF16))
-    for columns, split in itertools.product(N_OF_A_WARPGROUP, (2, 4)):
+    for columns, split in itertools.product(COLUMNS, (2, 4)):
         build(plan, in_order(plan, wgmma(128, columns, 2, (2, 1, 1), split)), threads=256)

@@ -29,6 +29,7 @@ BF16, F32 = jnp.bfloat16, jnp.float32
 FAMILIES = {
     "streamed": (BF16, DotSchedule("wgmma", 64, 48, 64, 3, (1, 1, 2))),
     "split": (BF16, DotSchedule("wgmma", 64, 48, 64, 3, (1, 1, 2), 2)),
+    "fragments": (BF16, DotSchedule("wgmma", 128, 64, 64, 2, (2, 1, 1), 2)),
     "swapped": (BF16, DotSchedule("swapped", 16, 64, 64, 3, (1, 1, 2))),
     "tf32": (F32, DotSchedule("wgmma", 64, 48, 32, 4, (1, 1, 2))),
 }

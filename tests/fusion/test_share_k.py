@@ -138,6 +138,7 @@ def test_a_programs_own_slices_of_a_batch_are_no_shares() -> None:
 
     p = plan(fn, spec(3, 40, 24), spec(3, 24, 16), spec(40, 16, dtype=jnp.float32))
     assert [s.kind for s in p.sigs] == ["dot", "loop"]
+
     def summed(a: Any, b: Any) -> Any:
         return sum(jnp.einsum("bmk,bkn->bmn", a, b, preferred_element_type=jnp.float32))
 

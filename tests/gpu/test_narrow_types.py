@@ -157,3 +157,19 @@ def test_scaled_rows_into_bytes() -> None:
     column = rng.uniform(0.01, 0.1, 768).astype(np.float32)
     found, wanted = (np.asarray(f(layer)(x, w, column), np.float32) for f in (mono, jax.jit))
     assert np.abs(found - wanted).max() <= 0.02 * np.abs(wanted).max()
+
+
+def test_f32_values_that_are_rounded_later_keep_subnormal_results() -> None:
+    """e^-88 is subnormal: a flushed one would make these infinite and NaN (codegen/narrowed.py)."""
+    x = np.full((4, 64), -88, np.float32).astype(jnp.bfloat16)
+
+    def reciprocal(x: jax.Array) -> jax.Array:
+        return (1 / jnp.exp(x.astype(F32))).astype(BF16)
+
+    def softmax(x: jax.Array) -> jax.Array:
+        e = jnp.exp(x.astype(F32))
+        return (e / jnp.sum(e, axis=1, keepdims=True)).astype(BF16)
+
+    found = np.asarray(mono(reciprocal)(x), np.float64)
+    np.testing.assert_allclose(found, np.exp(88.0), rtol=2 ** -7)
+    np.testing.assert_allclose(np.asarray(mono(softmax)(x), np.float64), 1 / 64, rtol=2 ** -7)

@@ -51,8 +51,8 @@ JM_DEVICE uint32_t grid_arrive(GridBarrier* barrier) {
 }
 
 // Blocks that look without a pause are in the way of those that still arrive: with one of 20 ns BERT-base
-// b1 took 0.8 % less time on an H200, ViT-B/16 b1 1.2 %, the T5-base encoder b1 0.5 %; with 100 ns half
-// of that. All of these barriers were slower in a kernel of nothing else (0.85 us): a release without an
+// b1 took 0.8 % less time on an H200, ViT-B/16 b1 1.2 %, the T5-base encoder b1 0.5 %; with 100 ns all
+// gained less. All of these barriers were slower in a kernel of nothing else (0.85 us): a release without an
 // answer 0.95, a fence apart from it 0.95, looks without order and a fence 0.98, two looks at a time 1.05.
 JM_DEVICE void grid_wait(GridBarrier* barrier, uint32_t ticket) {
   if (thread_id() == 0)

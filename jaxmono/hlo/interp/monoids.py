@@ -6,24 +6,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxmono.hlo import ops
 from jaxmono.hlo.interp.core import Array, Context
 from jaxmono.hlo.interp.elementwise import function
 from jaxmono.hlo.ir import Graph
+from jaxmono.hlo.rewrite import binary_kind
 
 MONOIDS = frozenset({"add", "and", "maximum", "minimum", "multiply", "or", "xor"})
 
 
 def monoid(body: Graph) -> np.ufunc | None:
     """The ufunc of a region that is one associative, commutative op of its two inputs."""
-    if len(body.inputs) != 2 or len(body.ops) != 1:
+    kind = binary_kind(body)
+    if kind is None or kind not in MONOIDS:
         return None
-    op = body.ops[0]
-    if not isinstance(op, ops.Elementwise) or op.kind not in MONOIDS:
-        return None
-    if set(op.args) != set(body.inputs) or body.outputs != op.results:
-        return None
-    f = function(op.kind, op.result.type.dtype)
+    f = function(kind, body.outputs[0].type.dtype)
     return f if isinstance(f, np.ufunc) else None
 
 

@@ -23,6 +23,7 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.interp.monoids import MONOIDS
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
+from jaxmono.hlo.rewrite import binary_kind
 from jaxmono.hlo.types import DType, TensorType
 
 MAX_CHAIN = 128
@@ -174,12 +175,8 @@ def neutral(kind: str, dtype: DType) -> Any:
 
 def _single(op: ops.ReduceWindow) -> str:
     """The kind of a reducer that is one of `MONOIDS`, or ""."""
-    body = op.body
-    inner = body.ops[0] if len(body.ops) == 1 else None
-    if not isinstance(inner, ops.Elementwise) or len(op.args) != 1 or inner.kind not in MONOIDS:
-        return ""
-    return inner.kind if set(inner.args) == set(body.inputs) \
-        and body.outputs == inner.results else ""
+    kind = binary_kind(op.body)
+    return kind if kind is not None and kind in MONOIDS else ""
 
 
 def _sum_dtype(op: ops.ReduceWindow) -> DType | None:
