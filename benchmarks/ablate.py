@@ -41,7 +41,8 @@ _PARTS = flags.DEFINE_list("parts", list(_VARIANTS), "What to leave out: noload,
                            "noepilogue, or several of them joined by _.")
 
 HEADER = "jaxmono/gemm_wgmma.cuh"
-_LOADS = ("TileA::template fill<PRODUCERS>(slot(smem, i), thread, row0, k0 + t * BK, load_a);",
+_LOADS = ("TileA::template gather<PRODUCERS>(slot(smem, i), thread, rows, k0 + t * BK, load_a);",
+          "TileA::template fill<PRODUCERS>(slot(smem, i), thread, row0, k0 + t * BK, load_a);",
           "TileA::template fill<PRODUCERS>(slot(smem, i), thread, k0 + t * BK, row0, load_a);",
           "TileB::template fill<PRODUCERS>(to, thread, col0, k0 + t * BK, load_b);",
           "TileB::template fill<PRODUCERS>(to, thread, k0 + t * BK, col0, load_b);")
@@ -63,7 +64,7 @@ _EDITS = {"noload": [(text, ";") for text in _LOADS],
           "noproducts": [(text, f"if (t < 0) {text}") for text in _PRODUCTS],
           "noepilogue": [(_ANCHOR, _WANTED + _ANCHOR)]}
 """Of the header; each text is there once."""
-_SUMS, _FINISH = "G::Accumulators sums;", r"G::finish(_split<|_fragments\(|<)"
+_SUMS, _FINISH = "G::Accumulators sums;", r"G::finish(_split<|_windows<|_fragments\(|<)"
 """Of the generated part: each product has one of each."""
 
 

@@ -174,7 +174,7 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     w.line("A::second(smem, load_k, load_v);")
     width = math.ceil(form.v.size / 16) * 16
     lanes = epilogue_lanes(body, form.stores, form.v, rows=s.bq, cols=width, threads=threads)
-    emit_epilogue(w, body, form.stores, result=form.second.result, identity=code.identity,
+    emit_epilogue(w, body, form.stores, result=form.second.result, demanded=(code.identity,),
                   m=form.m, n=form.v, tile_m=s.bq, bm=str(s.bq), bn=width, lanes=lanes,
                   read="A::read({acc}, smem, {r}, {c})", accumulator="float", row0="",
                   pointers=pointers, outputs=outputs, names=names, read_only=read_only,

@@ -192,7 +192,7 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     head = f"rows.finish<{lanes}>(smem, unit, {exchange}, [&](int r, int c, " \
            f"const float (&acc)[{lanes}])"
     with w.block(head, "});"):
-        emit_piece(w, body, form.stores, result=form.second.result, identity=code.identity,
+        emit_piece(w, body, form.stores, result=form.second.result, demanded=(code.identity,),
                    m=form.m, n=form.v, tile_m=form.m.size, tile_n=width, lanes=lanes, read="",
                    accumulator="float", skip="return", pointers=pointers, outputs=outputs,
                    names={form.batch: "b"}, read_only=read_only)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule, element_type
-from jaxmono.codegen.dot import emit_loader, emit_piece, legal_lanes
+from jaxmono.codegen.dot import emit_loader, emit_piece, is_strided, legal_lanes
 from jaxmono.codegen.dot_wgmma import (
     CONSUMERS,
     LOW_BYTES,
@@ -24,6 +24,7 @@ from jaxmono.codegen.dot_wgmma import (
 )
 from jaxmono.codegen.early_loads import early_loads, emit_fetch
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
+from jaxmono.codegen.gathered import emit_gathered
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import IndexMap
 from jaxmono.fusion.plan import AttentionForm, Sig
@@ -101,8 +102,12 @@ def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     tiles = {form.m: ROWS, form.k: 64, form.v: s.chunk}
     for name, x, columns in (("load_a", code.q, 64), ("load_b", code.k, _round(form.n.size)),
                              ("load_w", code.v, 64)):
-        emit_loader(w, name, code.sig.body, x, code.element, pointers, {form.batch: "0"}, read_only,
-                    {**tiles, form.n: columns}, strided=True)
+        names, own = {form.batch: "0"}, {**tiles, form.n: columns}
+        if x is code.q and not is_strided(x) and emit_gathered(
+                w, name, code.sig.body, x, code.element, pointers, names, own):
+            continue
+        emit_loader(w, name, code.sig.body, x, code.element, pointers, names, read_only, own,
+                    strided=True)
     ahead = 0
     if code.k.param in read_only and code.k.offset is not None and code.k.offset.is_static:
         ahead = max(1, _AHEAD_BYTES // (_round(form.n.size) * 128))
@@ -128,7 +133,7 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
             f"[&](int r, int c, const float (&acc)[{lanes}], const auto& early)")
     with w.block(head, "});"):
         w.line("(void)early;")
-        emit_piece(w, body, form.stores, result=form.second.result, identity=code.identity,
+        emit_piece(w, body, form.stores, result=form.second.result, demanded=(code.identity,),
                    m=form.m, n=form.v, tile_m=ROWS, tile_n=s.chunk, lanes=lanes, read="",
                    accumulator="float", skip="return", pointers=pointers, outputs=outputs,
                    names={form.batch: "b"}, read_only=read_only, early=early)

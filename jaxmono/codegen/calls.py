@@ -50,6 +50,11 @@ class Unit:
             return self.name
         return self.schedule, dot_wgmma.layout(DotCode.of(self.sig, self.schedule))
 
+    @property
+    def resident(self) -> bool:
+        """Whether a block keeps the right operand from one task to the next."""
+        return isinstance(self.schedule, DotSchedule) and self.schedule.resident
+
 
 @dataclass(frozen=True)
 class Call:

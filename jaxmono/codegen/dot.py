@@ -22,7 +22,7 @@ from jaxmono.codegen.operand import Operand, Source, analyse, stride
 from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.demand import Demand, reduction_index
-from jaxmono.fusion.dots import result_index
+from jaxmono.fusion.dots import demanded
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device, DotForm, Sig, Store
 from jaxmono.fusion.support import byte_product, exact_matrix, plain_algorithm
@@ -80,10 +80,9 @@ class DotCode:
         return self.form.batch.size * self.tiles_m * self.tiles_n * self.s.split_k
 
     @property
-    def identity(self) -> IndexMap:
-        """Where the dot's result is demanded, over (batch, m, n)."""
-        f = self.form
-        return result_index(f.dot, Index.of(f.batch), Index.of(f.m), Index.of(f.n))
+    def demanded(self) -> tuple[IndexMap, ...]:
+        """Where the dot's result is demanded, over (batch, rows, n)."""
+        return demanded(self.form)
 
     @property
     def rhs_element(self) -> DType | None:
@@ -328,7 +327,8 @@ def row_demands(op: ops.Reduce, index: IndexMap, cols: Var) -> list[Demand]:
 
 
 def emit_epilogue(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value,
-                  identity: IndexMap, m: Var, n: Var, tile_m: int, bm: str, bn: int, lanes: int,
+                  demanded: Sequence[IndexMap], m: Var, n: Var, tile_m: int, bm: str, bn: int,
+                  lanes: int,
                   read: str, accumulator: str, row0: str, pointers: Mapping[Value, str],
                   outputs: Sequence[str], names: Mapping[Var, str],
                   read_only: Sequence[Value], threads: int, early: Sequence[Root] = ()) -> None:
@@ -339,44 +339,54 @@ def emit_epilogue(w: Writer, body: Graph, stores: Sequence[Store], *, result: Va
     the tile. ``early``: loads that a C variable ``early`` has the results of: those of a thread's
     only piece.
     """
-    per_row = bn // lanes
+    per_row, taps = bn // lanes, len(demanded)
+    end, times = (bm, "") if taps == 1 else (f"max({bm}, 0) / {taps}", f" * {taps}")
     w.directive("#pragma unroll 1")
-    with w.block(f"for (unsigned i = thread_id(); i < ({bm}) * {per_row}; i += {threads})"):
-        w.line(f"const int r = {row0}i / {per_row}, c = i % {per_row} * {lanes};")
-        emit_piece(w, body, stores, result=result, identity=identity, m=m, n=n, tile_m=tile_m,
+    with w.block(f"for (unsigned i = thread_id(); i < ({end}) * {per_row}; i += {threads})"):
+        w.line(f"const int r = {row0}i / {per_row}{times}, c = i % {per_row} * {lanes};")
+        emit_piece(w, body, stores, result=result, demanded=demanded, m=m, n=n, tile_m=tile_m,
                    tile_n=bn, lanes=lanes, read=read, accumulator=accumulator, skip="continue",
                    pointers=pointers, outputs=outputs, names=names, read_only=read_only,
                    early=early)
 
 
 def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value,
-               identity: IndexMap, m: Var, n: Var, tile_m: int, tile_n: int, lanes: int,
+               demanded: Sequence[IndexMap], m: Var, n: Var, tile_m: int, tile_n: int, lanes: int,
                read: str, accumulator: str, skip: str, pointers: Mapping[Value, str],
                outputs: Sequence[str], names: Mapping[Var, str],
                read_only: Sequence[Value], early: Sequence[Root] = ()) -> None:
     """``lanes`` neighbouring elements of a finished tile, at C variables r and c, to the outputs.
 
+    ``demanded``: of the result, by one element; with several (a window's), r is the first of as
+    many rows of the tile, ``m`` counts windows, and ``acc`` is an array of arrays.
     ``read``: C call text with ``{acc}``, ``{r}``, ``{c}`` that fills the sums, or "" where an array
     ``acc`` has them. ``skip``: the statement that leaves elements outside alone. ``early``: loads
     that a C variable ``early`` has the results of.
     """
-    w.line("const int m = m0 + r, n = n0 + c;")
-    outside = [f"{at} >= {var.size}" for at, var, size in (("m", m, tile_m), ("n", n, tile_n))
-               if var.size % size]
+    taps = len(demanded)
+    w.line(f"const int m = {'m0 + r' if taps == 1 else f'(m0 + r) / {taps}'}, n = n0 + c;")
+    outside = [f"{at} >= {var.size}" for at, var, size in (
+        ("m", m, tile_m // taps), ("n", n, tile_n)) if var.size % size]
     if outside:
         w.line(f"if ({' || '.join(outside)}) {skip};")
-    if read:
-        w.line(f"{accumulator} acc[{lanes}];")
-        w.line(read.format(acc="acc", r="r", c="c") + ";")
     t = compute(result.type.dtype)
-    w.line(f"{vector(t, lanes)} dot;")
-    if lanes == 1:
-        w.line(f"dot = static_cast<{t}>(acc[0]);")
-    else:
-        w.line(f"for (int e = 0; e < {lanes}; ++e) dot.x[e] = static_cast<{t}>(acc[e]);")
+    sums = ["acc"] if taps == 1 else [f"acc[{i}]" for i in range(taps)]
+    if read:
+        w.line(f"{accumulator} acc{'' if taps == 1 else f'[{taps}]'}[{lanes}];")
+        for i, acc in enumerate(sums):
+            w.line(read.format(acc=acc, r=f"r + {i}" if i else "r", c="c") + ";")
+    for i, acc in enumerate(sums):
+        dot = f"dot{i if taps > 1 else ''}"
+        w.line(f"{vector(t, lanes)} {dot};")
+        if lanes == 1:
+            w.line(f"{dot} = static_cast<{t}>({acc}[0]);")
+        else:
+            w.line(f"for (int e = 0; e < {lanes}; ++e) "
+                   f"{dot}.x[e] = static_cast<{t}>({acc}[e]);")
     em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
                      var_names={**names, m: "m", n: "n"}, read_only=read_only)
-    em.bind(result, identity, "dot", vector=lanes > 1)
+    for i, at in enumerate(demanded):
+        em.bind(result, at, f"dot{i if taps > 1 else ''}", vector=lanes > 1)
     bind_early(em, early)
     values = [em.emit(body.outputs[s.result], s.index) for s in stores]
     for s, v in zip(stores, values, strict=True):

@@ -86,14 +86,15 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     bm, row0 = str(s.bm), ""
     read = "G::read({acc}, smem, {r}, {c})"
     if s.split_k > 1:
-        w.line(f"using S = SplitK<G, {s.split_k}>;")
+        group = f", {form.taps}" if form.taps > 1 else ""
+        w.line(f"using S = SplitK<G, {s.split_k}{group}>;")
         w.line(f"float* const parts = {workspace} + tile * S::FLOATS;")
         w.line(f"S::exchange(smem, parts, split, {arrivals} + tile);")
         read = "S::read({acc}, parts, {r}, {c})"
         bm, row0 = f"min(S::ROWS, {s.bm} - split * S::ROWS)", "split * S::ROWS + "
-    lanes = epilogue_lanes(body, stores, form.n, rows=math.ceil(s.bm / s.split_k), cols=s.bn,
-                           threads=threads)
-    emit_epilogue(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
+    lanes = epilogue_lanes(body, stores, form.n, rows=math.ceil(s.bm / s.split_k / form.taps),
+                           cols=s.bn, threads=threads)
+    emit_epilogue(w, body, stores, result=form.dot.result, demanded=code.demanded, m=form.rows,
                   n=form.n, tile_m=s.bm, bm=bm, bn=s.bn, lanes=lanes, read=read,
                   accumulator=code.accumulator, row0=row0, pointers=pointers, outputs=outputs,
                   names=names, read_only=read_only, threads=threads)
@@ -174,10 +175,10 @@ def _simt(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequ
                         read_only)
     fast = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
     w.line(f"G::template run<{fast}>(smem, m0, n0, 0, {code.k_tiles}, load_a, load_b);")
-    lanes = epilogue_lanes(body, _tile_stores(code), form.n, rows=s.bm, cols=s.bn,
-                           threads=threads)
-    emit_epilogue(w, body, _tile_stores(code), result=form.dot.result, identity=code.identity,
-                  m=form.m, n=form.n, tile_m=s.bm, bm=str(s.bm), bn=s.bn, lanes=lanes,
+    lanes = epilogue_lanes(body, _tile_stores(code), form.n, rows=s.bm // form.taps,
+                           cols=s.bn, threads=threads)
+    emit_epilogue(w, body, _tile_stores(code), result=form.dot.result, demanded=code.demanded,
+                  m=form.rows, n=form.n, tile_m=s.bm, bm=str(s.bm), bn=s.bn, lanes=lanes,
                   read="G::read({acc}, smem, {r}, {c})", accumulator=acc, row0="",
                   pointers=pointers, outputs=outputs, names=names, read_only=read_only,
                   threads=threads)

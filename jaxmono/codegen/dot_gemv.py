@@ -101,7 +101,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
         epilogue.finish(w, read)
         return
     w.line("const int m0 = 0;")
-    emit_epilogue(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
+    emit_epilogue(w, body, stores, result=form.dot.result, demanded=code.demanded, m=form.m,
                   n=form.n, tile_m=s.bm, bm=str(s.bm), bn=s.bn, lanes=lanes, read=read,
                   accumulator="float", row0="", pointers=pointers, outputs=outputs, names=names,
                   read_only=read_only, threads=threads)
@@ -158,7 +158,7 @@ class _Epilogue:
             w.line(f"{vector(t, lanes)} dot;")
             w.line(f"for (int e = 0; e < {lanes}; ++e) dot{'.x[e]' if lanes > 1 else ''} = "
                    "acc[e];")
-            em.bind(form.dot.result, self.code.identity, "dot", vector=lanes > 1)
+            em.bind(form.dot.result, self.code.demanded[0], "dot", vector=lanes > 1)
             values = [em.emit(body.outputs[s.result], s.index) for s in self.stores]
             for s, v in zip(self.stores, values, strict=True):
                 em.store(self.outputs[s.result], store_offset(body, s), v,

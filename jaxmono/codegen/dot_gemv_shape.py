@@ -25,6 +25,8 @@ def takes(form: DotForm) -> str | None:
     narrow = form.dot.rhs.type.dtype.itemsize == 2
     if form.m.size > (most := MMA_ROWS if narrow else MAX_ROWS):
         return f"{form.m.size} rows; a thread keeps the sums of {most} at most"
+    if form.taps > 1:
+        return "its rows are read in windows"
     if 0 in (form.batch.size, form.m.size, form.n.size, form.k.size):
         return "a dimension is empty"
     if fma_type(form) is None:

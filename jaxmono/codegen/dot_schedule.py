@@ -79,6 +79,8 @@ class DotSchedule:
       warps: (m, n, k) warps, their product is the block's warps; "wgmma", "swapped":
         warpgroups.
       split_k: blocks that share one output tile, each with its share of k.
+      resident: all of the right operand stays in shared memory, for all tasks of a block ("wgmma",
+        a single tile of columns).
     """
 
     family: str
@@ -88,6 +90,7 @@ class DotSchedule:
     stages: int
     warps: tuple[int, int, int]
     split_k: int = 1
+    resident: bool = False
 
 
 def mma_type(lhs: DType, rhs: DType, precision: tuple[str, str], algorithm: str) -> DType | None:

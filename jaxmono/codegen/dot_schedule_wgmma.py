@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule, unused
 from jaxmono.codegen.dot_wgmma import (
@@ -135,10 +136,12 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
             continue
         if split > 1 and k < 256 * split:
             continue
-        deep = itemsize == 2 and not row_prologue and not gathered
         turns = math.ceil(batch * math.ceil(m / bm) * math.ceil(n / bn) / device.sm_count)
-        rings = (_ring(bm, bn, warps, k, split, lines, turns, shared_bytes, row_prologue, k_major)
-                 for lines in ((2, 1) if deep else (1,)))
+        ring = partial(_ring, bm, bn, warps, k, split, turns=turns, shared_bytes=shared_bytes,
+                       row_prologue=row_prologue, k_major=k_major)
+        plain = itemsize == 2 and not row_prologue
+        whole, deep = _whole(k, warps[2]) if plain else 0, 128 if plain and not gathered else 0
+        rings = (ring(depth=d) for d in (whole, deep, 64) if d)
         s = next((s for s in rings if s is not None), None)
         if s is not None:
             fragments = meets_as_fragments(s, gathered=gathered) and not beside
@@ -146,27 +149,47 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
                          fragments)
             yield (cost * (_FRAGMENTS_BEHIND if fragments and behind else 1.0),
                    replace(s, bk=s.bk * 2 // itemsize))
+        stays = plain and not beside and batch == 1 and n <= bn and split == 1 \
+            and turns > _TURNS_AHEAD and warps[0] == 2
+        s = ring(depth=_whole(k, 1) or 64, resident=True) if stays else None
+        if s is not None:
+            yield _cost(s, batch, m, n, k, itemsize, device, row_prologue, k_major[1], gathered,
+                        fragments=False), s
 
 
-def _ring(bm: int, bn: int, warps: tuple[int, int, int], k: int, split: int, lines: int, turns: int,
-          shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool]) -> DotSchedule | None:
-    """The tile with a ring whose slots have ``lines`` times 64 of k; None if there is no room, or
-    if two lines leave too few slots. ``turns``: tasks that a block has.
+def _whole(k: int, warpgroups: int) -> int:
+    """Columns of a slot that has all of k, where lines of 64 would be filled badly; 0 elsewhere.
+    72 of k as 80 instead of 128: the first convolution of VGG-16 b32."""
+    depth = math.ceil(k / 16) * 16
+    return depth if k < 128 and depth % 64 and depth // 16 % warpgroups == 0 else 0
+
+
+def _ring(bm: int, bn: int, warps: tuple[int, int, int], k: int, split: int, *, depth: int,
+          turns: int, shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
+          resident: bool = False) -> DotSchedule | None:
+    """The tile with a ring whose slots have ``depth`` columns of k; None if there is no room, or if
+    two lines leave too few slots. ``turns``: tasks that a block has. ``resident``: the right
+    operand has room of its own.
     """
-    all_lines = math.ceil(math.ceil(k / 64) / split)
-    if all_lines % lines:
-        return None
-    tiles, depth = all_lines // lines, 64 * lines
+    tiles = math.ceil(math.ceil(k / 64) / split)
+    if depth == 128:
+        if tiles % 2:
+            return None
+        tiles //= 2
+    elif depth != 64:
+        tiles = 1
     a = 0 if row_prologue else tile_bytes(bm, depth) if k_major[0] else tile_bytes(depth, bm)
     b = tile_bytes(bn, depth) if k_major[1] else tile_bytes(depth, bn)
     panel = tile_bytes(bm, math.ceil(k / 64) * 64) if row_prologue else 0
+    if resident:
+        panel, b = tiles * b, 0
     room = (shared_bytes - ROLES_BYTES - LOW_BYTES - panel
             - staging_bytes(bn // warps[1], warps[2]))
     ahead = _TURNS_AHEAD if turns > _TURNS_AHEAD else 1
     slots = min(room // (a + b), MAX_SLOTS, max(tiles * ahead, 2))
-    if slots < min(3 if lines == 1 else _DEEP_SLOTS, max(tiles, 2)):
+    if slots < min(_DEEP_SLOTS if depth == 128 else 3, max(tiles, 2)):
         return None
-    return DotSchedule("wgmma", bm, bn, depth, slots, warps, split)
+    return DotSchedule("wgmma", bm, bn, depth, slots, warps, split, resident)
 
 
 def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
@@ -175,13 +198,16 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     if s.split_k > 1 and tiles > device.sm_count:
         return math.inf  # the blocks of a tile wait for each other: only in a single wave
     waves = math.ceil(tiles / device.sm_count)
-    depth = math.ceil(k / s.split_k / 64) * 64
+    depth = math.ceil(k / s.split_k / s.bk) * s.bk
     # Columns of [k, n] are loaded 64 at a time: 96 take as long as 128.
     columns = s.bn if k_major else math.ceil(s.bn / 64) * 64
     right = min(columns, n) * depth * 2
     if not k_major and not gathered:
         # Of lines of 64 columns, where tiles do not begin at what memory hands out.
         right *= 1.0 + unused(s.bn * 2, min(columns, n) * 2)
+    once = 0.0
+    if s.resident:
+        once, right = right / _LOAD_BYTES, 0
     size = (0 if row_prologue else min(s.bm, m)) * depth * 2 + right
     total = min(tiles, device.sm_count) * size
     # Not for convolutions: it made RepVGG b32 3 % slower.
@@ -204,7 +230,8 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
             _SPLIT_TOTAL[m <= FEW] * device.read_bytes_per_us))
     cold = _COLD * batch * n * k * 2 / device.read_bytes_per_us if m <= FEW else 0.0
     # While a tile is in its epilogue the next one's loads go on.
-    return cold + _LATENCY_US[m <= FEW] + waves * (max(load, work) + epilogue + prologue) + split
+    return (cold + once + _LATENCY_US[m <= FEW] + waves * (max(load, work) + epilogue + prologue)
+            + split)
 
 
 def _passed(s: DotSchedule, itemsize: int, row_prologue: bool, k_major: bool) -> int:
@@ -217,6 +244,6 @@ def _passed(s: DotSchedule, itemsize: int, row_prologue: bool, k_major: bool) ->
     wm, wn, _ = s.warps
     columns = s.bn // wn
     read = wm * wn * (64 + (columns if k_major else math.ceil(columns / 64) * 64))
-    written = (0 if row_prologue else s.bm) + s.bn
+    written = (0 if row_prologue else s.bm) + (0 if s.resident else s.bn)
     # tf32: the right operand is also read and written to round it.
     return read + written + (2 * s.bn if itemsize == 4 else 0)

@@ -23,6 +23,7 @@ from jaxmono.codegen.dot import (
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.early_loads import WIDE, early_loads, emit_fetch, touch_columns
 from jaxmono.codegen.emit import c_type
+from jaxmono.codegen.gathered import emit_gathered
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
@@ -64,6 +65,8 @@ def takes_swapped(form: DotForm, code: DotCode, element: DType | None) -> str | 
     """Why a contraction cannot run with its operands swapped; None if it can."""
     if form.row_prologue:
         return "the rows are normalised while they are loaded"
+    if form.taps > 1:
+        return "the rows are read in windows"
     if element not in (DType.BF16, DType.F16):
         return "swapped operands have 16 bits"
     if code.rhs.param is None or not (code.lhs.param is not None or code.lhs.k_major):
@@ -108,17 +111,19 @@ def layout(code: DotCode) -> tuple[int, int]:
     """Bytes of the panel and of a slot."""
     s, (a_k, b_k) = code.s, shared_k_major(code)
     # A tile of 32-bit elements has as many bytes as [k][m] as it has as [m][k].
-    depth = 64 * lines(code)
+    depth = deep(code) // 2
     a = tile_bytes(s.bm, depth) if a_k else tile_bytes(depth, s.bm)
     b = tile_bytes(s.bn, depth) if b_k else tile_bytes(depth, s.bn)
     panel = panel_columns(code)
+    if s.resident:
+        return code.k_tiles * b, a
     return s.bm * 128 * math.ceil(panel / s.bk), b if panel else a + b
 
 
-def lines(code: DotCode) -> int:
-    """How many lines of 128 bytes of k a slot has (tiles of 8-bit floats: of pairs, one)."""
+def deep(code: DotCode) -> int:
+    """Bytes of k in a slot: of one or two lines of 128, or of less where that is all of k."""
     assert code.element is not None
-    return code.s.bk * code.element.itemsize // 128
+    return code.s.bk * code.element.itemsize
 
 
 def panel_columns(code: DotCode) -> int:
@@ -175,13 +180,14 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
                 strided=True, pair=pair)
     if panel_columns(code):
         w.line("const auto load_a = [](void*, int, int) {};  // consumers compute the panel")
-    else:
+    elif is_strided(code.lhs) or s.family == SWAPPED or not emit_gathered(
+            w, "load_a", body, code.lhs, code.element, pointers, names, tiles):
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles,
                     strided=True, pair=pair)
     ahead = 0
     if code.rhs.param in read_only and code.rhs.offset is not None and code.rhs.offset.is_static:
         ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * 128))) \
-            if s.family == SWAPPED else max(1, _AHEAD_BYTES // (s.bn * 128 * lines(code)))
+            if s.family == SWAPPED else max(1, _AHEAD_BYTES // (s.bn * deep(code)))
     w.line("const auto ready = [&] { roles->await_open(opened); };")
     w.line(f"G::produce<{ahead}>(smem, roles, at, m0, n0, k0, k_tiles, ready, load_a, load_b);")
     w.line("return at;")
@@ -207,7 +213,8 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
                     {form.m: s.bm, form.n: s.bn, form.k: s.bk})
         w.line("G::fill(smem, m0, k0, k_tiles, load_a);")
     w.line("G::Accumulators sums;")
-    if s.split_k > 1 and not meets_as_fragments(s, gathered=not is_strided(code.lhs)):
+    if s.split_k > 1 and not meets_as_fragments(
+            s, gathered=not is_strided(code.lhs) or form.taps > 1):
         _emit_split(w, code, pointers, outputs, read_only, names, workspace, arrivals)
     else:
         _emit_whole(w, code, pointers, outputs, read_only, names, workspace, arrivals)
@@ -229,8 +236,8 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                 read_only: Sequence[Value], names: Mapping[Var, str], workspace: str,
                 arrivals: str) -> None:
     form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
-    piece = partial(emit_piece, w, body, stores, result=form.dot.result, identity=code.identity,
-                    m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, read="", accumulator="float",
+    piece = partial(emit_piece, w, body, stores, result=form.dot.result, demanded=code.demanded,
+                    m=form.rows, n=form.n, tile_m=s.bm, tile_n=s.bn, read="", accumulator="float",
                     skip="return", pointers=pointers, outputs=outputs, names=names,
                     read_only=read_only)
     if _leaves_as_fragments(code):
@@ -238,6 +245,15 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
         with w.block("G::finish_fragments(smem, sums, [&](int r, int c, const float (&acc)[2])",
                      "});"):
             piece(lanes=2)
+        return
+    if form.taps > 1:
+        lanes = _lanes(code, 8)
+        touch_columns(w, body, stores, form.dot.result, m=form.rows, n=form.n, tile_n=s.bn,
+                      pointers=pointers, names=names)
+        w.line("G::consume(smem, roles, at, k_tiles, sums);")
+        with w.block(f"G::finish_windows<{form.taps}, {lanes}>(smem, sums, "
+                     f"[&](int r, int c, const float (&acc)[{form.taps}][{lanes}])", "});"):
+            piece(lanes=lanes)
         return
     lanes = _lanes(code, s.bm * s.bn // CONSUMERS // s.split_k)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
@@ -270,6 +286,7 @@ def _leaves_as_fragments(code: DotCode) -> bool:
     read."""
     form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
     return (s.family == "wgmma" and s.warps[2] == 2 and not has_halves(s.bn, 2)
+            and form.taps == 1
             and all(body.outputs[x.result].type.dtype is DType.F32 for x in stores)
             and set(body.inputs) <= {code.lhs.param, code.rhs.param}
             and form.n.size % 2 == 0 and legal_lanes(body, stores, form.n, 2) == 2)
@@ -280,11 +297,11 @@ def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                 arrivals: str) -> None:
     form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
     rows = math.ceil(s.bm / s.split_k)
-    per_thread = math.ceil(rows * s.bn / CONSUMERS)
+    per_thread = math.ceil(rows // form.taps * s.bn / CONSUMERS)
     lanes = _lanes(code, 1 << (per_thread - 1).bit_length())  # one piece a thread, not two
     pieces = rows * (s.bn // lanes)
     early = early_loads(body, stores, form.dot.result, form.n, lanes, ()) \
-        if pieces <= CONSUMERS and s.bm % rows == 0 else []
+        if pieces <= CONSUMERS and s.bm % rows == 0 and form.taps == 1 else []
     if early:  # one piece a thread
         emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
                    pointers=pointers, names=names)
@@ -292,14 +309,14 @@ def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
         w.line(f"const auto early = fetch(split * {rows} + {mine} / {per_row}, "
                f"{mine} % {per_row} * {lanes});")
     w.line("G::consume(smem, roles, at, k_tiles, sums);")
-    w.line(f"using S = SplitK<G, {s.split_k}>;")
+    w.line(f"using S = SplitK<G, {s.split_k}{f', {form.taps}' if form.taps > 1 else ''}>;")
     w.line(f"float* const parts = {workspace} + tile * S::FLOATS;")
     w.line("const auto nothing = [](int, int) { return NoEarly{}; };")
     with w.block("G::finish<4>(smem, sums, nothing, "
                  "[&](int r, int c, const float (&x)[4], NoEarly)", "});"):
         w.line("S::put(parts, split, r, c, x);")
     w.line(f"group_barrier<{s.split_k}>({arrivals} + tile);")
-    emit_epilogue(w, body, stores, result=form.dot.result, identity=code.identity, m=form.m,
+    emit_epilogue(w, body, stores, result=form.dot.result, demanded=code.demanded, m=form.rows,
                   n=form.n, tile_m=s.bm, bm=f"min(S::ROWS, {s.bm} - split * S::ROWS)", bn=s.bn,
                   lanes=lanes, read="S::read({acc}, parts, {r}, {c})", accumulator="float",
                   row0="split * S::ROWS + ", pointers=pointers, outputs=outputs, names=names,
@@ -351,8 +368,10 @@ def emit_begin(w: Writer, code: DotCode) -> None:
     kind, warps = ("GemmSwapped", s.warps[1:]) if s.family == SWAPPED else ("GemmWgmma", s.warps)
     args = [t, s.bm, s.bn, s.stages, *warps, _cpp(code.lhs.k_major), _cpp(code.rhs.k_major),
             panel_columns(code)]
-    if lines(code) > 1:
-        args += [0, lines(code)]
+    if deep(code) != 128 or s.resident:
+        args += [0, deep(code) // 32]
+    if s.resident:
+        args.append(code.k_tiles)
     w.line(f"using G = {kind}<{', '.join(map(str, args))}>;")
     w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code) - LOW_BYTES}, \"tiles\");")
     k_tiles = str(code.k_tiles)

@@ -27,6 +27,8 @@ class Unit(Protocol):
     def shared(self) -> int: ...
     @property
     def ring(self) -> Hashable: ...
+    @property
+    def resident(self) -> bool: ...
 
 
 class Call(Protocol):
@@ -36,6 +38,8 @@ class Call(Protocol):
     def unit(self) -> Unit: ...
     @property
     def tasks(self) -> int: ...
+    @property
+    def groups(self) -> int: ...
 
 
 class Span(Protocol):
@@ -57,9 +61,10 @@ def has_load(calls: Sequence[Call]) -> bool:
 
 
 def is_mixed(calls: Sequence[Call]) -> bool:
-    """Whether the tasks of such a stage use shared memory differently, so that producers may not
-    run ahead from one task to the next."""
-    return has_load(calls) and len({c.unit.ring for c in calls}) > 1
+    """Whether the tasks of such a stage use shared memory differently, or keep other operands in
+    it, so that producers may not run ahead from one task to the next."""
+    return has_load(calls) and (len({c.unit.ring for c in calls}) > 1 or any(
+        c.unit.resident and (c.groups > 1 or len(calls) > 1) for c in calls))
 
 
 def emit_producers(w: Writer, spans: Sequence[Span],
@@ -85,13 +90,14 @@ def _stage(w: Writer, span: Span, i: int, early: int,
     wait = f"roles->await_release(released{ahead if early else ''});"
     w.line()
     w.comment(f"stage {span.start + i}" + (f" + {span.period} * trip" if span.trips > 1 else ""))
-    w.line("at.slot = 0;")
+    fresh = " at.fresh = true;" if any(c.unit.resident for c in calls) else ""
+    w.line(f"at.slot = 0;{fresh}")
     if not mixed:
         w.line(wait)
     total = sum(c.tasks for c in calls)
     with w.block(f"for (int t = block_id(); t < {total}; t += num_blocks())"):
         if mixed:
-            w.line("at.slot = 0;  // rings of other lengths")
+            w.line(f"at.slot = 0;{fresh}  // rings of other lengths")
             w.line(wait)
         dispatch(w, calls, "trip", "_load")
         if mixed:

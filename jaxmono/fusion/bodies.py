@@ -129,7 +129,8 @@ def _dot_form(draft: Draft, body: Graph, dot: Op, mapping: dict[Value, Value],
                     raise PlanError(f"{v!r} has no single place in the row prologue")
                 stores.append(Store(i, at, (b, m, k)))
     stores.sort(key=lambda s: s.result)
-    return DotForm(dot, b, m, n, k, lhs, rhs, tuple(stores), bool(draft.folded))
+    return DotForm(dot, b, m, n, k, lhs, rhs, tuple(stores), bool(draft.folded),
+                   draft.domain[1] if draft.taps > 1 else None)
 
 
 def prologue_walk(graph: Graph, dot: ops.DotGeneral, inside: set[Op],

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from jaxmono.fusion.draft import Draft, State
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize
+from jaxmono.fusion.plan import DotForm
 from jaxmono.hlo import ops
 
 
@@ -56,6 +57,13 @@ def result_index(op: ops.DotGeneral, batch: Index, m: Index, n: Index) -> IndexM
     return (*delinearize(batch, [lhs[d] for d in op.lhs_batch]),
             *delinearize(m, [lhs[d] for d in dims.lhs_free]),
             *delinearize(n, [rhs[d] for d in dims.rhs_free]))
+
+
+def demanded(form: DotForm) -> tuple[IndexMap, ...]:
+    """Where every element stored over (batch, rows, n) demands the dot: once, or at all rows of its
+    window."""
+    b, n, first = Index.of(form.batch), Index.of(form.n), Index.of(form.rows) * form.taps
+    return tuple(result_index(form.dot, b, first + t, n) for t in range(form.taps))
 
 
 def _place(at: list[Index], shape: Sequence[int], dimensions: Sequence[int],

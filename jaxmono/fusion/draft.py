@@ -49,6 +49,8 @@ class Draft:
       seen: values read at (rows, cols), by which later reduces find this draft.
       folded: ops of a row draft that this dot recomputes as its row prologue.
       extra: values of the row prologue that this dot also writes.
+      taps: how many neighbouring rows of the contraction an element of the domain takes (its second
+        Var counts windows); see window_rows.py.
     """
 
     kind: str
@@ -63,6 +65,7 @@ class Draft:
     seen: dict[Value, IndexMap] = field(default_factory=dict)
     folded: dict[Op, None] = field(default_factory=dict)
     extra: tuple[Value, ...] = ()
+    taps: int = 1
     outputs: tuple[Value, ...] = ()
 
     def own(self, op: Op) -> None:

@@ -3,6 +3,7 @@
     dot ──► add bias ──► gelu ──► convert        joins the dot's draft (epilogue)
     reduce ──► divide ──► broadcast ──► subtract joins the reduce's draft
     p[0] + p[1] + ... ──► add bias ──► reduce    the sum of a contraction's shares begins a norm's
+    dot ──► relu ──► four slices ──► maximum     joins the dot's draft, with four rows an element
 
 An op joins the draft of its operand with the highest potential, if everything else that it reads
 has a smaller one (so the draft does not have to wait for its own kind) and it demands the values
@@ -17,10 +18,11 @@ from jaxmono.fusion.dots import start_dot
 from jaxmono.fusion.draft import JOINABLE, Draft, State, consistent, forward
 from jaxmono.fusion.rows import place_reduce
 from jaxmono.fusion.share_k import start_sum
+from jaxmono.fusion.window_rows import place_window
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op
 
-OPTIONAL = ("back_to_back",)
+OPTIONAL = ("back_to_back", "window_rows")
 """Decisions that ``state.without`` may leave out."""
 
 
@@ -34,7 +36,8 @@ def grow(state: State) -> None:
                 start_dot(state, op)
         elif isinstance(op, ops.Reduce):
             place_reduce(state, op)
-        elif not start_sum(state, op) and not _join(state, op):
+        elif op not in state.owner and not start_sum(state, op) and not place_window(state, op) \
+                and not _join(state, op):
             pot = max((state.pot_of(v) for v in op.uses), default=0)
             state.pot.update(dict.fromkeys(op.results, pot))
 

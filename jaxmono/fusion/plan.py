@@ -65,7 +65,7 @@ class RowForm:
 class DotForm:
     """One dot_general with its prologues and epilogue.
 
-    The dot is demanded by every output at exactly ``batch, m, n`` (flattened: one Var each). Its
+    The dot is demanded by every output at exactly `dots.demanded` (flattened: one Var each). Its
     operands are demanded at ``lhs_index`` over (batch, m, k) and ``rhs_index`` over (batch, n, k),
     and may be any expression of the parameters (prologue).
 
@@ -73,6 +73,8 @@ class DotForm:
       row_prologue: the left operand contains reduces over exactly k (a normalisation): a block
         computes whole rows of it into shared memory first. ``stores`` over (batch, m, k) are
         then written by the tiles of column 0.
+      windows: what is stored instead of m (over batch, windows, n), if each element takes the dot
+        at several neighbouring rows: `taps` of them (see window_rows.py).
     """
 
     dot: ops.DotGeneral
@@ -84,6 +86,17 @@ class DotForm:
     rhs_index: IndexMap
     stores: tuple[Store, ...]
     row_prologue: bool = False
+    windows: Var | None = None
+
+    @property
+    def rows(self) -> Var:
+        """What the results are stored over, beside batch and n."""
+        return self.m if self.windows is None else self.windows
+
+    @property
+    def taps(self) -> int:
+        """Rows of m that each stored one takes."""
+        return 1 if self.windows is None else self.m.size // self.windows.size
 
 
 @dataclass(frozen=True)

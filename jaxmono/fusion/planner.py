@@ -107,6 +107,9 @@ def _notes(form: Formulation) -> tuple[str, ...]:
     heads = sum(d.kind == "attention" for d in form.groups)
     if heads:
         out.append(f"{heads} attentions keep their scores inside a block")
+    windows = sum(d.taps > 1 for d in form.groups)
+    if windows:
+        out.append(f"{windows} contractions are pooled before they are stored")
     sums = sum(d.kind == "row" and not isinstance(d.anchor, ops.Reduce) for d in form.groups)
     if sums:
         out.append(f"{sums} contractions with few rows leave the sum over their shares of k to the "

@@ -8,23 +8,26 @@ from jaxmono.fusion.orient import orient
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.share_k import share_k
 from jaxmono.fusion.split_reduce import split_reduces
+from jaxmono.fusion.window_rows import order_rows
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.passes import dead_code, expand
 from jaxmono.hlo.rewrite import replace_values
 
-OPTIONAL = ("share_k",)
+OPTIONAL = ("share_k", "window_rows")
 """Steps that `prepare` can go without."""
 
 
 def prepare(graph: Graph, device: Device, without: Collection[str] = ()) -> Graph:
-    """Drops optimization barriers and dead ops, splits long reduces, orients contractions and takes
-    those apart whose shares of k a norm can add up.
+    """Drops optimization barriers and dead ops, splits long reduces, orients contractions, puts
+    their rows in the order of the windows that read them, and takes those apart whose shares of k a
+    norm can add up.
 
     A convolution that no pass has expanded yet is expanded here. ``without``: of `OPTIONAL`, what
     is left out; other names are not looked at.
     """
     graph = orient(split_reduces(dead_code(expand(without_barriers(graph))), device))
+    graph = graph if "window_rows" in without else order_rows(graph)
     return graph if "share_k" in without else share_k(graph, device)
 
 

@@ -1,7 +1,7 @@
 """Is a Sig what its form says? Walked from the stores, independent of how it was grown.
 
-    dot        every store needs the contraction at (batch, m, n) only; reduces only in a row
-               prologue, there at (batch, m) only
+    dot        every store needs the contraction at (batch, m, n) only, or at the rows m of its
+               window; reduces only in a row prologue, there at (batch, m) only
     row        every reduce is needed at one index of the rows, and reduces exactly the columns
     attention  row (b, m) of the probabilities needs row (b, m) of the scores only
     loop       no contraction, no reduce
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 from jaxmono.fusion.attention import prove
-from jaxmono.fusion.dots import operand_index, result_index
+from jaxmono.fusion.dots import demanded, operand_index, result_index
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.indexing import Index, Var
 from jaxmono.fusion.plan import AttentionForm, DotForm, RowForm, Sig
@@ -42,14 +42,16 @@ def _stop(walk: Walk, sig: Sig) -> None:
 
 
 def _dot(sig: Sig, form: DotForm) -> None:
-    dot, over = form.dot, (form.batch, form.m, form.n)
+    dot, over = form.dot, (form.batch, form.rows, form.n)
+    if form.rows.size * form.taps != form.m.size:
+        raise PlanError(f"sig {sig.name}: {form.rows.size} windows of {form.taps} rows are not "
+                        f"{form.m.size}")
     epilogue = Walk(sig.body, lambda o: o is not dot)
     for s in form.stores:
         if s.over == over:
             epilogue.demand(sig.body.outputs[s.result], s.index)
     _stop(epilogue, sig)
-    expected = result_index(dot, Index.of(form.batch), Index.of(form.m), Index.of(form.n))
-    if set(epilogue.reached.get(dot.result, ())) != {expected}:
+    if set(epilogue.reached.get(dot.result, ())) != set(demanded(form)):
         raise PlanError(f"sig {sig.name}: its stores need other elements of the contraction "
                         "than their own")
     sides = (("lhs", form.lhs_index, form.m), ("rhs", form.rhs_index, form.n))

@@ -25,6 +25,8 @@ def trim(state: State) -> None:
         for op in reversed(tuple(draft.ops)):
             if op is draft.anchor or isinstance(op, (ops.Reduce, ops.DotGeneral)):
                 continue
+            if draft.taps > 1 and isinstance(op, ops.Slice):
+                continue  # of rows that have no place in the group
             if len(op.results) == 1 and op.result in draft.at and op.result not in outputs \
                     and _releasable(state, draft, op, outputs):
                 _release(state, draft, op)

@@ -272,6 +272,7 @@ def _crnn(w: Any, x: Array) -> Array:
     return logits - np.log(np.sum(np.exp(logits), axis=-1, keepdims=True))
 
 
+@pytest.mark.slow  # 12 seconds, most of them XLA's compiler
 def test_crnn_is_the_papers() -> None:
     model = _shaken(crnn.create(crnn.tiny(dtype=jnp.float32)))
     images = jax.random.normal(jax.random.key(0), (2, 32, 20, 1))

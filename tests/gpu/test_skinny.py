@@ -62,8 +62,8 @@ def test_layers_behind_each_other_give_the_same_bits() -> None:
 
 @pytest.mark.parametrize("rows", [False, True])
 def test_a_large_head_is_read_near_bandwidth(rows: bool) -> None:
-    """525 MB, two weights in turn; 2.9 TB/s is 70 % of an H200's read bandwidth: a broken stream
-    shows, a busy machine does not."""
+    """525 MB, two weights in turn; 2.9 TB/s is 70 % of an H200's read bandwidth. Other tests may
+    have the GPU meanwhile, so it may take half a minute to see it once; a broken stream never."""
     if "H200" not in jax.devices()[0].device_kind:
         pytest.skip("the bound is an H200's")
     shape = (128256, 2048) if rows else (2048, 128256)
@@ -71,9 +71,9 @@ def test_a_large_head_is_read_near_bandwidth(rows: bool) -> None:
     x = jax.random.normal(jax.random.key(2), (1, 2048), BF16)
     step = jaxmono.jit(lambda x, w: dot(x, w, rows=rows))
     jax.block_until_ready([step(x, w) for w in ws])
-    best = 1e9
-    for _ in range(5):
+    best, until = 0.0, time.perf_counter() + 30
+    while best <= 2.9e12 and time.perf_counter() < until:
         begin = time.perf_counter()
         jax.block_until_ready([step(x, ws[i % 2]) for i in range(20)])
-        best = min(best, (time.perf_counter() - begin) / 20)
-    assert ws[0].nbytes / best > 2.9e12
+        best = max(best, 20 * ws[0].nbytes / (time.perf_counter() - begin))
+    assert best > 2.9e12

@@ -25,6 +25,7 @@
 // loads 14.0: they do not overlap fully. Spread over the GPCs, so that 12 to 30 % more sectors leave L2,
 // blocks take as long (three products; 2048x2304x768 5 % less); [k][m] or [k][n] make 0 to 9 %.
 #pragma once
+#include "jaxmono/gathered.cuh"
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/ptx_wgmma.cuh"
 #include "jaxmono/roles.cuh"
@@ -91,18 +92,21 @@ struct Wgmma<float> {
 // (WG_M), n (WG_N) or k (WG_K: each has all of the tile and every other k step, and the sums meet in the
 // epilogue; those of wide tiles in HALVES, each warpgroup's columns); one of them is 2. *_K_MAJOR: in
 // memory, and in shared memory if T has 16 bits. PANEL: k tiles of A that the consumers compute and
-// keep, as in Gemm; 0: A is streamed with B. PANEL_B: the same of B. LINES: of 128 bytes of k in a slot.
+// keep, as in Gemm; 0: A is streamed with B. PANEL_B: the same of B. DEPTH: steps of 32 bytes
+// of k in a slot, 4 to a line of shared memory.
+// RESIDENT: k tiles of B, all there are, that the producers load once for all of a block's tasks.
 template <class T, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int WG_K, bool A_K_MAJOR,
-          bool B_K_MAJOR, int PANEL = 0, int PANEL_B = 0, int LINES = 1>
+          bool B_K_MAJOR, int PANEL = 0, int PANEL_B = 0, int DEPTH = 4, int RESIDENT = 0>
 struct GemmWgmma {
   static constexpr bool TF32 = is_same<T, float>, B_K = B_K_MAJOR || TF32;
-  static constexpr int BM = BM_, BN = BN_, BK = LINES * 128 / sizeof(T), SLOTS = SLOTS_;
-  static constexpr int N = BN / WG_N, NT = N / 8, STEPS = 4 * LINES / WG_K, STEP = 32 / sizeof(T);
+  static constexpr int BM = BM_, BN = BN_, BK = DEPTH * 32 / sizeof(T), SLOTS = SLOTS_;
+  static constexpr int N = BN / WG_N, NT = N / 8, STEPS = DEPTH / WG_K, STEP = 32 / sizeof(T);
   static_assert(WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M, "two warpgroups of 64 rows");
   static_assert(N % 16 == 0 && N <= 256 && SLOTS >= 2 && SLOTS <= MAX_SLOTS, "");
-  static_assert(LINES == 1 || (!TF32 && PANEL == 0 && PANEL_B == 0), "");
+  static_assert(DEPTH == 4 || (!TF32 && PANEL == 0 && PANEL_B == 0 && DEPTH % WG_K == 0), "");
   static_assert(PANEL == 0 || A_K_MAJOR, "a panel is [m][k]");
   static_assert(PANEL_B == 0 || (B_K_MAJOR && PANEL == 0 && !TF32), "or [n][k]");
+  static_assert(RESIDENT == 0 || (PANEL == 0 && PANEL_B == 0 && !TF32), "");
   // A slice along n begins at a panel of 64 columns.
   static_assert(B_K || WG_N == 1 || N % 64 == 0, "");
 
@@ -113,8 +117,9 @@ struct GemmWgmma {
   using TileB = Conditional<TF32, Tf32Right<BN, B_K_MAJOR>,
                             SwizzledTile<T, B_K ? BN : BK, B_K ? DEEP_B : BN>>;
   static constexpr int A_BYTES = PANEL ? 0 : TileA::BYTES;
-  static constexpr int STAGE_BYTES = A_BYTES + (PANEL_B ? 0 : TileB::BYTES);
-  static constexpr int PANEL_BYTES = PANEL ? TileA::BYTES : PANEL_B ? TileB::BYTES : 0;
+  static constexpr int STAGE_BYTES = A_BYTES + (PANEL_B || RESIDENT ? 0 : TileB::BYTES);
+  static constexpr int PANEL_BYTES =
+      PANEL ? TileA::BYTES : (PANEL_B ? 1 : RESIDENT) * TileB::BYTES;
 
   // Of wide tiles whose k is shared, each warpgroup finishes half of the columns: the other's sums of
   // these come as fragments, a quarter of the tile at a time.
@@ -146,27 +151,43 @@ struct GemmWgmma {
 
   // Requests all k tiles of a task. AHEAD: of the first tiles one operand, the left one if LEFT, is
   // requested before ready() returns, which waits until the other one may be read; where that is a
-  // panel there is nothing to wait for.
+  // panel there is nothing to wait for. A resident B comes with the block's first task (at.fresh), and has
+  // landed when the first k tile of A has.
   template <int AHEAD, bool LEFT = false, class Ready, class LoadA, class LoadB>
   JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int row0, int col0,
                                 int k0, int tiles, const Ready& ready, const LoadA& load_a,
                                 const LoadB& load_b) {
     const int thread = thread_id() - CONSUMERS;
+    const auto rows = [&] {
+      if constexpr (IsGathered<LoadA>::value)
+        return typename TileA::template Rows<PRODUCERS>(thread, row0, load_a);
+      else return 0;
+    }();
     const auto fetch_a = [&](int i, int t) {
       if constexpr (PANEL == 0) {
-        if constexpr (A_K_MAJOR)
+        if constexpr (IsGathered<LoadA>::value)
+          TileA::template gather<PRODUCERS>(slot(smem, i), thread, rows, k0 + t * BK, load_a);
+        else if constexpr (A_K_MAJOR)
           TileA::template fill<PRODUCERS>(slot(smem, i), thread, row0, k0 + t * BK, load_a);
         else
           TileA::template fill<PRODUCERS>(slot(smem, i), thread, k0 + t * BK, row0, load_a);
       }
     };
+    const auto fill_b = [&](unsigned char* to, int t) {
+      if constexpr (B_K)
+        TileB::template fill<PRODUCERS>(to, thread, col0, k0 + t * BK, load_b);
+      else
+        TileB::template fill<PRODUCERS>(to, thread, k0 + t * BK, col0, load_b);
+    };
     const auto fetch_b = [&](int i, int t) {
-      unsigned char* const to = slot(smem, i) + A_BYTES;
-      if constexpr (PANEL_B == 0) {
-        if constexpr (B_K)
-          TileB::template fill<PRODUCERS>(to, thread, col0, k0 + t * BK, load_b);
-        else
-          TileB::template fill<PRODUCERS>(to, thread, k0 + t * BK, col0, load_b);
+      if constexpr (PANEL_B == 0 && RESIDENT == 0) fill_b(slot(smem, i) + A_BYTES, t);
+    };
+    const auto settle = [&] {
+      if constexpr (RESIDENT > 0) {
+        if (at.fresh)
+#pragma unroll 1
+          for (int t = 0; t < RESIDENT; ++t) fill_b(smem + t * TileB::BYTES, t);
+        at.fresh = false;
       }
     };
     const auto first = [&](int i, int t) {
@@ -174,7 +195,8 @@ struct GemmWgmma {
       else fetch_b(i, t);
     };
     constexpr bool ALONE = LEFT && PANEL_B && AHEAD;
-    constexpr int FIRST = ALONE ? 0 : AHEAD < SLOTS ? AHEAD : SLOTS;
+    constexpr int FIRST = ALONE || RESIDENT ? 0 : AHEAD < SLOTS ? AHEAD : SLOTS;
+    if constexpr (AHEAD > 0) settle();
     Place from = at;
 #pragma unroll 1
     for (int t = 0; t < FIRST && t < tiles; ++t) {
@@ -183,6 +205,7 @@ struct GemmWgmma {
       from.template next<SLOTS>();
     }
     if constexpr (!ALONE) ready();
+    if constexpr (AHEAD == 0) settle();
     Place done = at;  // where the tiles are that have been requested and not rounded
 #pragma unroll 1
     for (int t = 0; t < tiles + LAG; ++t) {
@@ -243,7 +266,9 @@ struct GemmWgmma {
       mbarrier_wait(&roles->full[at.slot], at.parity());
       fence_proxy_async();  // cp.async, too, writes as ordinary stores do
       unsigned char* const a = PANEL ? smem : slot(smem, at.slot);
-      unsigned char* const b = PANEL_B ? smem : slot(smem, at.slot) + A_BYTES;
+      unsigned char* const b = PANEL_B    ? smem
+                               : RESIDENT ? smem + t * TileB::BYTES
+                                          : slot(smem, at.slot) + A_BYTES;
       wgmma_fence();
 #pragma unroll
       for (int s = 0; s < STEPS; ++s) {
@@ -351,6 +376,45 @@ struct GemmWgmma {
         [&](int r, int c, const float (&sum)[LANES], const auto& early) {
           f(first_row() + r, own_col() + c, sum, early);
         });
+  }
+
+  // As `finish`, for every LANES neighbouring columns of TAPS neighbouring rows: f(r, c, sums) with
+  // sums[TAPS][LANES].
+  template <int TAPS, int LANES, class F>
+  JM_DEVICE static void finish_windows(unsigned char* smem, Accumulators& acc, const F& f) {
+    const auto own_rows = [&](float (&x)[OWN][4]) {
+      Staged::template windows<TAPS, LANES>(
+          staging(smem) + warp_id() * 16 * PITCH, x,
+          [&](int r, int c, const float (&sums)[TAPS][LANES]) {
+            f(first_row() + r, own_col() + c, sums);
+          });
+    };
+    if constexpr (HALVES) {
+      float own[OWN][4];
+      if (warpgroup() == 0) exchange<0>(smem, acc, own);
+      else exchange<1>(smem, acc, own);
+      own_rows(own);
+      syncthreads();
+    } else if constexpr (WG_K == 2) {
+      constexpr int PER_ROW = N / LANES;
+      Staged::template put<LANES>(staging(smem) + warp_id() * 16 * PITCH, acc.x);
+      syncthreads();
+#pragma unroll 1
+      for (int i = thread_id(); i < BM / TAPS * PER_ROW; i += CONSUMERS) {
+        const int r = i / PER_ROW * TAPS, c = i % PER_ROW * LANES;
+        float sums[TAPS][LANES], others[TAPS][LANES];
+        Staged::template window<TAPS, LANES>(sums, staging(smem) + r * PITCH, c);
+        Staged::template window<TAPS, LANES>(others, staging(smem) + (64 + r) * PITCH, c);
+#pragma unroll
+        for (int t = 0; t < TAPS; ++t)
+#pragma unroll
+          for (int e = 0; e < LANES; ++e) sums[t][e] += others[t][e];
+        f(r, c, sums);
+      }
+      syncthreads();
+    } else {
+      own_rows(acc.x);
+    }
   }
 
   // Where SPLIT blocks share k: as `finish`, each block for its share of every warpgroup's columns. The

@@ -8,6 +8,14 @@ JM_DEVICE uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
+// The same pointer, of which the compiler does not know how it was made: sums with it stay sums with it,
+// and are one multiply-add each.
+template <class T>
+JM_DEVICE T* opaque(T* p) {
+  asm("" : "+l"(p));
+  return p;
+}
+
 // The last operand of cp.async is the number of bytes that are read; the rest is zeros.
 JM_DEVICE void cp_async_16(void* smem, const void* gmem, bool pred = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(smem)),

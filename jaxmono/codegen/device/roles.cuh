@@ -71,9 +71,11 @@ struct Roles {
 };
 
 // One role's place in the ring. The bits of `phase` say which phase of a slot's barrier comes next.
+// fresh: the producers have loaded nothing yet that stays for the tasks behind this one.
 struct Place {
   int slot = 0;
   uint32_t phase = 0;
+  bool fresh = true;
 
   template <int SLOTS>
   JM_DEVICE void next() {

@@ -36,9 +36,11 @@ JM_DEVICE void sum_shares(Acc (&out)[VEC], const Acc* first) {
 
 // G: the Gemm whose partial sums are exchanged. The SPLIT tasks of a tile are neighbours in the task
 // order, so they run at the same time on any grid of at least SPLIT blocks: the wait always ends.
-template <class G, int SPLIT>
+// GROUP: neighbouring rows that one block finishes together.
+template <class G, int SPLIT, int GROUP = 1>
 struct SplitK {
-  static constexpr int ROWS = (G::BM + SPLIT - 1) / SPLIT;  // rows that one block finishes
+  static constexpr int SHARE = (G::BM + SPLIT - 1) / SPLIT;
+  static constexpr int ROWS = (SHARE + GROUP - 1) / GROUP * GROUP;  // that one block finishes at most
   static constexpr int TILE = G::BM * G::BN;                // elements of one partial tile
   static constexpr int FLOATS = SPLIT * TILE;  // workspace of one output tile; integers are as wide
   static_assert(G::BN % 4 == 0, "rows move in 16-byte pieces");

@@ -99,12 +99,47 @@ struct StagedRows {
             f(row(base + k * WARP), c0 + column(base + k * WARP), sums[k].x, early[k]);
       }
       syncwarp();
-      // The next chunk moves to where this one was: its registers are named at compile time.
-#pragma unroll
-      for (int j = 0; j + CHUNK / 8 < NT; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[j][e] = x[j + CHUNK / 8][e];
+      advance(x);
     }
+  }
+
+  // Calls f(r, c, sums) for every LANES neighbouring columns of every TAPS neighbouring rows.
+  template <int TAPS, int LANES, class F>
+  JM_DEVICE static void windows(float* own, float (&x)[NT][4], const F& f) {
+    constexpr int PER_ROW = CHUNK / LANES, PIECES = 16 / TAPS * PER_ROW;
+#pragma unroll 1
+    for (int c0 = 0; c0 < N; c0 += CHUNK) {
+      put<LANES>(own, x);
+      syncwarp();
+#pragma unroll 1
+      for (int i = lane_id(); i < PIECES; i += WARP) {
+        const int r = i / PER_ROW * TAPS, c = i % PER_ROW * LANES;
+        float sums[TAPS][LANES];
+        window<TAPS, LANES>(sums, own + r * PITCH, c);
+        f(r, c0 + c, sums);
+      }
+      syncwarp();
+      advance(x);
+    }
+  }
+
+  // LANES neighbouring columns of TAPS rows.
+  template <int TAPS, int LANES>
+  JM_DEVICE static void window(float (&sums)[TAPS][LANES], const float* row, int c) {
+#pragma unroll
+    for (int t = 0; t < TAPS; ++t) {
+      const Vec<float, LANES> piece = get<LANES>(row + t * PITCH, c);
+#pragma unroll
+      for (int e = 0; e < LANES; ++e) sums[t][e] = piece.x[e];
+    }
+  }
+
+  // The next chunk moves to where this one was: its registers are named at compile time.
+  JM_DEVICE static void advance(float (&x)[NT][4]) {
+#pragma unroll
+    for (int j = 0; j + CHUNK / 8 < NT; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[j][e] = x[j + CHUNK / 8][e];
   }
 };
 

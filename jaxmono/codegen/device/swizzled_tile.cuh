@@ -1,5 +1,6 @@
 // A tile in shared memory as wgmma reads it, and the threads that fill it.
 #pragma once
+#include "jaxmono/gathered.cuh"
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/types.cuh"
 
@@ -48,6 +49,39 @@ struct SwizzledTile {
   JM_DEVICE static T* at(unsigned char* base, int row, int col) {
     return reinterpret_cast<T*>(base + col / ACROSS * PANEL + row * 128 +
                                 ((col / PIECE ^ row) & 7) * 16) + col % PIECE;
+  }
+
+  // The rows of a gathered operand that a thread has a piece of, the same in each; found once a task.
+  template <int THREADS>
+  struct Rows {
+    static constexpr int STEP = THREADS / 8, COUNT = ROWS / STEP;
+    static_assert(STEP % 8 == 0 && ROWS % STEP == 0, "one swizzle for all rows");
+    GatheredRow of[COUNT];
+
+    template <class Load>
+    JM_DEVICE Rows(int thread, int row0, const Load& load) {
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i)
+        of[i] = load.rows(row0 + static_cast<int>(static_cast<unsigned>(thread) / 8) + i * STEP);
+    }
+  };
+  // As `fill`, of rows that were found before.
+  template <int THREADS, class Load>
+  JM_DEVICE static void gather(unsigned char* base, int thread, const Rows<THREADS>& rows, int col0,
+                               const Load& load) {
+    const int row = static_cast<int>(static_cast<unsigned>(thread) / 8);
+#pragma unroll
+    for (int first = 0; first < COLS; first += ACROSS) {
+      const int col = first + thread % 8 * PIECE;
+      if (first + ACROSS > COLS && col >= COLS) break;
+      unsigned char* const to = reinterpret_cast<unsigned char*>(at(base, row, col));
+      const auto column = load.columns(col0 + col);
+      const auto from = opaque(column.from);
+#pragma unroll
+      for (int i = 0; i < Rows<THREADS>::COUNT; ++i)
+        cp_async_16(to + i * (Rows<THREADS>::STEP * 128), from + rows.of[i].offset,
+                    (rows.of[i].outside & column.needs) == 0);
+    }
   }
 
   // As Tile::fill, by THREADS threads of which this is number `thread`.

@@ -66,6 +66,10 @@ inline void choose_early(Copies& q) {
 
 }  // namespace emulate
 
+template <class T>
+inline T* opaque(T* p) {
+  return p;
+}
 inline void cp_async_16(void* smem, const void* gmem, bool pred = true) {
   emulate::cp_async<16>(smem, gmem, pred);
 }

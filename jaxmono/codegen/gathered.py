@@ -1,0 +1,117 @@
+"""The loader of a gathered left operand, a convolution's, in parts (device/gathered.cuh).
+
+    offset(m, k) = offset of row m + offset of k         } an address is a sum
+    guard:  low <= row's place + k's distance < high     } padding a bit for each distance
+
+    conv 3x3:  448 * y + 2 * x  +  448 * (k / 192) + ...       y + (k / 192) - 1  in 0 .. 224
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxmono.codegen.emit import BodyEmitter, c_type
+from jaxmono.codegen.index_code import fits_int
+from jaxmono.codegen.operand import Operand
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.indexing import Index, Var
+from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.types import DType
+
+_BITS = 30
+"""For all distances of all bounds; the two above are those of rows and columns that are outside."""
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """``low <= row + column < high``; ``distances``: how many values ``column`` may have, from
+    ``first`` on (0: it is a constant, or ``row`` is)."""
+
+    row: Index
+    column: Index
+    low: int
+    high: int
+    first: int = 0
+    distances: int = 0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """An operand's element offset and guard, taken apart."""
+
+    row: Index
+    column: Index
+    bounds: tuple[_Bound, ...]
+
+
+def parts_of(x: Operand) -> Parts | None:
+    """``x`` in parts of its rows and of k; None if something depends on both at once."""
+    if x.param is None or x.offset is None or x.others or not x.k_major:
+        return None
+    made = _separate(x.offset, x)
+    if made is None or not all(map(fits_int, made)):
+        return None
+    bounds: list[_Bound] = []
+    room = _BITS
+    for index, low, high in x.guard.bounds:
+        apart = _separate(index, x)
+        if apart is None or not all(map(fits_int, apart)):
+            return None
+        row, column = apart
+        if row.is_const or column.is_const:
+            bounds.append(_Bound(row, column, low, high))
+            continue
+        first, last = column.bounds
+        room -= last - first + 1
+        bounds.append(_Bound(row, column, low, high, first, last - first + 1))
+    return Parts(*made, tuple(bounds)) if room >= 0 else None
+
+
+def _separate(index: Index, x: Operand) -> tuple[Index, Index] | None:
+    """What of ``index`` depends on the rows, or nothing, and what on k."""
+    row, column = Index((), index.const), Index()
+    for atom, c in index.terms:
+        term = Index.of(atom) * c
+        if not term.is_static or (term.depends_on(x.k) and len(term.variables) > 1):
+            return None
+        if term.depends_on(x.k):
+            column = column + term
+        else:
+            row = row + term
+    return row, column
+
+
+def emit_gathered(w: Writer, name: str, body: Graph, x: Operand, element: DType,
+                  pointers: Mapping[Value, str], names: Mapping[Var, str],
+                  tiles: Mapping[Var, int]) -> bool:
+    """``const auto NAME``: a ``Gathered``; False, and nothing written, if `parts_of` is None."""
+    parts = parts_of(x)
+    if parts is None or element.itemsize != 2:
+        return False
+    assert x.param is not None
+    em = BodyEmitter(w, body, pointers, var_names={**names, x.outer: "o", x.k: "k"})
+    row, column = ["OUTSIDE_COLUMN"], ["OUTSIDE_ROW"]
+    bit = 0
+    for b in parts.bounds:
+        if b.distances:
+            place = em.code(b.row + b.first)
+            row.append(f"missing<{b.distances}>({place}, {b.low}, {b.high}) << {bit}")
+            column.append(f"1u << ({em.code(b.column + (bit - b.first))})")
+            bit += b.distances
+            continue
+        text = em.code(b.row + b.column)
+        test = f"({text} < {b.low} || {text} >= {b.high})"
+        (row if b.column.is_const else column).append(
+            f"({test} ? {'OUTSIDE_ROW' if b.column.is_const else 'OUTSIDE_COLUMN'} : 0u)")
+    if x.k.size % tiles[x.k]:
+        column.append(f"(k < {x.k.size} ? 0u : OUTSIDE_COLUMN)")
+    with w.block(f"const auto {name}_rows = [&](int o)", "};"):
+        if x.outer.size % tiles[x.outer]:
+            w.line(f"if (o >= {x.outer.size}) return GatheredRow{{0, ~0u}};")
+        w.line(f"return GatheredRow{{{em.code(parts.row)}, {' | '.join(row)}}};")
+    with w.block(f"const auto {name}_columns = [&](int k)", "};"):
+        w.line(f"return GatheredColumn<{c_type(element)}>{{{pointers[x.param]} + "
+               f"({em.code(parts.column)}), {' | '.join(column)}}};")
+    w.line(f"const auto {name} = gathered<{c_type(element)}>({name}_rows, {name}_columns);")
+    return True

@@ -1,0 +1,160 @@
+"""Contractions that are only read in windows: pooled before anything is stored (window_rows.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxmono._build import OPTIONAL
+from jaxmono.fusion import PlanError, make_plan
+from jaxmono.fusion.indexing import Var
+from jaxmono.fusion.interp import run_plan
+from jaxmono.fusion.plan import Device, DotForm, Plan
+from jaxmono.fusion.text import plan_to_text
+from jaxmono.fusion.verify import verify
+from jaxmono.hlo.interp import evaluate
+
+Golden = Callable[[str, str], None]
+BF16, F32 = jnp.bfloat16, jnp.float32
+X = Any
+
+
+def spec(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def conv(x: X, w: X) -> X:
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME",
+                                    dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def pool(x: X, *window: int, reducer: Any = lax.max, start: float = -jnp.inf) -> X:
+    return lax.reduce_window(x, jnp.asarray(start, x.dtype), reducer, window, window, "VALID")
+
+
+def layer(x: X, w: X, b: X) -> X:
+    return pool(jax.nn.relu(conv(x, w) + b), 1, 2, 2, 1)
+
+
+def arguments(dtype: Any = F32, h: int = 8, w: int = 8) -> list[Any]:
+    return [spec(2, h, w, 8, dtype=dtype), spec(3, 3, 8, 16, dtype=dtype), spec(16, dtype=dtype)]
+
+
+def plan(fn: Callable[..., Any], *args: Any, without: tuple[str, ...] = ()) -> Plan:
+    """Plans ``fn``, and checks with small integers, whose sums are exact, that the plan's outputs
+    have the program's own bits."""
+    graph = models.graph_of(fn, *args)
+    made = make_plan(graph, Device(), without=without)
+    rng = np.random.default_rng(0)
+    inputs = [rng.integers(-2, 3, v.type.dims).astype(v.type.dtype.numpy) for v in graph.inputs]
+    for got, want in zip(run_plan(made, inputs, seed=1), evaluate(graph, inputs), strict=True):
+        np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
+    return made
+
+
+def taps(p: Plan) -> list[int]:
+    return [s.form.taps for s in p.sigs if isinstance(s.form, DotForm)]
+
+
+def test_a_pooled_layer_is_one_group(golden: Golden) -> None:
+    p = plan(layer, *arguments(BF16))
+    assert [[g.sig.kind for g in s.groups] for s in p.stages] == [["dot"]] and taps(p) == [4]
+    assert p.scratch_bytes == 0, "whole rows are never stored"
+    assert p.notes == ("1 contractions are pooled before they are stored",)
+    golden("plan_window_rows", plan_to_text(p))
+
+
+def test_what_is_behind_the_window_joins() -> None:
+    p = plan(lambda x, w, b, y: jnp.tanh(layer(x, w, b)) + y, *arguments(), spec(2, 4, 4, 16))
+    assert len(p.stages) == 1 and taps(p) == [4]
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x, w, b: pool(conv(x, w) + b, 1, 2, 2, 1, reducer=lax.add, start=0.0) / 4,
+    lambda x, w, b: pool(conv(x, w) + b, 1, 2, 2, 1, reducer=lax.min, start=jnp.inf),
+    lambda x, w, b: pool(conv(x, w) + b, 1, 1, 2, 1),
+    lambda x, w, b: pool(conv(x, w) + b, 1, 2, 1, 1),
+    lambda x, w, b: pool(conv(x, w) + b, 1, 2, 4, 1),
+    lambda x, w, b: pool(conv(x, w) + b, 2, 2, 1, 1),
+    lambda x, w, b: pool(jnp.transpose(conv(x, w) + b, (0, 3, 1, 2)), 1, 1, 2, 2),
+    lambda x, w, b: pool(jax.nn.gelu(conv(x, w).astype(F32)).astype(F32) + b, 1, 2, 2, 1),
+    lambda x, w, b: pool(jnp.einsum("nhwc,co->nhwo", x, w[0, 0]), 1, 2, 2, 1) + b,
+], ids=["mean", "minimum", "columns of the image", "rows of the image", "2 x 4", "of the batch",
+        "features first", "conversions and an expression read twice", "a plain product"])
+def test_windows(fn: Callable[..., Any]) -> None:
+    graph = models.graph_of(fn, *arguments())
+    p = make_plan(graph, Device())
+    assert len(p.stages) == 1 and taps(p)[0] > 1, plan_to_text(p)
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(v.type.dims).astype(v.type.dtype.numpy) for v in graph.inputs]
+    for got, want in zip(run_plan(p, inputs), evaluate(graph, inputs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x, w, b: (layer(x, w, b), jax.nn.relu(conv(x, w) + b)),
+    lambda x, w, b: (layer(x, w, b), conv(x, w).sum()),
+    lambda x, w, b: lax.reduce_window(conv(x, w) + b, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1),
+                                      "SAME"),
+    lambda x, w, b: pool(conv(x, w) + b, 1, 1, 1, 2),
+    lambda x, w, b: pool(conv(x, w) + b, 1, 4, 4, 1),
+    lambda x, w, b: conv(x, w)[:, ::2, ::2] + b,
+    lambda x, w, b: (lambda y: jnp.maximum(y[:, ::2, ::2], y[:, 1::2, 1::2]))(conv(x, w) + b),
+    lambda x, w, b: (lambda y: jnp.maximum(y[:, ::2, ::2], y[:, :7:2, :7:2]))(conv(x, w) + b),
+    lambda x, w, b: (lambda y: jnp.concatenate([y[:, ::2], y[:, 1::2]], -1))(conv(x, w)) + b[0],
+    lambda x, w, b: pool(conv(x[:1, :4], w) + b, 1, 2, 2, 1),
+    lambda x, w, b: pool(jnp.einsum("nhwc,nco->nhwo", x, w[:2, 0]), 1, 2, 2, 1) + b,
+], ids=["rows are an output", "rows are summed", "windows overlap", "along the features", "16 rows",
+        "one of four", "two of four", "one place twice", "nothing is reduced", "few rows",
+        "a batch of products"])
+def test_others_are_stored_whole(fn: Callable[..., Any]) -> None:
+    graph = models.graph_of(fn, *arguments())
+    p = make_plan(graph, Device())
+    assert set(taps(p)) == {1}
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(v.type.dims).astype(v.type.dtype.numpy) for v in graph.inputs]
+    for got, want in zip(run_plan(p, inputs), evaluate(graph, inputs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+
+
+def test_not_a_number_is_pooled_as_it_is() -> None:
+    graph = models.graph_of(layer, *arguments())
+    inputs = [np.ones(v.type.dims, np.float32) for v in graph.inputs]
+    inputs[0][0, 3, 3] = np.nan
+    (got,), (want,) = run_plan(make_plan(graph, Device()), inputs), evaluate(graph, inputs)
+    assert np.isnan(want).any() and not np.isnan(want).all()
+    np.testing.assert_array_equal(got, want)
+
+
+def test_a_window_of_other_rows_is_rejected() -> None:
+    p = make_plan(models.graph_of(layer, *arguments()), Device())
+    (g,) = p.groups
+    form = g.sig.form
+    assert isinstance(form, DotForm) and form.windows is not None
+
+    def broken(windows: Var | None) -> Plan:
+        sig = dataclasses.replace(g.sig, form=dataclasses.replace(form, windows=windows))
+        stage = dataclasses.replace(p.stages[0], groups=(dataclasses.replace(g, sig=sig),))
+        return dataclasses.replace(p, stages=(stage,))
+
+    verify(broken(form.windows))
+    with pytest.raises(PlanError, match="need other elements of the contraction"):
+        verify(broken(None))
+    with pytest.raises(PlanError, match="windows of 4 rows are not 128"):
+        verify(broken(Var("g", 31)))
+
+
+def test_can_be_left_out_to_measure_it() -> None:
+    assert "window_rows" in OPTIONAL
+    assert taps(plan(layer, *arguments(), without=("window_rows",))) == [1]
+    in_order = plan(lambda x, w, b: pool(conv(x, w) + b, 1, 1, 2, 1), *arguments(),
+                    without=("window_rows",))
+    assert taps(in_order) == [1]
