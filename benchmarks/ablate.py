@@ -41,7 +41,7 @@ _PARTS = flags.DEFINE_list("parts", list(_VARIANTS), "What to leave out: noload,
                            "noepilogue, or several of them joined by _.")
 
 HEADER = "jaxmono/gemm_wgmma.cuh"
-_LOADS = ("TileA::template gather<PRODUCERS>(slot(smem, i), thread, rows, k0 + t * BK, load_a);",
+_LOADS = ("TileA::template gather<PRODUCERS>(slot(smem, i), thread, rows, k0 / BK + t, load_a);",
           "TileA::template fill<PRODUCERS>(slot(smem, i), thread, row0, k0 + t * BK, load_a);",
           "TileA::template fill<PRODUCERS>(slot(smem, i), thread, k0 + t * BK, row0, load_a);",
           "TileB::template fill<PRODUCERS>(to, thread, col0, k0 + t * BK, load_b);",

@@ -90,28 +90,35 @@ def emit_gathered(w: Writer, name: str, body: Graph, x: Operand, element: DType,
     if parts is None or element.itemsize != 2:
         return False
     assert x.param is not None
-    em = BodyEmitter(w, body, pointers, var_names={**names, x.outer: "o", x.k: "k"})
+    # k is a tile's first one and a column of it: where taps have whole tiles, what depends on the tap
+    # is the same for all threads.
+    depth = tiles[x.k]
+    tile, col = Var("tile", -(-x.k.size // depth)), Var("col", depth)
+    inside = {x.k: Index.of(tile) * depth + Index.of(col)}
+    em = BodyEmitter(w, body, pointers, var_names={**names, x.outer: "o", tile: "tile", col: "col"})
     row, column = ["OUTSIDE_COLUMN"], ["OUTSIDE_ROW"]
     bit = 0
     for b in parts.bounds:
         if b.distances:
             place = em.code(b.row + b.first)
             row.append(f"missing<{b.distances}>({place}, {b.low}, {b.high}) << {bit}")
-            column.append(f"1u << ({em.code(b.column + (bit - b.first))})")
+            distance = (b.column + (bit - b.first)).substitute(inside)
+            column.append(f"1u << ({em.code(distance)})")
             bit += b.distances
             continue
-        text = em.code(b.row + b.column)
+        text = em.code((b.row + b.column).substitute(inside))
         test = f"({text} < {b.low} || {text} >= {b.high})"
         (row if b.column.is_const else column).append(
             f"({test} ? {'OUTSIDE_ROW' if b.column.is_const else 'OUTSIDE_COLUMN'} : 0u)")
     if x.k.size % tiles[x.k]:
-        column.append(f"(k < {x.k.size} ? 0u : OUTSIDE_COLUMN)")
+        column.append(f"({depth} * tile + col < {x.k.size} ? 0u : OUTSIDE_COLUMN)")
     with w.block(f"const auto {name}_rows = [&](int o)", "};"):
         if x.outer.size % tiles[x.outer]:
             w.line(f"if (o >= {x.outer.size}) return GatheredRow{{0, ~0u}};")
         w.line(f"return GatheredRow{{{em.code(parts.row)}, {' | '.join(row)}}};")
-    with w.block(f"const auto {name}_columns = [&](int k)", "};"):
-        w.line(f"return GatheredColumn<{c_type(element)}>{{{pointers[x.param]} + "
-               f"({em.code(parts.column)}), {' | '.join(column)}}};")
+    with w.block(f"const auto {name}_columns = [&](int tile, int col)", "};"):
+        offset = em.code(parts.column.substitute(inside))
+        w.line(f"return GatheredColumn<{c_type(element)}>{{{pointers[x.param]} + ({offset}), "
+               f"{' | '.join(column)}}};")
     w.line(f"const auto {name} = gathered<{c_type(element)}>({name}_rows, {name}_columns);")
     return True

@@ -28,7 +28,7 @@ struct GatheredColumn {
   uint32_t needs;
 };
 
-// rows(row), columns(k): how to find them.
+// rows(row), columns(k tile, column of it): how to find them.
 template <class T, class Rows, class Columns>
 struct Gathered {
   static constexpr bool IS_GATHERED = true;

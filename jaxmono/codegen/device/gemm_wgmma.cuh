@@ -166,7 +166,7 @@ struct GemmWgmma {
     const auto fetch_a = [&](int i, int t) {
       if constexpr (PANEL == 0) {
         if constexpr (IsGathered<LoadA>::value)
-          TileA::template gather<PRODUCERS>(slot(smem, i), thread, rows, k0 + t * BK, load_a);
+          TileA::template gather<PRODUCERS>(slot(smem, i), thread, rows, k0 / BK + t, load_a);
         else if constexpr (A_K_MAJOR)
           TileA::template fill<PRODUCERS>(slot(smem, i), thread, row0, k0 + t * BK, load_a);
         else

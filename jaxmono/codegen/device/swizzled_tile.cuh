@@ -67,7 +67,7 @@ struct SwizzledTile {
   };
   // As `fill`, of rows that were found before.
   template <int THREADS, class Load>
-  JM_DEVICE static void gather(unsigned char* base, int thread, const Rows<THREADS>& rows, int col0,
+  JM_DEVICE static void gather(unsigned char* base, int thread, const Rows<THREADS>& rows, int tile,
                                const Load& load) {
     const int row = static_cast<int>(static_cast<unsigned>(thread) / 8);
 #pragma unroll
@@ -75,7 +75,7 @@ struct SwizzledTile {
       const int col = first + thread % 8 * PIECE;
       if (first + ACROSS > COLS && col >= COLS) break;
       unsigned char* const to = reinterpret_cast<unsigned char*>(at(base, row, col));
-      const auto column = load.columns(col0 + col);
+      const auto column = load.columns(tile, col);
       const auto from = opaque(column.from);
 #pragma unroll
       for (int i = 0; i < Rows<THREADS>::COUNT; ++i)
