@@ -353,7 +353,7 @@ def emit_begin(w: Writer, code: DotCode) -> None:
         tile = "tile"
     tm, tn = code.tiles_m, code.tiles_n
     band = min(tm, 16)
-    if tm <= band:
+    if tm <= band or tn == 1:
         w.line(f"const int m0 = {tile} % {tm} * {s.bm};")
         w.line(f"const int n0 = {tile} / {tm} % {tn} * {s.bn};")
     else:

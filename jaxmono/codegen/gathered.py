@@ -90,8 +90,8 @@ def emit_gathered(w: Writer, name: str, body: Graph, x: Operand, element: DType,
     if parts is None or element.itemsize != 2:
         return False
     assert x.param is not None
-    # k is a tile's first one and a column of it: where taps have whole tiles, what depends on the tap
-    # is the same for all threads.
+    # k is a tile and a column of it: where taps have whole tiles, what depends on the tap is
+    # the same for all threads.
     depth = tiles[x.k]
     tile, col = Var("tile", -(-x.k.size // depth)), Var("col", depth)
     inside = {x.k: Index.of(tile) * depth + Index.of(col)}
@@ -103,7 +103,8 @@ def emit_gathered(w: Writer, name: str, body: Graph, x: Operand, element: DType,
             place = em.code(b.row + b.first)
             row.append(f"missing<{b.distances}>({place}, {b.low}, {b.high}) << {bit}")
             distance = (b.column + (bit - b.first)).substitute(inside)
-            column.append(f"1u << ({em.code(distance)})")
+            beyond = " & 31" if x.k.size % depth else ""  # the last tap, where it does not count
+            column.append(f"1u << (({em.code(distance)}){beyond})")
             bit += b.distances
             continue
         text = em.code((b.row + b.column).substitute(inside))

@@ -62,10 +62,11 @@ def order_rows(graph: Graph) -> Graph:
     depth = depths(graph)
     for value in dict.fromkeys(o.operand for o in graph.ops if isinstance(o, ops.Slice)):
         found = taps_of(graph, value)
-        if found is None or len(found.slices) not in TAPS:
+        if found is None or len(found.slices) not in TAPS or not _meet(graph, found.slices):
             continue
         dot, dims = _contraction(graph, value, depth)
-        if dot is not None and _takes(dot, window := _permuted(found.window, dims)):
+        if dot is not None and _takes(dot, window := _permuted(found.window, dims)) \
+                and _between(graph, dot, value, depth):
             windows[dot] = window
     if not windows:
         return graph
@@ -96,6 +97,22 @@ def _contraction(graph: Graph, value: Value, depth: dict[Value, int],
         if not above:
             return None, dims
         value = above[0]
+
+
+def _between(graph: Graph, dot: ops.DotGeneral, value: Value, depth: dict[Value, int]) -> bool:
+    """Whether what is made of the contraction before ``value`` is read on the way to it only."""
+    inside, todo = {value: None}, [value]
+    while todo:
+        o = graph.producer[todo.pop()]
+        if o is dot:
+            continue
+        for v in o.inputs:
+            if depth.get(v, 0) == depth[value] and v not in inside:
+                inside[v] = None
+                todo.append(v)
+    return all(v not in graph.outputs and all(r in inside for u in graph.users.get(v, ())
+                                              for r in u.results)
+               for v in inside if v is not value)
 
 
 def _permuted(window: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
@@ -146,7 +163,8 @@ def place_window(state: State, op: Op) -> bool:
     if not isinstance(op, ops.Slice) or op in state.banned or "window_rows" in state.without:
         return False
     draft, value = state.owner_of(op.operand), op.operand
-    if draft is None or draft.kind != "dot" or draft.taps > 1 or value not in draft.at:
+    if draft is None or draft.kind != "dot" or draft.taps > 1 or value not in draft.at \
+            or draft.stored or draft.domain[1].size < MIN_ROWS:
         return False
     found = taps_of(state.graph, value)
     if found is None or len(found.slices) not in TAPS or not _meet(state.graph, found.slices):
@@ -175,17 +193,20 @@ def _only_inside(state: State, draft: Draft, v: Value) -> bool:
 
 
 def _meet(graph: Graph, slices: tuple[ops.Slice, ...]) -> bool:
-    """Whether element-wise ops make less of all slices: at most half of the elements."""
-    inside: dict[Value, None] = {o.result: None for o in slices}
-    todo = list(inside)
-    while todo:
-        for u in graph.users.get(todo.pop(), ()):
-            if isinstance(u, JOINABLE) and u.results[0] not in inside:
-                inside[u.results[0]] = None
-                todo.append(u.results[0])
-    ends = [v for v in inside if v in graph.outputs or any(
-        r not in inside for u in graph.users.get(v, ()) for r in u.results)]
-    return 2 * sum(v.type.size for v in ends) <= len(slices) * slices[0].result.type.size
+    """Whether element-wise ops make values of all slices at once, at most half as many, and nothing
+    else reads what is made of some of them."""
+    made = {o.result: frozenset([o]) for o in slices}
+    whole = 0
+    for o in graph.ops:
+        some = [made[v] for v in o.inputs if len(made.get(v, slices)) < len(slices)]
+        if not some or o in slices:
+            continue
+        if not isinstance(o, JOINABLE):
+            return False
+        made[o.result] = frozenset().union(*some)
+        whole += len(made[o.result]) == len(slices)
+    partly = (v for v, of in made.items() if len(of) < len(slices))
+    return 0 < 2 * whole <= len(slices) and not any(v in graph.outputs for v in partly)
 
 
 def _place(found: Taps, at: IndexMap, m: Var, rows: Var) -> IndexMap | None:

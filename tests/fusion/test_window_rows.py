@@ -18,8 +18,10 @@ from jaxmono.fusion import PlanError, make_plan
 from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.interp import run_plan
 from jaxmono.fusion.plan import Device, DotForm, Plan
+from jaxmono.fusion.prepare import prepare
 from jaxmono.fusion.text import plan_to_text
 from jaxmono.fusion.verify import verify
+from jaxmono.hlo import ops
 from jaxmono.hlo.interp import evaluate
 
 Golden = Callable[[str, str], None]
@@ -123,6 +125,48 @@ def test_others_are_stored_whole(fn: Callable[..., Any]) -> None:
     inputs = [rng.standard_normal(v.type.dims).astype(v.type.dtype.numpy) for v in graph.inputs]
     for got, want in zip(run_plan(p, inputs), evaluate(graph, inputs), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x, w, b: (lambda y: jnp.concatenate([y[:, i::2, j::2] for i in (0, 1) for j in (0, 1)],
+                                               -1))(conv(x, w)),
+    lambda x, w, b: (layer(x, w, b), conv(x, w)),
+    lambda x, w, b: (lambda y: (y[:, ::2] + y[:, 1::2], y[:, ::2] - y[:, 1::2]))(conv(x, w)),
+], ids=["patches are merged", "another reader", "as many as before"])
+def test_rows_stay_in_their_order_where_nothing_is_pooled(fn: Callable[..., Any]) -> None:
+    """A tile of rows in another order would be gathered."""
+    graph = prepare(models.graph_of(fn, *arguments()), Device())
+    assert {o.result.type.dims for o in graph.ops if isinstance(o, ops.DotGeneral)} == \
+        {(2, 8, 8, 16)}
+
+
+def test_a_norm_of_the_pool() -> None:
+    def fn(x: X, w: X, b: X) -> X:
+        y = layer(x, w, b)
+        y = y - y.mean(-1, keepdims=True)
+        return y * lax.rsqrt((y * y).mean(-1, keepdims=True) + 1e-3)
+
+    graph = models.graph_of(fn, *arguments())
+    assert taps(make_plan(graph, Device())) == [4]
+
+
+def test_an_update_in_place_of_whole_rows() -> None:
+    def fn(cache: X, x: X, w: X) -> Any:
+        y = x @ w
+        z = jax.nn.relu(y)
+        return lax.dynamic_update_slice(cache, y, (0, 0)), jnp.maximum(z[0::2], z[1::2])
+
+    p = plan(fn, spec(256, 16), spec(128, 8), spec(8, 16))
+    assert taps(p) == [1]
+
+
+def test_few_rows_are_left_to_other_families() -> None:
+    def fn(x: X, w: X) -> X:
+        y = x @ w
+        return jnp.maximum(y[0::2], y[1::2])
+
+    assert taps(plan(fn, spec(64, 8), spec(8, 16))) == [2]
+    assert taps(plan(fn, spec(62, 8), spec(8, 16))) == [1]
 
 
 def test_not_a_number_is_pooled_as_it_is() -> None:

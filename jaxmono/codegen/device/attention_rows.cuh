@@ -189,16 +189,31 @@ struct AttentionRows {
   // from it is that of the maximum before until `fade_sums`. KEYS: those from there on do not count.
   template <int KEYS, bool PARTIAL, int NT, class L>
   JM_DEVICE void weigh(float (&s)[NT][4], int key0, const L& logits) {
+    float most[2] = {max[0], max[1]};
+#pragma unroll
+    for (int j = 0; j < NT; ++j) look(s[j], key0 + j * 8, logits, most);
+    weigh<KEYS, PARTIAL>(s, key0, logits, most);
+  }
+
+  // The first part of it, of keys key, key + 1... of one fragment: scores to logits, the largest to most.
+  template <class L>
+  JM_DEVICE void look(float (&s)[4], int key, const L& logits, float (&most)[2]) const {
     const int g = lane_id() / 4, t = lane_id() % 4, row = first_row() + g;
 #pragma unroll
-    for (int j = 0; j < NT; ++j)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const Vec<float, 2> x = logits.logit(row + 8 * h, key0 + j * 8 + 2 * t,
-                                             Vec<float, 2>{s[j][2 * h], s[j][2 * h + 1]});
-        s[j][2 * h] = x.x[0], s[j][2 * h + 1] = x.x[1];
-      }
+    for (int h = 0; h < 2; ++h) {
+      const Vec<float, 2> x =
+          logits.logit(row + 8 * h, key + 2 * t, Vec<float, 2>{s[2 * h], s[2 * h + 1]});
+      s[2 * h] = x.x[0], s[2 * h + 1] = x.x[1];
+      most[h] = fmaxf(most[h], fmaxf(x.x[0], x.x[1]));
+    }
+  }
+
+  // The rest of it; most: the largest that `look` has seen, and the maximum of before.
+  template <int KEYS, bool PARTIAL, int NT, class L>
+  JM_DEVICE void weigh(float (&s)[NT][4], int key0, const L& logits, float (&most)[2]) {
+    const int g = lane_id() / 4, t = lane_id() % 4, row = first_row() + g;
     if (key0 < logits.low || key0 + NT * 8 - 1 > logits.high) {  // not all keys for all rows
+      most[0] = max[0], most[1] = max[1];
 #pragma unroll
       for (int j = 0; j < NT; ++j)
 #pragma unroll
@@ -208,13 +223,9 @@ struct AttentionRows {
               logits.mask(row + 8 * h, key, Vec<float, 2>{s[j][2 * h], s[j][2 * h + 1]});
           s[j][2 * h] = !PARTIAL || key < KEYS ? x.x[0] : minus_infinity();
           s[j][2 * h + 1] = !PARTIAL || key + 1 < KEYS ? x.x[1] : minus_infinity();
+          most[h] = fmaxf(most[h], fmaxf(s[j][2 * h], s[j][2 * h + 1]));
         }
     }
-    float most[2] = {max[0], max[1]};
-#pragma unroll
-    for (int j = 0; j < NT; ++j)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) most[h] = fmaxf(most[h], fmaxf(s[j][2 * h], s[j][2 * h + 1]));
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       most[h] = quad_max(most[h]);
