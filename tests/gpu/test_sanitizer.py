@@ -23,6 +23,7 @@ def test_clean(tool: str) -> None:
     numbers = [str(number) for number in range(9)]  # one batch of every kind
     # Buffers of every size, with wgmma, attention and pairs of convolutions.
     numbers += ["resnet50:4", "bert_base:1"] if tool == "memcheck" else ["b2b_conv_1:32"]
+    numbers.append("vgg16:2")  # gathered rows, pools, weights that stay
     done = subprocess.run(
         [str(SANITIZER), f"--tool={tool}", f"--error-exitcode={FOUND}", "--print-limit=5",
          sys.executable, str(script), *numbers],

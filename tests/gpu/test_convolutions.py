@@ -1,0 +1,75 @@
+"""Convolutions on a GPU: gathered rows, pools in the epilogue, weights that stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from small_models import jitted, relative_errors
+
+import jaxmono
+from benchmarks import data
+from benchmarks.workloads import find
+
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+X = Any
+
+
+@pytest.mark.parametrize(("name", "batch"), [("vgg16", 1), ("vgg16", 32), ("repvgg_a0", 32),
+                                             ("crnn", 8)])
+def test_models_as_right_as_xla(name: str, batch: int) -> None:
+    workload = find(name)
+    case = data.make(data.Case(workload, batch, workload.dtype))
+    for turn in range(2):  # each time in other memory
+        ours, xla = relative_errors(case, jitted(case), jitted(case, "xla"))
+        assert ours <= 1.25 * xla + 1e-3, (turn, ours, xla)
+
+
+def network(pool: int, **kw: Any) -> Any:
+    def run(x: X, w: X, b: X) -> X:
+        y = lax.conv_general_dilated(x, w, dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                                     **{"window_strides": (1, 1), "padding": "SAME", **kw})
+        y = jax.nn.relu(y + b)
+        window, start = (1, pool, pool, 1), jnp.asarray(-jnp.inf, y.dtype)
+        return lax.reduce_window(y, start, lax.max, window, window, "VALID")
+
+    return run
+
+
+CASES = {
+    "pool": (network(2), (3, 34, 38, 64), (3, 3, 64, 96)),
+    "first layer": (network(2), (16, 224, 224, 3), (3, 3, 3, 64)),
+    "weights stay": (network(2), (16, 112, 112, 64), (3, 3, 64, 64)),
+    "tails of all": (network(1), (3, 37, 29, 40), (3, 3, 40, 72)),
+    "strides and holes": (network(2, window_strides=(2, 2), rhs_dilation=(3, 2)), (4, 63, 61, 48),
+                          (3, 3, 48, 144)),
+    "no padding": (network(2, padding="VALID"), (5, 36, 36, 32), (5, 5, 32, 256)),
+}
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("name", CASES)
+def test_a_layer_as_right_as_xla(name: str, dtype: Any) -> None:
+    """With pixels that are not numbers or infinite: they reach as far as in f32."""
+    fn, shape, kernel = CASES[name]
+    keys = jax.random.split(jax.random.key(len(name)), 3)
+    x = np.array(jax.random.normal(keys[0], shape, F32))
+    x[0, 5, 7], x[-1, -1, -1, 0], x[1, 0, 0, -1] = np.nan, np.inf, -np.inf
+    w = jax.random.normal(keys[1], kernel, F32) / np.sqrt(np.prod(kernel[:3]))
+    b = jax.random.normal(keys[2], kernel[-1:], F32)
+    narrow = [jnp.asarray(a).astype(dtype) for a in (x, w, b)]
+    with jax.default_matmul_precision("highest"):
+        exact = np.asarray(jax.jit(fn)(*(a.astype(F32) for a in narrow)))
+    mono = jaxmono.jit(fn, on_unsupported="error")
+    found = [np.asarray(f(*narrow), np.float32) for f in (mono, mono, jax.jit(fn))]
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(np.isnan(found[0]), np.isnan(exact))
+    np.testing.assert_array_equal(found[0][np.isinf(exact)], exact[np.isinf(exact)])
+    there = np.isfinite(exact) & np.isfinite(found[2])  # XLA may choose Winograd's algorithm
+    ours, xla = (np.abs(a[there] - exact[there]) for a in (found[0], found[2]))
+    assert np.sqrt((ours ** 2).mean()) <= 1.1 * np.sqrt((xla ** 2).mean()) + 1e-4
+    assert ours.max() <= 1.5 * xla.max() + 1e-3
