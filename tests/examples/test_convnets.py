@@ -72,6 +72,7 @@ def test_an_identity_needs_as_many_channels_out_as_in() -> None:
         repvgg.fuse(block)
 
 
+@pytest.mark.slow
 def test_repvggaug_has_a_1x1_convolution_behind_each_3x3_but_the_last() -> None:
     config = repvgg.tiny(augmented=True, dtype=jnp.float32)
     images = jax.random.normal(jax.random.key(0), (2, config.image, config.image, 3))

@@ -147,6 +147,7 @@ def _loss(w: Any, history: dien.History, clicked: Any, items: Any, categories: A
     return float(clicks + auxiliary / (BATCH * (np.shape(items)[1] - 1)))
 
 
+@pytest.mark.slow
 def test_dien_is_the_papers() -> None:
     config = dien.tiny(dtype=jnp.float32)
     model, history = _shaken(dien.create(config)), _history(config)
@@ -165,6 +166,7 @@ def test_dien_does_not_see_padding() -> None:
     assert np.any(model(history) != model(changed))
 
 
+@pytest.mark.slow
 def test_dien_training_step_follows_the_gradient_of_the_papers_loss() -> None:
     config = dien.tiny(dtype=jnp.float32)
     history, batch = _history(config), _labels(config)
