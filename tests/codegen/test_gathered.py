@@ -16,7 +16,7 @@ from jaxmono.codegen import compile as compiling
 from jaxmono.codegen import headers
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.gathered import Parts, parts_of
-from jaxmono.fusion.plan import Plan
+from jaxmono.fusion.plan import DotForm, Plan
 
 Spec = jax.ShapeDtypeStruct
 BF16 = jnp.bfloat16
@@ -59,6 +59,10 @@ def test_convolutions(name: str) -> None:
     assert parts(plan) is not None
     program = build(plan, in_order(plan, SCHEDULE), threads=256)
     assert "= gathered<bf16>(" in program.source
+    form = dot_sigs(plan)[0].form
+    assert isinstance(form, DotForm)
+    past = f"if (o >= {form.m.size}) return GatheredRow{{0, ~0u}};"  # else what lies behind is read
+    assert (past in program.source) == (form.m.size % SCHEDULE.bm != 0)
     check_exact(plan, program, blocks=(1, 3))
 
 

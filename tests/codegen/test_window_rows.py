@@ -81,6 +81,21 @@ def test_ordinary_arithmetic() -> None:
         run(pooled((2, 2), dtype=F32, n=24), DotSchedule("simt", 32, 32, 16, 1, (1, 1, 1)), 128)
 
 
+@pytest.mark.parametrize("schedule", [
+    wgmma(128, 32, 2, (2, 1, 1)), wgmma(64, 32, 2, (1, 1, 2)),
+    wgmma(128, 32, 2, (2, 1, 1), split=2), DotSchedule("mma", 32, 32, 64, 2, (2, 4, 1))], ids=str)
+def test_each_element_of_a_window_is_its_own(schedule: DotSchedule) -> None:
+    def fn(x: X, w: X) -> X:
+        y = lax.conv_general_dilated(x, w, (1, 1), "SAME", preferred_element_type=F32,
+                                     dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        a, b, c, d = (y[:, i::2, j::2] for i in (0, 1) for j in (0, 1))
+        return a - 2 * b + 3 * c - 4 * d
+
+    plan = plan_of(fn, Spec((2, 12, 16, 16), BF16), Spec((3, 3, 16, 32), BF16))
+    assert [s.form.taps for s in dot_sigs(plan) if isinstance(s.form, DotForm)] == [4]
+    run(plan, schedule)
+
+
 def test_families_that_cannot() -> None:
     (sig,) = dot_sigs(pooled((2, 2), kernel=1))
     form = sig.form

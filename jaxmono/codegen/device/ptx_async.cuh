@@ -8,8 +8,8 @@ JM_DEVICE uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// The same pointer, of which the compiler does not know how it was made: sums with it stay sums with it,
-// and are one multiply-add each.
+// The same pointer, of which the compiler does not know how it was made: sums with it stay sums with it
+// (two instructions each; it would add their parts in another order, with four).
 template <class T>
 JM_DEVICE T* opaque(T* p) {
   asm("" : "+l"(p));
