@@ -87,6 +87,7 @@ class State:
       folds: how many row drafts were folded.
       banned: ops that may not grow into a draft (set when a first attempt made a cycle).
       without: names of decisions that are left out, to measure what they are worth.
+      refused: decisions that were not taken, and why, each one line for the user.
     """
 
     graph: Graph
@@ -99,6 +100,7 @@ class State:
     banned: set[Op] = field(default_factory=set)
     folds: int = 0
     without: frozenset[str] = frozenset()
+    refused: dict[str, None] = field(default_factory=dict)
 
     @cached_property
     def depth(self) -> dict[Value, int]:

@@ -114,7 +114,7 @@ def _notes(form: Formulation) -> tuple[str, ...]:
     if sums:
         out.append(f"{sums} contractions with few rows leave the sum over their shares of k to the "
                    "norms behind them")
-    return tuple(out)
+    return (*out, *form.state.refused)
 
 
 class _Buffers:

@@ -163,21 +163,19 @@ def place_window(state: State, op: Op) -> bool:
     if not isinstance(op, ops.Slice) or op in state.banned or "window_rows" in state.without:
         return False
     draft, value = state.owner_of(op.operand), op.operand
-    if draft is None or draft.kind != "dot" or draft.taps > 1 or value not in draft.at \
-            or draft.stored or draft.domain[1].size < MIN_ROWS:
+    if draft is None or draft.kind != "dot" or draft.taps > 1 or value not in draft.at:
         return False
     found = taps_of(state.graph, value)
-    if found is None or len(found.slices) not in TAPS or not _meet(state.graph, found.slices):
-        return False
-    if any(v is not value and not _only_inside(state, draft, v) for v in draft.at):
+    if found is None or not _meet(state.graph, found.slices):
         return False
     b, m, n = draft.domain
     taps = len(found.slices)
-    if m.size % taps:
-        return False
     rows = Var("g", m.size // taps)
     index = _place(found, draft.at[value], m, rows)
-    if index is None:
+    reason = _refusal(state, draft, value, taps)
+    if reason or index is None:
+        state.refused[f"the windows of {op.loc} are not pooled where they are computed: "
+                      f"{reason or 'they are not of neighbouring rows'}"] = None
         return False
     draft.domain, draft.taps = (b, rows, n), taps
     draft.at.clear()
@@ -185,6 +183,17 @@ def place_window(state: State, op: Op) -> bool:
         draft.at[o.result] = index
         state.claim(draft, o)
     return True
+
+
+def _refusal(state: State, draft: Draft, value: Value, taps: int) -> str:
+    """Why a contraction's results are stored before they are pooled; empty if they need not be."""
+    if taps not in TAPS:
+        return f"they have {taps} elements; a warp has whole windows of {', '.join(map(str, TAPS))}"
+    if draft.domain[1].size < MIN_ROWS:
+        return f"{draft.domain[1].size} rows are few; other kernels of products are faster there"
+    if draft.stored or any(v is not value and not _only_inside(state, draft, v) for v in draft.at):
+        return "the contraction's results are also read, or written, as they are"
+    return ""
 
 
 def _only_inside(state: State, draft: Draft, v: Value) -> bool:
@@ -213,6 +222,8 @@ def _place(found: Taps, at: IndexMap, m: Var, rows: Var) -> IndexMap | None:
     """Where in each slice the window of row ``rows`` is; None if its elements are not just the
     neighbouring rows of ``m`` that begin there."""
     taps = len(found.slices)
+    if rows.size * taps != m.size:
+        return None
     rest = {tuple(i.substitute({m: Index.of(rows) * taps + t}) for i in at) for t in range(taps)}
     first = next(o for o in found.slices if not any(o.start_indices))
     begin = tuple(i.substitute({m: Index.of(rows) * taps}) for i in at)

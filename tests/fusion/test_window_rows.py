@@ -140,6 +140,18 @@ def test_rows_stay_in_their_order_where_nothing_is_pooled(fn: Callable[..., Any]
         {(2, 8, 8, 16)}
 
 
+@pytest.mark.parametrize(("fn", "reason"), [
+    (lambda x, w, b: (layer(x, w, b), conv(x, w)), "also read, or written, as they are"),
+    (lambda x, w, b: pool(conv(x, w) + b, 1, 4, 4, 1), "they have 16 elements; a warp has whole"),
+    (lambda x, w, b: pool(conv(x[:1, :4], w) + b, 1, 2, 2, 1), "32 rows are few"),
+    (lambda x, w, b: pool(conv(x, w) + b, 1, 1, 1, 2), "they are not of neighbouring rows"),
+])
+def test_why_rows_are_stored_is_told(fn: Callable[..., Any], reason: str) -> None:
+    notes = make_plan(models.graph_of(fn, *arguments()), Device()).notes
+    assert len(notes) == 1 and reason in notes[0], notes
+    assert notes[0].startswith("the windows of ") and "test_window_rows.py" in notes[0]
+
+
 def test_a_norm_of_the_pool() -> None:
     def fn(x: X, w: X, b: X) -> X:
         y = layer(x, w, b)
