@@ -26,7 +26,9 @@ _COMPILERS = ("g++", "clang++", "c++")
 # -fno-gnu-unique: otherwise the dynamic linker shares template statics between kernels.
 _FLAGS = ("-std=c++17", "-fPIC", "-pthread", "-fno-exceptions", "-fno-rtti", "-fno-math-errno",
           "-fno-trapping-math", "-fno-strict-aliasing", "-fvisibility=hidden", "-w", "-pipe")
-_KERNEL_FLAGS = ("-O1", "-include", "emulate/emulate.h")
+# -Og: most kernels run for less time than they compile, 0.17 s where -O1 takes 0.22 (the tests of
+# tests/codegen 14 % less, those of small models 4 %).
+_KERNEL_FLAGS = ("-Og", "-include", "emulate/emulate.h")
 _RUNTIME_FLAGS = ("-O3",)
 _X86_64_V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 

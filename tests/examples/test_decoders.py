@@ -96,6 +96,7 @@ def test_published_sizes() -> None:
         assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model))) == parameters
 
 
+@pytest.mark.slow
 def test_beam_search_of_one_beam_is_greedy() -> None:
     endless = dataclasses.replace(gpt2.tiny(dtype=jnp.float32), end=-1)
     graphdef, _ = nnx.split(nnx.eval_shape(lambda: gpt2.create(endless)))

@@ -19,9 +19,9 @@ WORKLOADS = all_workloads()
 
 _ALIKE = re.compile(r"(b2b_gemm|b2b_conv|padding)_[2-9]|gemm_\d+_\d+_\d+|bert_large|t5_base_.*|"
                     r"clip(_.*)?|vit_b16|resnet18|repvgg_a0|minilm_f32|gpt2_(decode|beam)|"
-                    r"llama_prefill|opt_125m|gptj_decode|t5_small_encoder|wav2vec2|inception_v3")
+                    r"llama_prefill|opt_.*|gptj_decode|t5_small_encoder|wav2vec2|inception_v3")
 """At their tiny sizes they hardly differ from the first row, or from the model that is run (CLIP's
-towers from BERT, wav2vec2's from the ASR encoder, beams from OPT's steps)."""
+towers from BERT, wav2vec2's from the ASR encoder, OPT's steps and beams from Llama's)."""
 
 
 def _cases() -> list[Any]:
