@@ -59,7 +59,7 @@ JM_DEVICE bool ablate_wanted(const float (&x)[NT][4]) {
 }
 
 """
-_ANCHOR = "template <class T>\nstruct Wgmma {"
+_ANCHOR = "// T: bf16, f16, float (tf32) or F8Pair, then k counts pairs."
 _EDITS = {"noload": [(text, ";") for text in _LOADS],
           "noproducts": [(text, f"if (t < 0) {text}") for text in _PRODUCTS],
           "noepilogue": [(_ANCHOR, _WANTED + _ANCHOR)]}

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule, element_type
-from jaxmono.codegen.dot import emit_loader, emit_piece, is_strided, legal_lanes
+from jaxmono.codegen.dot import emit_loader, emit_piece, legal_lanes
 from jaxmono.codegen.dot_wgmma import (
     CONSUMERS,
     LOW_BYTES,
@@ -24,7 +24,6 @@ from jaxmono.codegen.dot_wgmma import (
 )
 from jaxmono.codegen.early_loads import early_loads, emit_fetch
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
-from jaxmono.codegen.gathered import emit_gathered
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import IndexMap
 from jaxmono.fusion.plan import AttentionForm, Sig
@@ -102,12 +101,8 @@ def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     tiles = {form.m: ROWS, form.k: 64, form.v: s.chunk}
     for name, x, columns in (("load_a", code.q, 64), ("load_b", code.k, _round(form.n.size)),
                              ("load_w", code.v, 64)):
-        names, own = {form.batch: "0"}, {**tiles, form.n: columns}
-        if x is code.q and not is_strided(x) and emit_gathered(
-                w, name, code.sig.body, x, code.element, pointers, names, own):
-            continue
-        emit_loader(w, name, code.sig.body, x, code.element, pointers, names, read_only, own,
-                    strided=True)
+        emit_loader(w, name, code.sig.body, x, code.element, pointers, {form.batch: "0"},
+                    read_only, {**tiles, form.n: columns}, strided=True, gathered=x is code.q)
     ahead = 0
     if code.k.param in read_only and code.k.offset is not None and code.k.offset.is_static:
         ahead = max(1, _AHEAD_BYTES // (_round(form.n.size) * 128))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from jaxmono.codegen.dot_schedule import F8_FLOPS, DotSchedule, best_mma, choose_simt, mma_type
 from jaxmono.codegen.early_loads import bind_early
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
+from jaxmono.codegen.gathered import emit_gathered
 from jaxmono.codegen.index_code import guard_code
 from jaxmono.codegen.names import compute, is_f8, vector
 from jaxmono.codegen.operand import Operand, Source, analyse, stride
@@ -158,20 +159,22 @@ def weights_k_major(sig: Sig) -> bool:
 def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                 pointers: Mapping[Value, str], names: Mapping[Var, str],
                 read_only: Sequence[Value], tiles: Mapping[Var, int], *,
-                strided: bool = False, pair: str = "") -> None:
+                strided: bool = False, gathered: bool = False, pair: str = "") -> None:
     """``const auto NAME = [&](void* to, int <outer or k>, int <k or outer>)``: fills one piece.
 
     The two indices come in the order of the tile's rows and columns: columns are ``x.major``.
     Elements outside the operand are written as zeros. An operand whose rows and columns have
     constant strides is a ``Strided`` instead, which is called alike and fills whole tiles with
-    little address arithmetic.
+    little address arithmetic; one whose rows and columns can be taken apart is a ``Gathered``.
 
     Args:
       tiles: extent of a tile along the operand's Vars; no test is made where it divides the size.
-      strided: the family knows ``Strided``.
+      strided, gathered: the family knows ``Strided``; ``Gathered``, for this operand.
       pair: C type of two neighbouring bytes, of which the family makes tiles; `is_strided` holds.
     """
     if strided and _emit_strided(w, name, body, x, element, pointers, names, tiles, pair):
+        return
+    if gathered and emit_gathered(w, name, body, x, element, pointers, names, tiles):
         return
     row = x.outer if x.k_major else x.k
     r, c = ("o", "k") if x.k_major else ("k", "o")
@@ -328,9 +331,8 @@ def row_demands(op: ops.Reduce, index: IndexMap, cols: Var) -> list[Demand]:
 
 def emit_epilogue(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value,
                   demanded: Sequence[IndexMap], m: Var, n: Var, tile_m: int, bm: str, bn: int,
-                  lanes: int,
-                  read: str, accumulator: str, row0: str, pointers: Mapping[Value, str],
-                  outputs: Sequence[str], names: Mapping[Var, str],
+                  lanes: int, read: str, accumulator: str, row0: str,
+                  pointers: Mapping[Value, str], outputs: Sequence[str], names: Mapping[Var, str],
                   read_only: Sequence[Value], threads: int, early: Sequence[Root] = ()) -> None:
     """The loop that turns a finished tile into the group's outputs.
 

@@ -23,7 +23,6 @@ from jaxmono.codegen.dot import (
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.early_loads import WIDE, early_loads, emit_fetch, touch_columns
 from jaxmono.codegen.emit import c_type
-from jaxmono.codegen.gathered import emit_gathered
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
@@ -180,10 +179,9 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
                 strided=True, pair=pair)
     if panel_columns(code):
         w.line("const auto load_a = [](void*, int, int) {};  // consumers compute the panel")
-    elif is_strided(code.lhs) or s.family == SWAPPED or not emit_gathered(
-            w, "load_a", body, code.lhs, code.element, pointers, names, tiles):
+    else:
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles,
-                    strided=True, pair=pair)
+                    strided=True, gathered=s.family != SWAPPED, pair=pair)
     ahead = 0
     if code.rhs.param in read_only and code.rhs.offset is not None and code.rhs.offset.is_static:
         ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * 128))) \

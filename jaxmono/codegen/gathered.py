@@ -1,9 +1,11 @@
 """The loader of a gathered left operand, a convolution's, in parts (device/gathered.cuh).
 
-    offset(m, k) = offset of row m + offset of k         } an address is a sum
-    guard:  low <= row's place + k's distance < high     } padding a bit for each distance
+    offset(m, k) = offset of row m + offset of k         an address is a sum,
+    guard:  low <= row's place + k's distance < high     padding a bit for each distance
 
-    conv 3x3:  448 * y + 2 * x  +  448 * (k / 192) + ...       y + (k / 192) - 1  in 0 .. 224
+    3x3 of 64 channels, images of 224 x 224, at (y, x); k = (dy, dx, channel):
+      14336 * y + 64 * x - 14400  +  14336 * (k / 192) + k % 192      three taps in a row: one run
+      0 <= y - 1 + k / 192 < 224                                      distances 0, 1, 2; x alike
 """
 
 from __future__ import annotations
@@ -25,15 +27,25 @@ _BITS = 30
 
 @dataclass(frozen=True)
 class _Bound:
-    """``low <= row + column < high``; ``distances``: how many values ``column`` may have, from
-    ``first`` on (0: it is a constant, or ``row`` is)."""
+    """``low <= row + column < high``."""
 
     row: Index
     column: Index
     low: int
     high: int
-    first: int = 0
-    distances: int = 0
+
+    @property
+    def first(self) -> int:
+        """The least value of ``column``."""
+        return self.column.bounds[0]
+
+    @property
+    def distances(self) -> int:
+        """Values that ``column`` may have, from ``first`` on; 0: it is a constant, or ``row`` is,
+        and no bits are needed."""
+        if self.row.is_const or self.column.is_const:
+            return 0
+        return self.column.bounds[1] - self.first + 1
 
 
 @dataclass(frozen=True)
@@ -53,19 +65,13 @@ def parts_of(x: Operand) -> Parts | None:
     if made is None or not all(map(fits_int, made)):
         return None
     bounds: list[_Bound] = []
-    room = _BITS
     for index, low, high in x.guard.bounds:
         apart = _separate(index, x)
         if apart is None or not all(map(fits_int, apart)):
             return None
-        row, column = apart
-        if row.is_const or column.is_const:
-            bounds.append(_Bound(row, column, low, high))
-            continue
-        first, last = column.bounds
-        room -= last - first + 1
-        bounds.append(_Bound(row, column, low, high, first, last - first + 1))
-    return Parts(*made, tuple(bounds)) if room >= 0 else None
+        bounds.append(_Bound(*apart, low, high))
+    fits = sum(b.distances for b in bounds) <= _BITS
+    return Parts(*made, tuple(bounds)) if fits else None
 
 
 def _separate(index: Index, x: Operand) -> tuple[Index, Index] | None:
@@ -111,7 +117,7 @@ def emit_gathered(w: Writer, name: str, body: Graph, x: Operand, element: DType,
         test = f"({text} < {b.low} || {text} >= {b.high})"
         (row if b.column.is_const else column).append(
             f"({test} ? {'OUTSIDE_ROW' if b.column.is_const else 'OUTSIDE_COLUMN'} : 0u)")
-    if x.k.size % tiles[x.k]:
+    if x.k.size % depth:
         column.append(f"({depth} * tile + col < {x.k.size} ? 0u : OUTSIDE_COLUMN)")
     with w.block(f"const auto {name}_rows = [&](int o)", "};"):
         if x.outer.size % tiles[x.outer]:

@@ -25,8 +25,6 @@ def trim(state: State) -> None:
         for op in reversed(tuple(draft.ops)):
             if op is draft.anchor or isinstance(op, (ops.Reduce, ops.DotGeneral)):
                 continue
-            if draft.taps > 1 and isinstance(op, ops.Slice):
-                continue  # of rows that have no place in the group
             if len(op.results) == 1 and op.result in draft.at and op.result not in outputs \
                     and _releasable(state, draft, op, outputs):
                 _release(state, draft, op)
@@ -41,6 +39,8 @@ def escapes(state: State, draft: Draft, v: Value, outputs: frozenset[Value],
 def _releasable(state: State, draft: Draft, op: Op, outputs: frozenset[Value]) -> bool:
     if any(draft.has(u) for u in state.graph.users.get(op.result, ())):
         return False
+    if any(v not in draft.at and draft.has(state.graph.producer.get(v)) for v in op.inputs):
+        return False  # made here, and not at this place: rows that are pooled
     inside = [v for v in dict.fromkeys(op.inputs) if v in draft.at]
     extra = sum(v.type.nbytes for v in inside
                 if not any(not draft.has(u) for u in state.graph.users[v]) and v not in outputs)

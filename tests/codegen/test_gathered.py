@@ -89,8 +89,7 @@ def test_parts_add_up() -> None:
     assert found.row + found.column == x.offset
     for bound, (index, low, high) in zip(found.bounds, x.guard.bounds, strict=True):
         assert bound.row + bound.column == index and (bound.low, bound.high) == (low, high)
-        assert bound.column.bounds == (bound.first, bound.first + bound.distances - 1)
-    assert sum(b.distances for b in found.bounds) == 10
+    assert [b.distances for b in found.bounds] == [5, 5]
 
 
 @pytest.mark.parametrize(("text", "instead"), [
@@ -106,5 +105,5 @@ def test_a_loader_without_a_part_is_wrong(text: str, instead: str,
     monkeypatch.setattr(compiling, "bundle", broken)
     plan = CONVOLUTIONS["3 x 3"]()
     program = build(plan, in_order(plan, SCHEDULE), threads=256)
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="not equal"):
         check_exact(plan, program, inputs=[np.ones(v.type.dims, BF16) for v in plan.graph.inputs])

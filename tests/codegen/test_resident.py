@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from contraction_harness import build, dot_sigs, in_order, plan_of, wgmma
+from contraction_harness import build, check_exact, dot_sigs, in_order, plan_of, wgmma
 from contraction_harness import run_wgmma as run
 from jax import lax
 
-from jaxmono.codegen import producers
+from jaxmono.codegen import kernel, producers
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.fusion.plan import Device, Plan
@@ -84,12 +84,14 @@ def test_beside_another_product() -> None:
     schedules = in_order(plan, resident(128, 48, 2, (2, 1, 1)), resident(128, 32, 2, (2, 1, 1)))
     program = build(plan, schedules, threads=256)
     assert "at.fresh = true;  // rings of other lengths" in program.source
+    check_exact(plan, program, blocks=(1, 3))
 
 
 def test_siblings_that_run_ahead_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the order is there for."""
-    monkeypatch.setattr(producers, "is_mixed", lambda calls: False)
-    with pytest.raises(AssertionError):
+    for module in (producers, kernel):
+        monkeypatch.setattr(module, "is_mixed", lambda calls: False)
+    with pytest.raises(AssertionError, match="not equal"):
         run(siblings(), resident(128, 48, 2, (2, 1, 1)))
 
 

@@ -4,6 +4,7 @@
 //   producers: K0, Q; K1, V0, K2, V1... into the slots of a ring, tasks ahead of the consumers
 //   consumers: S1 = Q K1^T and O += P0 V0 are issued together; AttentionRows::weigh makes P1 of S1
 //              while the second runs; S2 = Q K2^T and O += P1 V1...
+//              (BESIDE: O += P0 V0 is issued when S1 is there, between the steps of finding its maxima)
 //
 // So products run under a warpgroup's own exponentials and under those of the other one: they take turns
 // in asking for products (the ping-pong of FlashAttention-3: Shah et al. 2024), else both would wait for

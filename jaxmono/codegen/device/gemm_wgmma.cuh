@@ -27,7 +27,6 @@
 #pragma once
 #include "jaxmono/gathered.cuh"
 #include "jaxmono/ptx.cuh"
-#include "jaxmono/ptx_wgmma.cuh"
 #include "jaxmono/roles.cuh"
 #include "jaxmono/split_k.cuh"
 #include "jaxmono/staged_rows.cuh"
@@ -36,57 +35,9 @@
 #include "jaxmono/types.cuh"
 #include "jaxmono/vec.cuh"
 #include "jaxmono/warp.cuh"
+#include "jaxmono/wgmma_operand.cuh"
 
 namespace jaxmono {
-
-// Bytes from the beginning of a K-major tile.
-template <class TileT>
-JM_DEVICE constexpr int k_offset(int outer, int k) {
-  return k / TileT::ACROSS * TileT::PANEL + outer * 128 +
-         k % TileT::ACROSS * (128 / TileT::ACROSS);
-}
-
-// Descriptor of the operand slice that begins at (outer, k): 64 rows of A, all columns of B.
-template <class TileT, bool K_MAJOR>
-JM_DEVICE uint64_t operand_slice(unsigned char* tile, int outer, int k) {
-  if constexpr (K_MAJOR)
-    return wgmma_descriptor(tile + k_offset<TileT>(outer, k), 16, 1024);
-  else
-    return wgmma_descriptor(tile + outer / 64 * TileT::PANEL + k * 128 + outer % 64 * 2, TileT::PANEL,
-                            1024);
-}
-
-// The same by the descriptor of the slice (0, 0), or of any with row and column 0 of a panel: one
-// addition of constants.
-template <class TileT, bool K_MAJOR>
-JM_DEVICE uint64_t operand_slice(uint64_t first, int outer, int k) {
-  return wgmma_descriptor_at(first, K_MAJOR ? k_offset<TileT>(outer, k)
-                                            : outer / 64 * TileT::PANEL + k * 128 + outer % 64 * 2);
-}
-
-template <class T>
-struct Wgmma {
-  template <bool A_MN, bool B_MN, int NT>
-  JM_DEVICE static void run(float (&d)[NT][4], uint64_t a, uint64_t b) {
-    wgmma<T, A_MN, B_MN>(d, a, b);
-  }
-};
-template <class A, class B>
-struct Wgmma<F8Pair<A, B>> {
-  template <bool A_MN, bool B_MN, int NT>
-  JM_DEVICE static void run(float (&d)[NT][4], uint64_t a, uint64_t b) {
-    static_assert(!A_MN && !B_MN, "operands of bytes are K-major");
-    wgmma_f8<A, B>(d, a, b);
-  }
-};
-template <>
-struct Wgmma<float> {
-  template <bool A_MN, bool B_MN, int NT>
-  JM_DEVICE static void run(float (&d)[NT][4], uint64_t a, uint64_t b) {
-    static_assert(!A_MN && !B_MN, "operands of 32 bits are K-major");
-    wgmma_tf32(d, a, b);
-  }
-};
 
 // T: bf16, f16, float (tf32) or F8Pair, then k counts pairs. The warpgroups share the tile along m
 // (WG_M), n (WG_N) or k (WG_K: each has all of the tile and every other k step, and the sums meet in the
@@ -322,35 +273,13 @@ struct GemmWgmma {
     }
   }
 
-  // The two warpgroups' pieces where both have sums of all elements; AHEAD of a thread are in flight.
-  template <int LANES, class Early>
-  struct Shared {
-    static constexpr int PER_ROW = N / LANES, COUNT = BM * PER_ROW;
-    static constexpr int TRIPS = (COUNT + CONSUMERS - 1) / CONSUMERS, AHEAD = TRIPS < 4 ? TRIPS : 4;
-    Early early[AHEAD];
-
-    JM_DEVICE static int row(int i) { return (i + thread_id()) / PER_ROW; }
-    JM_DEVICE static int column(int i) { return (i + thread_id()) % PER_ROW * LANES; }
-    JM_DEVICE static bool inside(int i) {
-      return COUNT % (AHEAD * CONSUMERS) == 0 || i + thread_id() < COUNT;
-    }
-    template <class Fetch>
-    JM_DEVICE void request(const Fetch& fetch, int base) {
-#pragma unroll
-      for (int k = 0; k < AHEAD; ++k) {
-        const int i = base + k * CONSUMERS;
-        if (inside(i)) early[k] = fetch(row(i), column(i));
-      }
-    }
-  };
-
   // Where the warpgroups share k: requests what the first pieces of the epilogue load, fetch(r, c), before
   // `consume`, so that it comes while the sums are made. (Larger tiles were slower with it: BERT-base b16
   // 993 -> 1033 us, ResNet-50 b32 1253 -> 1356 with 1.4 KB of spills.)
   template <int LANES, class Fetch>
   JM_DEVICE static auto first(const Fetch& fetch) {
     static_assert(WG_K == 2 && !HALVES && LANES > 0, "small tiles");
-    Shared<LANES, decltype(fetch(0, 0))> p;
+    SharedPieces<BM, N, CONSUMERS, LANES, decltype(fetch(0, 0))> p;
     p.request(fetch, 0);
     return p;
   }

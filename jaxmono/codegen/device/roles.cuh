@@ -18,8 +18,8 @@ namespace jaxmono {
 constexpr int CONSUMERS = 256, PRODUCERS = 128;
 // Registers of a thread of each. A block of 384 threads starts with 168 for each of them; more than
 // these 64512 in all (256 x 208 + 128 x 88) would never be granted, and the block would hang. With
-// 216 and 72 the producers of convolutions spill: the rows' places in the image take registers. With
-// 200 and 104 attention with a mask in memory does.
+// 216 and 72 the producers of convolutions spilled (before gathered.cuh: the rows' places in the image
+// took registers). With 200 and 104 attention with a mask in memory does.
 constexpr int CONSUMER_REGISTERS = 208, PRODUCER_REGISTERS = 88;
 constexpr int MAX_SLOTS = 16;
 constexpr int PRODUCER_BARRIER = 4;  // attention has 2 and 3

@@ -18,6 +18,29 @@ namespace jaxmono {
 // What an epilogue has loaded ahead, where there is nothing.
 struct NoEarly {};
 
+// Of a tile of ROWS x COLUMNS whose sums all THREADS finish together: their pieces of LANES columns, of
+// which AHEAD of a thread are in flight.
+template <int ROWS, int COLUMNS, int THREADS, int LANES, class Early>
+struct SharedPieces {
+  static constexpr int PER_ROW = COLUMNS / LANES, COUNT = ROWS * PER_ROW;
+  static constexpr int TRIPS = (COUNT + THREADS - 1) / THREADS, AHEAD = TRIPS < 4 ? TRIPS : 4;
+  Early early[AHEAD];
+
+  JM_DEVICE static int row(int i) { return (i + thread_id()) / PER_ROW; }
+  JM_DEVICE static int column(int i) { return (i + thread_id()) % PER_ROW * LANES; }
+  JM_DEVICE static bool inside(int i) {
+    return COUNT % (AHEAD * THREADS) == 0 || i + thread_id() < COUNT;
+  }
+  template <class Fetch>
+  JM_DEVICE void request(const Fetch& fetch, int base) {
+#pragma unroll
+    for (int k = 0; k < AHEAD; ++k) {
+      const int i = base + k * THREADS;
+      if (inside(i)) early[k] = fetch(row(i), column(i));
+    }
+  }
+};
+
 // NT fragments of 8 columns each; WHOLE: all are staged at a time, else as many as take little memory.
 template <int NT, bool WHOLE>
 struct StagedRows {

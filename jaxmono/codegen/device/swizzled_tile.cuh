@@ -65,6 +65,7 @@ struct SwizzledTile {
         of[i] = load.rows(row0 + static_cast<int>(static_cast<unsigned>(thread) / 8) + i * STEP);
     }
   };
+
   // As `fill`, of rows that were found before.
   template <int THREADS, class Load>
   JM_DEVICE static void gather(unsigned char* base, int thread, const Rows<THREADS>& rows, int tile,
