@@ -74,6 +74,17 @@ def test_a_pooled_layer_is_one_group(golden: Golden) -> None:
     golden("plan_window_rows", plan_to_text(p))
 
 
+def test_an_element_that_waits_for_a_later_product_is_stored() -> None:
+    """The slices stay in the contraction's group: what they are slices of has no place any more."""
+    def fn(x: X, w: X, b: X, u: X, v: X) -> X:
+        y = jax.nn.relu(conv(x, w) + b)
+        later = ((u @ v) @ v).reshape(2, 4, 4, 16)
+        return jnp.maximum(jnp.maximum(y[:, ::2, ::2] * later, y[:, ::2, 1::2]),
+                           jnp.maximum(y[:, 1::2, ::2], y[:, 1::2, 1::2]))
+    p = plan(fn, *arguments(), spec(32, 16), spec(16, 16))
+    assert len(p.stages) == 2 and sorted(taps(p)) == [1, 1, 4]
+
+
 def test_what_is_behind_the_window_joins() -> None:
     p = plan(lambda x, w, b, y: jnp.tanh(layer(x, w, b)) + y, *arguments(), spec(2, 4, 4, 16))
     assert len(p.stages) == 1 and taps(p) == [4]
