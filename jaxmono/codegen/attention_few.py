@@ -194,7 +194,7 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     with w.block(head, "});"):
         emit_piece(w, body, form.stores, result=form.second.result, demanded=(code.identity,),
                    m=form.m, n=form.v, tile_m=form.m.size, tile_n=width, lanes=lanes, read="",
-                   accumulator="float", skip="return", pointers=pointers, outputs=outputs,
+                   accumulator="float", skip="", pointers=pointers, outputs=outputs,
                    names={form.batch: "b"}, read_only=read_only)
 
 

@@ -19,11 +19,14 @@ from jaxmono.codegen.dot_wgmma import (
     LOW_BYTES,
     MAX_SLOTS,
     ROLES_BYTES,
+    staged_columns,
     staging_bytes,
     tile_bytes,
 )
 from jaxmono.codegen.early_loads import early_loads, emit_fetch
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
+from jaxmono.codegen.epilogue_source import source_operand
+from jaxmono.codegen.operand import Operand
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import IndexMap
 from jaxmono.fusion.plan import AttentionForm, Sig
@@ -78,10 +81,14 @@ def _round(x: int) -> int:
 
 def shared_bytes_of(code: AttentionCode, s: AttentionSchedule) -> int:
     """Dynamic shared memory of a task: ring, staging, what lies below them."""
+    return LOW_BYTES + s.stages * _slot_bytes(code) + staging_bytes(s.chunk, 1)
+
+
+def _slot_bytes(code: AttentionCode) -> int:
+    """Of the ring: a tile of each of the first product's operands."""
     columns = _round(code.form.n.size)
     a = tile_bytes(ROWS, 64) if code.q.k_major else tile_bytes(64, ROWS)
-    b = tile_bytes(columns, 64) if code.k.k_major else tile_bytes(64, columns)
-    return LOW_BYTES + s.stages * (a + b) + staging_bytes(s.chunk, 1)
+    return a + (tile_bytes(columns, 64) if code.k.k_major else tile_bytes(64, columns))
 
 
 def _begin(w: Writer, code: AttentionCode) -> None:
@@ -107,7 +114,12 @@ def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     if code.k.param in read_only and code.k.offset is not None and code.k.offset.is_static:
         ahead = max(1, _AHEAD_BYTES // (_round(form.n.size) * 128))
     w.line("const auto ready = [&] { roles->await_open(opened); };")
-    w.line(f"G::produce<{ahead}>(smem, roles, at, m0, k_tiles, ready, load_a, load_b, load_w);")
+    loads = ["load_a", "load_b", "load_w"]
+    if source := _source(code):
+        emit_loader(w, "load_c", code.sig.body, source, source.value.type.dtype, pointers,
+                    {form.batch: "0"}, read_only, tiles, strided=True)
+        loads.append("load_c")
+    w.line(f"G::produce<{ahead}>(smem, roles, at, m0, k_tiles, ready, {', '.join(loads)});")
     w.line("return at;")
 
 
@@ -119,20 +131,39 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     w.line("constexpr int n0 = 0, b = 0;")
     w.line("(void)b;")
     _emit_middle(w, code, pointers, read_only)
-    widest = legal_lanes(body, form.stores, form.v, 8)
-    lanes = next(n for n in (8, 4, 2, 1) if n <= widest and form.v.size % n == 0)
-    early = early_loads(body, form.stores, form.second.result, form.v, lanes, read_only, form.m)
+    lanes, source = _lanes(code), _source(code)
+    root = (source.value, source.index) if source else None
+    early = early_loads(body, form.stores, form.second.result, form.v, lanes, read_only, form.m,
+                        besides=root)
     emit_fetch(w, body, early, m=form.m, n=form.v, tile_m=ROWS, tile_n=s.chunk, lanes=lanes,
                pointers=pointers, names={form.batch: "b"})
-    head = (f"G::consume<{lanes}>(smem, roles, at, k_tiles, middle, fetch, "
-            f"[&](int r, int c, const float (&acc)[{lanes}], const auto& early)")
+    element = f", {c_type(source.value.type.dtype)}" if source else ""
+    head = (f"G::consume<{lanes}{element}>(smem, roles, at, k_tiles, middle, fetch, "
+            f"[&](int r, int c, const float (&acc)[{lanes}], const auto& early"
+            f"{', const auto& source' if source else ''})")
     with w.block(head, "});"):
         w.line("(void)early;")
         emit_piece(w, body, form.stores, result=form.second.result, demanded=(code.identity,),
                    m=form.m, n=form.v, tile_m=ROWS, tile_n=s.chunk, lanes=lanes, read="",
-                   accumulator="float", skip="return", pointers=pointers, outputs=outputs,
-                   names={form.batch: "b"}, read_only=read_only, early=early)
+                   accumulator="float", skip="", pointers=pointers, outputs=outputs,
+                   names={form.batch: "b"}, read_only=read_only, early=early, source=root)
     w.line("return at;")
+
+
+def _lanes(code: AttentionCode) -> int:
+    """Elements per thread at a time in the epilogue."""
+    form = code.form
+    widest = legal_lanes(code.sig.body, form.stores, form.v, 8)
+    return next(n for n in (8, 4, 2, 1) if n <= widest and form.v.size % n == 0)
+
+
+def _source(code: AttentionCode) -> Operand | None:
+    """The epilogue's source operand; None if it has none, or if what is staged at a time does not
+    fit a slot."""
+    form, s = code.form, code.s
+    if _lanes(code) != 8 or tile_bytes(ROWS, staged_columns(s.chunk)) > _slot_bytes(code):
+        return None
+    return source_operand(code.sig.body, form.stores, form.second.result, form.m, form.v)
 
 
 def _result_index(code: AttentionCode) -> IndexMap:

@@ -356,21 +356,32 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
                demanded: Sequence[IndexMap], m: Var, n: Var, tile_m: int, tile_n: int, lanes: int,
                read: str, accumulator: str, skip: str, pointers: Mapping[Value, str],
                outputs: Sequence[str], names: Mapping[Var, str],
-               read_only: Sequence[Value], early: Sequence[Root] = ()) -> None:
+               read_only: Sequence[Value], early: Sequence[Root] = (),
+               source: Root | None = None) -> None:
     """``lanes`` neighbouring elements of a finished tile, at C variables r and c, to the outputs.
 
     ``demanded``: of the result, by one element; with several (a window's), r is the first of as
     many rows of the tile, ``m`` counts windows, and ``acc`` is an array of arrays.
     ``read``: C call text with ``{acc}``, ``{r}``, ``{c}`` that fills the sums, or "" where an array
-    ``acc`` has them. ``skip``: the statement that leaves elements outside alone. ``early``: loads
-    that a C variable ``early`` has the results of.
+    ``acc`` has them. ``skip``: the statement that leaves elements outside alone; "": they are
+    computed from what the last ones inside read, and not stored, so that no branch keeps the pieces
+    of a thread from each other. ``early``: loads
+    that a C variable ``early`` has the results of; ``source``: one that is a C variable ``source``.
     """
     taps = len(demanded)
-    w.line(f"const int m = {'m0 + r' if taps == 1 else f'(m0 + r) / {taps}'}, n = n0 + c;")
-    outside = [f"{at} >= {var.size}" for at, var, size in (
-        ("m", m, tile_m // taps), ("n", n, tile_n)) if var.size % size]
-    if outside:
-        w.line(f"if ({' || '.join(outside)}) {skip};")
+    own = {"m": "m0 + r" if taps == 1 else f"(m0 + r) / {taps}", "n": "n0 + c"}
+    checked = [(at, var.size, piece) for at, var, size, piece in (
+        ("m", m, tile_m // taps, 1), ("n", n, tile_n, lanes)) if var.size % size]
+    inside = " && ".join(f"{at} < {size}" for at, size, _ in checked)
+    if skip or not checked:
+        w.line(f"const int m = {own['m']}, n = {own['n']};")
+        if checked:
+            w.line(f"if (!({inside})) {skip};")
+    else:
+        w.line(f"int m = {own['m']}, n = {own['n']};")
+        w.line(f"const bool inside = {inside};")
+        for at, size, piece in checked:
+            w.line(f"{at} = min({at}, {size - piece});")
     t = compute(result.type.dtype)
     sums = ["acc"] if taps == 1 else [f"acc[{i}]" for i in range(taps)]
     if read:
@@ -389,8 +400,9 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
                      var_names={**names, m: "m", n: "n"}, read_only=read_only)
     for i, at in enumerate(demanded):
         em.bind(result, at, f"dot{i if taps > 1 else ''}", vector=lanes > 1)
-    bind_early(em, early)
+    bind_early(em, early, source)
     values = [em.emit(body.outputs[s.result], s.index) for s in stores]
     for s, v in zip(stores, values, strict=True):
         out = body.outputs[s.result]
-        em.store(outputs[s.result], store_offset(body, s), v, out.type.dtype)
+        em.store(outputs[s.result], store_offset(body, s), v, out.type.dtype,
+                 wanted="inside" if checked and not skip else "")

@@ -23,7 +23,9 @@ from jaxmono.codegen.dot import (
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.early_loads import WIDE, early_loads, emit_fetch, touch_columns
 from jaxmono.codegen.emit import c_type
+from jaxmono.codegen.epilogue_source import source_operand
 from jaxmono.codegen.names import is_f8
+from jaxmono.codegen.operand import Operand
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
@@ -41,6 +43,10 @@ stage runs, the producers already load the weights of the next one."""
 _AHEAD_BYTES = 40 * 1024
 """Of the right operand that are requested before the stage's grid barrier opens: what arrives while
 the blocks wait for each other. More would stand in the way of the left operand."""
+SOURCE_SUMS = 64
+"""Of a thread, from which on an epilogue's source operand comes through the ring. Of smaller tiles
+it has a few pieces, requested at once: behind the last bytes of the products they came later, and
+BERT-base and the T5-base encoder b16 took 1.4 % longer."""
 SWAPPED = "swapped"
 """Family of the same products with the weights on the left (device/gemm_swapped.cuh)."""
 _IN_FLIGHT_BYTES = 80 * 1024
@@ -143,11 +149,11 @@ def staging_bytes(n: int, k_warpgroups: int) -> int:
     halves = has_halves(n, k_warpgroups)
     exchanged = CONSUMERS * n // 32 * 16 if halves else 0
     n = n // 2 if halves else n
-    chunk = n if k_warpgroups == 2 and not halves else _staged_columns(n)
+    chunk = n if k_warpgroups == 2 and not halves else staged_columns(n)
     return max(8 * 16 * (chunk + 8) * 4, exchanged)
 
 
-def _staged_columns(n: int) -> int:
+def staged_columns(n: int) -> int:
     """`StagedRows::CHUNK` of device/staged_rows.cuh."""
     return n if n <= 80 else next((c for c in (64, 80, 48) if n % c == 0), 16)
 
@@ -188,6 +194,10 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
             if s.family == SWAPPED else max(1, _AHEAD_BYTES // (s.bn * deep(code)))
     w.line("const auto ready = [&] { roles->await_open(opened); };")
     w.line(f"G::produce<{ahead}>(smem, roles, at, m0, n0, k0, k_tiles, ready, load_a, load_b);")
+    if source := source_of(code):
+        t = source.value.type.dtype
+        emit_loader(w, "load_c", body, source, t, pointers, names, read_only, tiles, strided=True)
+        w.line(f"G::Source<{c_type(t)}>::produce(G::ring(smem), roles, at, m0, n0, load_c);")
     w.line("return at;")
 
 
@@ -227,7 +237,22 @@ def meets_as_fragments(s: DotSchedule, *, gathered: bool) -> bool:
     n = s.bn // s.warps[1]
     return (s.family == "wgmma" and 1 < s.split_k <= 4 and s.warps[2] == 1 and not gathered
             and n % (8 * s.split_k) == 0
-            and _staged_columns(n // s.split_k) <= _staged_columns(n))
+            and staged_columns(n // s.split_k) <= staged_columns(n))
+
+
+def source_of(code: DotCode) -> Operand | None:
+    """The epilogue's source operand; None if it has none, or if the tile cannot take it: its rows
+    must be a warp's own, and what is staged at a time must fit a slot."""
+    form, s = code.form, code.s
+    n, halves = s.bn // s.warps[1], has_halves(s.bn // s.warps[1], s.warps[2])
+    assert code.element is not None
+    if s.family != "wgmma" or s.bm * s.bn < SOURCE_SUMS * CONSUMERS or s.split_k > 1 \
+            or form.taps > 1 or code.element.itemsize != 2 \
+            or panel_columns(code) or (s.warps[2] == 2 and not halves) \
+            or _lanes(code, s.bm * s.bn // CONSUMERS) != 8 \
+            or tile_bytes(s.bm, staged_columns(n // 2 if halves else n)) > layout(code)[1]:
+        return None
+    return source_operand(code.sig.body, _stores(code), form.dot.result, form.m, form.n)
 
 
 def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
@@ -236,7 +261,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
     piece = partial(emit_piece, w, body, stores, result=form.dot.result, demanded=code.demanded,
                     m=form.rows, n=form.n, tile_m=s.bm, tile_n=s.bn, read="", accumulator="float",
-                    skip="return", pointers=pointers, outputs=outputs, names=names,
+                    skip="", pointers=pointers, outputs=outputs, names=names,
                     read_only=read_only)
     if _leaves_as_fragments(code):
         w.line("G::consume(smem, roles, at, k_tiles, sums);")
@@ -256,8 +281,10 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     lanes = _lanes(code, s.bm * s.bn // CONSUMERS // s.split_k)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
     small = s.family != SWAPPED and s.warps[2] == 2 and not has_halves(s.bn, 2)
+    source = source_of(code)
+    root = (source.value, source.index) if source else None
     early = early_loads(body, stores, form.dot.result, form.n, lanes, () if small else read_only,
-                        form.m if s.bn // s.warps[1] <= WIDE else None) \
+                        form.m if s.bn // s.warps[1] <= WIDE else None, besides=root) \
         if s.family != SWAPPED else []
     emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
                pointers=pointers, names=names)
@@ -267,15 +294,18 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
         touch_columns(w, body, stores, form.dot.result, m=form.m, n=form.n, tile_n=s.bn,
                       pointers=pointers, names=names)
     w.line("G::consume(smem, roles, at, k_tiles, sums);")
-    finish = f"finish<{lanes}>(smem, sums, {'first, ' if small else ''}"
+    finish = f"finish{'_shared' if small else ''}<{lanes}>(smem, sums, {'first, ' if small else ''}"
     if s.split_k > 1:
         parts = s.split_k * s.bm * s.bn
         finish = (f"finish_split<{s.split_k}, {lanes}>(smem, sums, split, "
                   f"{workspace} + tile * {parts}, {arrivals} + tile, ")
-    head = f"G::{finish}fetch, [&](int r, int c, const float (&acc)[{lanes}], const auto& early)"
-    with w.block(head, "});"):
+    if source:
+        w.line(f"auto tiles = G::source<{c_type(source.value.type.dtype)}>(smem, roles, at);")
+    head = (f"G::{finish}fetch, [&](int r, int c, const float (&acc)[{lanes}], const auto& early"
+            f"{', const auto& source' if source else ''})")
+    with w.block(head, "}, tiles);" if source else "});"):
         w.line("(void)early;")
-        piece(lanes=lanes, early=early)
+        piece(lanes=lanes, early=early, source=root)
 
 
 def _leaves_as_fragments(code: DotCode) -> bool:

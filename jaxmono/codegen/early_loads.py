@@ -41,25 +41,28 @@ WIDE = 192
 
 
 def early_loads(body: Graph, stores: Sequence[Store], result: Value, lane: Var, lanes: int,
-                read_only: Sequence[Value], rows: Var | None = None) -> list[Root]:
+                read_only: Sequence[Value], rows: Var | None = None, *,
+                besides: Root | None = None) -> list[Root]:
     """(input, index) of all vectors that every piece loads, whatever its position.
 
     Args:
       read_only: inputs that are left where they are, unless they differ between ``rows``.
+      besides: what comes otherwise.
     """
     split = Lane(lane, lanes)
     left = MAX_BYTES
     found: list[Root] = []
-    for value, index in _reads(body, stores, result):
+    for value, index in reads(body, stores, result):
         differs = rows is not None and any(i.depends_on(rows) for i in index)
-        if (differs or value not in read_only) and _is_vector(value, index, split):
+        if (value, index) != besides and (differs or value not in read_only) \
+                and _is_vector(value, index, split):
             left -= lanes * value.type.dtype.itemsize
             if left >= 0:
                 found.append((value, index))
     return found
 
 
-def _reads(body: Graph, stores: Sequence[Store], result: Value) -> list[Root]:
+def reads(body: Graph, stores: Sequence[Store], result: Value) -> list[Root]:
     """(input, index) of what every element of the epilogue reads besides its sum, each once."""
     inputs = set(body.inputs)
     found: dict[Root, None] = {}
@@ -101,7 +104,9 @@ def emit_fetch(w: Writer, body: Graph, loads: Sequence[Root], *, m: Var, n: Var,
         return
     members = " ".join(f"Vec<{c_type(v.type.dtype)}, {lanes}> x{k};"
                        for k, (v, _) in enumerate(loads))
-    w.line(f"struct Early {{ {members} }};")
+    by_column = "" if any(i.depends_on(m) for _, index in loads for i in index) \
+        else " using BY_COLUMN = void;"
+    w.line(f"struct Early {{ {members}{by_column} }};")
     with w.block("const auto fetch = [&](int r, int c)", "};"):
         for name, at, var, tile, piece in (("m", "m0 + r", m, tile_m, 1),
                                            ("n", "n0 + c", n, tile_n, lanes)):
@@ -122,7 +127,7 @@ def touch_columns(w: Writer, body: Graph, stores: Sequence[Store], result: Value
                   n: Var, tile_n: int, pointers: Mapping[Value, str],
                   names: Mapping[Var, str]) -> None:
     """Requests into L1 what the tile at column n0 reads by column, a thread a line of it."""
-    found = [(v, index) for v, index in _reads(body, stores, result)
+    found = [(v, index) for v, index in reads(body, stores, result)
              if any(i.depends_on(n) for i in index)
              and all(i.is_static and not i.depends_on(m) for i in index)]
     if not found:
@@ -137,9 +142,10 @@ def touch_columns(w: Writer, body: Graph, stores: Sequence[Store], result: Value
             w.line(f"prefetch_l1({pointers[v]} + {em.code(offset)});")
 
 
-def bind_early(em: BodyEmitter, loads: Sequence[Root]) -> None:
-    """The members of the C variable ``early`` are those elements."""
-    for k, (v, index) in enumerate(loads):
+def bind_early(em: BodyEmitter, loads: Sequence[Root], source: Root | None = None) -> None:
+    """The members of the C variable ``early`` are those elements, and ``source`` the C variable."""
+    found = [(x, f"early.x{k}") for k, x in enumerate(loads)]
+    for (v, index), text in [*found, *([(source, "source")] if source else [])]:
         name, t = em.w.fresh(), compute(v.type.dtype)
-        em.w.line(f"const {vector(t, em.lanes)} {name} = convert<{t}>(early.x{k});")
+        em.w.line(f"const {vector(t, em.lanes)} {name} = convert<{t}>({text});")
         em.bind_again(v, index, Emitted(name, True))

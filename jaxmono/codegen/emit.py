@@ -138,21 +138,28 @@ class BodyEmitter(Scopes):
             return x
         return self._name(Emitted(f"rounded<{storage(dtype)}>({x})", x.vector), dtype)
 
-    def store(self, pointer: str, offset: Index, value: Emitted | str, dtype: DType) -> None:
-        """Writes ``value`` (all lanes of it) to elements ``offset`` of ``pointer``."""
+    def store(self, pointer: str, offset: Index, value: Emitted | str, dtype: DType, *,
+              wanted: str = "") -> None:
+        """Writes ``value`` (all lanes of it) to elements ``offset`` of ``pointer``, if the C
+        expression ``wanted`` holds."""
         x = value if isinstance(value, Emitted) else Emitted(value, self.lanes > 1)
         (at,) = self.split((offset,))
         self._emit_dynamics((at,))
         pattern = access(at, self.lane)
         t = storage(dtype)
+        if pattern is Access.CONTIGUOUS:
+            condition = f"_if<{t}, {self.lanes}>" if wanted else f"<{t}, {self.lanes}>"
+            self.w.line(f"store{condition}({pointer} + {self._code(at)}, {x}"
+                        f"{f', {wanted}' if wanted else ''});")
+            return
+        branch = f"if ({wanted}) " if wanted else ""
         if pattern is Access.UNIFORM and not x.vector:
-            self.w.line(f"store<{t}>({pointer} + {self._code(at)}, {x});")
-        elif pattern is Access.CONTIGUOUS:
-            self.w.line(f"store<{t}, {self.lanes}>({pointer} + {self._code(at)}, {x});")
+            self.w.line(f"{branch}store<{t}>({pointer} + {self._code(at)}, {x});")
         else:
             with self._lane_loop():
                 self._emit_dynamics((at,))
-                self.w.line(f"store<{t}>({pointer} + {self._code(at)}, {self._in_lane(x)});")
+                self.w.line(f"{branch}store<{t}>({pointer} + {self._code(at)}, "
+                            f"{self._in_lane(x)});")
 
     def region(self, graph: Graph, inputs: Sequence[Emitted]) -> list[Emitted]:
         """Applies a scalar region (a reducer) to values; emits into the current C block."""

@@ -27,15 +27,20 @@ struct BackToBack {
   static constexpr int STAGING_AT = SLOTS * First::STAGE_BYTES;
   static constexpr int SHARED_BYTES = STAGING_AT + 8 * Staged::BYTES;
 
-  // AHEAD, ready, load_a, load_b: as in GemmWgmma::produce. load_w(to, row, col): of W's tile.
-  template <int AHEAD, class Ready, class LoadA, class LoadB, class LoadW>
+  // Of the epilogue's source operand, U: behind the tiles of W that give the same columns.
+  template <class U>
+  using Source = SourceTiles<U, BM, Staged::CHUNK, VC / Staged::CHUNK, 1, First::STAGE_BYTES, SLOTS>;
+
+  // AHEAD, ready, load_a, load_b: as in GemmWgmma::produce. load_w(to, row, col): of W's tile. load_c: of
+  // the source, if there is one.
+  template <int AHEAD, class Ready, class LoadA, class LoadB, class LoadW, class... LoadC>
   JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int row0, int tiles,
                                 const Ready& ready, const LoadA& load_a, const LoadB& load_b,
-                                const LoadW& load_w) {
+                                const LoadW& load_w, const LoadC&... load_c) {
     First::template produce<AHEAD>(smem, roles, at, row0, 0, 0, tiles, ready, load_a, load_b);
     const int thread = thread_id() - CONSUMERS;
 #pragma unroll 1
-    for (int c = 0; c < V; c += VC)
+    for (int c = 0; c < V; c += VC) {
 #pragma unroll 1
       for (int n = 0; n < NP; n += 64) {
         mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
@@ -45,11 +50,13 @@ struct BackToBack {
         cp_async_mbarrier_arrive(&roles->full[at.slot]);
         at.template next<SLOTS>();
       }
+      (Source<typename LoadC::Element>::produce(First::ring(smem), roles, at, row0, c, load_c), ...);
+    }
   }
 
   // middle(row of the tile, column, two neighbouring sums of H) -> two elements of P, generated code.
-  // fetch(r, c), f(r, c, sums, early): as in GemmWgmma::finish.
-  template <int LANES, class Middle, class Fetch, class F>
+  // fetch(r, c), f(r, c, sums, early), and U's elements if there is a source: as in GemmWgmma::finish.
+  template <int LANES, class U = void, class Middle, class Fetch, class F>
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
                                 const Middle& middle, const Fetch& fetch, const F& f) {
     uint32_t p[STEPS][4];
@@ -97,11 +104,16 @@ struct BackToBack {
         if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
         at.template next<SLOTS>();
       }
-      Staged::template rows<LANES>(
-          own, y, [&](int r, int c) { return fetch(First::first_row() + r, c0 + c); },
-          [&](int r, int c, const float (&sum)[LANES], const auto& early) {
-            f(First::first_row() + r, c0 + c, sum, early);
-          });
+      const auto finish = [&](auto&& source) {
+        Staged::template rows<LANES>(
+            own, y, [&](int r, int c) { return fetch(First::first_row() + r, c0 + c); },
+            [&](int r, int c, const float (&sum)[LANES], const auto&... loaded) {
+              f(First::first_row() + r, c0 + c, sum, loaded...);
+            },
+            source);
+      };
+      if constexpr (is_same<U, void>) finish(NoSource{});
+      else finish(typename Source<U>::Reader(First::ring(smem), roles, at, 0, First::first_row()));
     }
   }
 };

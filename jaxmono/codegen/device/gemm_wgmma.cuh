@@ -86,8 +86,9 @@ struct GemmWgmma {
 
   // Layout: panel | ring | staging.
   static constexpr int SHARED_BYTES = PANEL_BYTES + SLOTS * STAGE_BYTES + STAGING_BYTES;
+  JM_DEVICE static unsigned char* ring(unsigned char* smem) { return smem + PANEL_BYTES; }
   JM_DEVICE static unsigned char* slot(unsigned char* smem, int i) {
-    return smem + PANEL_BYTES + i * STAGE_BYTES;
+    return ring(smem) + i * STAGE_BYTES;
   }
   JM_DEVICE static float* staging(unsigned char* smem) {
     return reinterpret_cast<float*>(smem + PANEL_BYTES + SLOTS * STAGE_BYTES);
@@ -199,6 +200,18 @@ struct GemmWgmma {
   JM_DEVICE static int first_col() { return WG_N == 2 ? warpgroup() * N : 0; }
   JM_DEVICE static int own_col() { return HALVES ? warpgroup() * (N / 2) : first_col(); }
 
+  // Of the epilogue's source operand: produce(ring(smem), ...) behind `produce`, read(...) behind
+  // `consume`.
+  template <class U>
+  using Source = SourceTiles<U, BM, Staged::CHUNK, OWN * 8 / Staged::CHUNK, BN / (OWN * 8), STAGE_BYTES,
+                             SLOTS>;
+  template <class U>
+  JM_DEVICE static auto source(unsigned char* smem, Roles* roles, Place& at) {
+    static_assert(WG_K == 1 || HALVES, "rows of the tile are not a warp's own");
+    return typename Source<U>::Reader(ring(smem), roles, at, OWN * 8 < BN ? warpgroup() : 0,
+                                      first_row());
+  }
+
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
                                 Accumulators& acc) {
 #pragma unroll
@@ -289,27 +302,36 @@ struct GemmWgmma {
   template <int LANES, class Fetch, class F>
   JM_DEVICE static void finish(unsigned char* smem, Accumulators& acc, const Fetch& fetch,
                                const F& f) {
+    finish<LANES>(smem, acc, fetch, f, NoSource{});
+  }
+
+  // source: a Reader, if f has a source's elements as its last argument.
+  template <int LANES, class Fetch, class F, class S>
+  JM_DEVICE static void finish(unsigned char* smem, Accumulators& acc, const Fetch& fetch, const F& f,
+                               S&& source) {
     if constexpr (HALVES) {
       float own[OWN][4];
       if (warpgroup() == 0) exchange<0>(smem, acc, own);
       else exchange<1>(smem, acc, own);
-      rows<LANES>(smem, own, fetch, f);
+      rows<LANES>(smem, own, fetch, f, source);
       syncthreads();
     } else if constexpr (WG_K == 2) {
-      finish<LANES>(smem, acc, first<LANES>(fetch), fetch, f);
+      finish_shared<LANES>(smem, acc, first<LANES>(fetch), fetch, f);
     } else {
-      rows<LANES>(smem, acc.x, fetch, f);
+      rows<LANES>(smem, acc.x, fetch, f, source);
     }
   }
 
-  template <int LANES, class Fetch, class F>
-  JM_DEVICE static void rows(unsigned char* smem, float (&x)[OWN][4], const Fetch& fetch, const F& f) {
+  template <int LANES, class Fetch, class F, class S>
+  JM_DEVICE static void rows(unsigned char* smem, float (&x)[OWN][4], const Fetch& fetch, const F& f,
+                             S& source) {
     Staged::template rows<LANES>(
         staging(smem) + warp_id() * 16 * PITCH, x,
         [&](int r, int c) { return fetch(first_row() + r, own_col() + c); },
-        [&](int r, int c, const float (&sum)[LANES], const auto& early) {
-          f(first_row() + r, own_col() + c, sum, early);
-        });
+        [&](int r, int c, const float (&sum)[LANES], const auto&... loaded) {
+          f(first_row() + r, own_col() + c, sum, loaded...);
+        },
+        source);
   }
 
   // As `finish`, for every LANES neighbouring columns of TAPS neighbouring rows: f(r, c, sums) with
@@ -399,7 +421,8 @@ struct GemmWgmma {
         [&](int r, int c) { return fetch(first_row() + r, column + c); },
         [&](int r, int c, const float (&sum)[LANES], const auto& early) {
           f(first_row() + r, column + c, sum, early);
-        });
+        },
+        NoSource{});
   }
 
   // Where the warpgroups share k: calls f(r, c, sums) for every two neighbouring elements of a fragment,
@@ -465,8 +488,8 @@ struct GemmWgmma {
 
   // Both warpgroups have sums of all elements: they meet in shared memory. now: of `first`.
   template <int LANES, class P, class Fetch, class F>
-  JM_DEVICE static void finish(unsigned char* smem, Accumulators& acc, P now, const Fetch& fetch,
-                               const F& f) {
+  JM_DEVICE static void finish_shared(unsigned char* smem, Accumulators& acc, P now,
+                                      const Fetch& fetch, const F& f) {
     constexpr int BATCH = P::AHEAD * CONSUMERS;
     Staged::template put<LANES>(staging(smem) + warp_id() * 16 * PITCH, acc.x);
     syncthreads();

@@ -16,6 +16,13 @@ JM_DEVICE T* opaque(T* p) {
   return p;
 }
 
+// The same number, which is found again each time: the compiler would keep what a stage makes of a
+// thread's number from one stage to the next, in registers that others lack.
+JM_DEVICE int opaque(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // The last operand of cp.async is the number of bytes that are read; the rest is zeros.
 JM_DEVICE void cp_async_16(void* smem, const void* gmem, bool pred = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(smem)),

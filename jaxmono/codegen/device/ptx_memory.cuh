@@ -170,6 +170,26 @@ JM_STORE(st_global, "global")
 JM_STORE(st_stream, "global.cs")
 #undef JM_STORE
 
+// Predicated, for what has its address and its value anyway: no branch that the compiler would move the
+// work for the value into, with its loads. It does not tell that memory changes, so that loads of other
+// elements stay where they are; barriers do.
+template <class T>
+JM_DEVICE void st_global_if(T* p, T value, bool wanted) {
+  const uint32_t test = wanted;
+  if constexpr (sizeof(T) == 16) {
+    const Bits128 x = bitcast<Bits128>(value);
+    asm volatile("{ .reg .pred q; setp.ne.u32 q, %5, 0; @q st.global.v4.u32 [%0], {%1, %2, %3, %4}; }" ::"l"(p),
+                 "r"(x.x[0]), "r"(x.x[1]), "r"(x.x[2]), "r"(x.x[3]), "r"(test));
+  } else if constexpr (sizeof(T) == 8) {
+    asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; @q st.global.u64 [%0], %1; }" ::"l"(p),
+                 "l"(bitcast<uint64_t>(value)), "r"(test));
+  } else {
+    static_assert(sizeof(T) == 4, "stores are of 4, 8 or 16 bytes");
+    asm volatile("{ .reg .pred q; setp.ne.u32 q, %2, 0; @q st.global.u32 [%0], %1; }" ::"l"(p),
+                 "r"(bitcast<uint32_t>(value)), "r"(test));
+  }
+}
+
 JM_DEVICE void prefetch_l1(const void* p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
 JM_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 

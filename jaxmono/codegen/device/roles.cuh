@@ -23,6 +23,7 @@ constexpr int CONSUMERS = 256, PRODUCERS = 128;
 constexpr int CONSUMER_REGISTERS = 208, PRODUCER_REGISTERS = 88;
 constexpr int MAX_SLOTS = 16;
 constexpr int PRODUCER_BARRIER = 4;  // attention has 2 and 3
+constexpr int SOURCE_BARRIER = 5;    // and the next: of a warpgroup
 
 // In shared memory for the whole launch.
 struct Roles {

@@ -9,6 +9,7 @@
 // 4 banks further: stores and loads both fall on all 32.
 #pragma once
 #include "jaxmono/platform.cuh"
+#include "jaxmono/source_tiles.cuh"
 #include "jaxmono/types.cuh"
 #include "jaxmono/vec.cuh"
 #include "jaxmono/warp.cuh"
@@ -17,6 +18,16 @@ namespace jaxmono {
 
 // What an epilogue has loaded ahead, where there is nothing.
 struct NoEarly {};
+
+// Whether that is the same in all rows.
+template <class Early, class = void>
+struct ByColumn {
+  static constexpr bool value = false;
+};
+template <class Early>
+struct ByColumn<Early, typename Early::BY_COLUMN> {
+  static constexpr bool value = true;
+};
 
 // Of a tile of ROWS x COLUMNS whose sums all THREADS finish together: their pieces of LANES columns, of
 // which AHEAD of a thread are in flight.
@@ -80,24 +91,31 @@ struct StagedRows {
 
   // Calls f(r, c, sums, fetch(r, c)) for every LANES neighbouring elements of the warp's 16 rows, the
   // threads on neighbouring columns. Fetches, and the sums themselves, are some pieces ahead: one piece
-  // at a time a thread mostly waits. own: BYTES of the warp.
-  template <int LANES, class Fetch, class F>
-  JM_DEVICE static void rows(float* own, float (&x)[NT][4], const Fetch& fetch, const F& f) {
+  // at a time a thread mostly waits. own: BYTES of the warp. source: a SourceTiles::Reader, whose elements
+  // f has as its last argument.
+  template <int LANES, class Fetch, class F, class Source>
+  JM_DEVICE static void rows(float* own, float (&x)[NT][4], const Fetch& fetch, const F& f,
+                             Source&& source) {
     using Early = decltype(fetch(0, 0));
+    constexpr bool PLAIN = is_same<typename NoReference<Source>::type, NoSource>;
     constexpr int PER_ROW = CHUNK / LANES, PIECES = 16 * PER_ROW, TRIPS = (PIECES + WARP - 1) / WARP;
-    // Pieces beside the accumulators: with 128 of those, more would spill.
-    constexpr int ROOM = is_same<Early, NoEarly> ? (NT <= 24 ? 5 : 4)
-                                                 : (NT <= 24 ? 80 : 32) / int(sizeof(Early));
-    constexpr int AHEAD = ROOM < 2 ? 1 : TRIPS < ROOM ? TRIPS : ROOM;
     // Where rows are whole warps or parts of one, a thread stays in its columns: what depends on nothing
     // else (a bias) is loaded once a chunk.
-    constexpr bool STAYS = WARP % PER_ROW == 0;
+    constexpr bool STAYS = WARP % PER_ROW == 0, ONCE = STAYS && ByColumn<Early>::value;
+    // Pieces beside the accumulators: with 128 of those, more would spill.
+    constexpr int ROOM = is_same<Early, NoEarly> || ONCE
+                             ? (NT <= 24 ? 5 : 4)
+                             : (NT <= 24 ? 80 : 32) / int(sizeof(Early));
+    constexpr int AHEAD = ROOM < 2 ? 1 : TRIPS < ROOM ? TRIPS : ROOM;
     const auto row = [](int i) {
       return STAYS ? i / WARP * (WARP / PER_ROW) + lane_id() / PER_ROW : (i + lane_id()) / PER_ROW;
     };
     const auto column = [](int i) { return (STAYS ? lane_id() : i + lane_id()) % PER_ROW * LANES; };
 #pragma unroll 1
     for (int c0 = 0; c0 < N; c0 += CHUNK) {
+      Early same;
+      if constexpr (ONCE) same = fetch(0, c0 + column(0));
+      source.begin(c0 / CHUNK);
 #pragma unroll 1
       for (int base = 0; base < PIECES; base += AHEAD * WARP) {
         const auto inside = [&](int k) {
@@ -106,7 +124,8 @@ struct StagedRows {
         Early early[AHEAD];
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k)
-          if (inside(k)) early[k] = fetch(row(base + k * WARP), c0 + column(base + k * WARP));
+          if (ONCE) early[k] = same;
+          else if (inside(k)) early[k] = fetch(row(base + k * WARP), c0 + column(base + k * WARP));
         if (base == 0) {
           put<LANES>(own, x);
           syncwarp();
@@ -117,11 +136,15 @@ struct StagedRows {
           if (inside(k))
             sums[k] = get<LANES>(own + row(base + k * WARP) * PITCH, column(base + k * WARP));
 #pragma unroll
-        for (int k = 0; k < AHEAD; ++k)
-          if (inside(k))
-            f(row(base + k * WARP), c0 + column(base + k * WARP), sums[k].x, early[k]);
+        for (int k = 0; k < AHEAD; ++k) {
+          if (!inside(k)) continue;
+          const int r = row(base + k * WARP), c = column(base + k * WARP);
+          if constexpr (PLAIN) f(r, c0 + c, sums[k].x, early[k]);
+          else f(r, c0 + c, sums[k].x, early[k], source.template get<LANES>(r, c));
+        }
       }
       syncwarp();
+      source.end(c0 / CHUNK);
       advance(x);
     }
   }

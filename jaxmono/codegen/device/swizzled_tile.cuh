@@ -10,6 +10,7 @@ namespace jaxmono {
 // `rows` and `cols` is zero.
 template <class T, long long ROW, bool CHECK_ROWS, bool CHECK_COLS>
 struct Strided {
+  using Element = T;
   static constexpr bool IS_STRIDED = true;
   static constexpr long long PITCH = ROW;
   const T* first;

@@ -140,6 +140,29 @@ JM_DEVICE Vec<float, N> v_narrow_divide(const Vec<float, N>& a, const float& b) 
   return out;
 }
 
+template <int N>
+struct BytesOf {
+  using type = Bits<Vec<uint8_t, N>>;
+};
+template <>
+struct BytesOf<16> {
+  using type = Bits128;
+};
+
+// N elements as they lie in memory, in pieces of at most 16 bytes. p is aligned to a piece.
+template <class T, int N>
+struct Raw {
+  static constexpr int BYTES = sizeof(T) * N;
+  static constexpr int PIECE = BYTES > 16 ? 16 : BYTES;
+  using Piece = typename BytesOf<PIECE>::type;
+  union {
+    Piece piece[BYTES / PIECE];
+    uint32_t pair[BYTES / 4 ? BYTES / 4 : 1];
+    Vec<T, N> v;
+  };
+  JM_DEVICE Raw() {}
+};
+
 // ---- conversions ---------------------------------------------------------------------------------
 
 template <class A, class B>
@@ -164,6 +187,15 @@ JM_DEVICE Vec<To, N> convert(const Vec<T, N>& v) {
       const uint16_t pair = floats_to_f8x2<To>(v.x[i], v.x[i + 1]);
       r.x[i] = To{static_cast<uint8_t>(pair)};
       r.x[i + 1] = To{static_cast<uint8_t>(pair >> 8)};
+    }
+  } else if constexpr (N % 2 == 0 && same_type<T, bf16> && same_type<To, float>) {
+    // As words: as elements, the second of a pair is first taken out, then shifted back.
+    Raw<T, N> raw;
+    raw.v = v;
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      r.x[i] = bitcast<float>(raw.pair[i / 2] << 16);
+      r.x[i + 1] = bitcast<float>(raw.pair[i / 2] & 0xffff0000u);
     }
   } else if constexpr (N % 2 == 0 && is_f8<T> && same_type<To, float>) {
 #pragma unroll
@@ -200,29 +232,6 @@ JM_DEVICE Vec<float, N> rounded(const Vec<T, N>& v) {
 
 // ---- memory --------------------------------------------------------------------------------------
 
-template <int N>
-struct BytesOf {
-  using type = Bits<Vec<uint8_t, N>>;
-};
-template <>
-struct BytesOf<16> {
-  using type = Bits128;
-};
-
-// N elements as they lie in memory, in pieces of at most 16 bytes. p is aligned to a piece.
-template <class T, int N>
-struct Raw {
-  static constexpr int BYTES = sizeof(T) * N;
-  static constexpr int PIECE = BYTES > 16 ? 16 : BYTES;
-  using Piece = typename BytesOf<PIECE>::type;
-  union {
-    Piece piece[BYTES / PIECE];
-    uint32_t pair[BYTES / 4 ? BYTES / 4 : 1];
-    Vec<T, N> v;
-  };
-  JM_DEVICE Raw() {}
-};
-
 template <class To, int N, class T>
 JM_DEVICE Vec<To, N> load(const T* p) {
   Raw<T, N> raw;
@@ -251,7 +260,7 @@ JM_DEVICE To load_ro(const T* p) {
 }
 
 template <class T, int N, class X>
-JM_DEVICE void store(T* p, const Vec<X, N>& x) {
+JM_DEVICE Raw<T, N> to_raw(const Vec<X, N>& x) {
   Raw<T, N> raw;
   if constexpr (N % 2 == 0 && same_type<X, float> && (same_type<T, bf16> || same_type<T, f16>)) {
     // As elements, the halves of each pair were taken apart and put together: an instruction for each.
@@ -262,6 +271,12 @@ JM_DEVICE void store(T* p, const Vec<X, N>& x) {
   } else {
     raw.v = convert<T>(x);
   }
+  return raw;
+}
+
+template <class T, int N, class X>
+JM_DEVICE void store(T* p, const Vec<X, N>& x) {
+  const Raw<T, N> raw = to_raw<T>(x);
 #pragma unroll
   for (int i = 0; i < Raw<T, N>::BYTES / Raw<T, N>::PIECE; ++i)
     reinterpret_cast<typename Raw<T, N>::Piece*>(p)[i] = raw.piece[i];
@@ -269,6 +284,22 @@ JM_DEVICE void store(T* p, const Vec<X, N>& x) {
 template <class T, int N, class X>
 JM_DEVICE void store(T* p, const X& x) {
   store<T, N>(p, splat<N>(x));
+}
+// Where it is wanted; x is computed anywhere.
+template <class T, int N, class X>
+JM_DEVICE void store_if(T* p, const Vec<X, N>& x, bool wanted) {
+  if constexpr (Raw<T, N>::PIECE >= 4) {
+    const Raw<T, N> raw = to_raw<T>(x);
+#pragma unroll
+    for (int i = 0; i < Raw<T, N>::BYTES / Raw<T, N>::PIECE; ++i)
+      st_global_if(reinterpret_cast<typename Raw<T, N>::Piece*>(p) + i, raw.piece[i], wanted);
+  } else if (wanted) {
+    store<T, N>(p, x);
+  }
+}
+template <class T, int N, class X>
+JM_DEVICE void store_if(T* p, const X& x, bool wanted) {
+  store_if<T, N>(p, splat<N>(x), wanted);
 }
 template <class T, class X>
 JM_DEVICE void store(T* p, const X& x) {

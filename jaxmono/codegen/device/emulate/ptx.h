@@ -70,6 +70,7 @@ template <class T>
 inline T* opaque(T* p) {
   return p;
 }
+inline int opaque(int x) { return x; }
 inline void cp_async_16(void* smem, const void* gmem, bool pred = true) {
   emulate::cp_async<16>(smem, gmem, pred);
 }
@@ -191,6 +192,10 @@ inline void st_global(T* p, T x) {
   if (reinterpret_cast<uintptr_t>(p) % sizeof(T) != 0)
     emulate::fail("st_global: %p is not %zu-byte aligned", static_cast<void*>(p), sizeof(T));
   memcpy(p, &x, sizeof(T));
+}
+template <class T>
+inline void st_global_if(T* p, T value, bool wanted) {
+  if (wanted) st_global(p, value);
 }
 template <class T>
 inline void st_stream(T* p, T x) {

@@ -1,0 +1,119 @@
+"""Source operands of epilogues, which come through the ring (epilogue_source.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from contraction_harness import build, check_exact, in_order, plan_of, wgmma
+from test_contraction_sync import own_text, rewritten
+
+from jaxmono.codegen import Program, headers
+from jaxmono.codegen import compile as compiling
+from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.fusion.plan import Device, Plan
+
+Spec = jax.ShapeDtypeStruct
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+H200 = Device()
+
+
+def plan(m: int = 300, n: int = 400, k: int = 136, other: Any = BF16) -> Plan:
+    def fn(x: Any, w: Any, bias: Any, r: Any) -> Any:
+        y = jnp.matmul(x, w, preferred_element_type=F32) + bias.astype(F32) + r.astype(F32)
+        return y.astype(BF16)
+    return plan_of(fn, *(Spec(s, BF16) for s in ((m, k), (k, n), (n,))), Spec((m, n), other))
+
+
+def program(p: Plan, *schedules: DotSchedule) -> Program:
+    return build(p, in_order(p, *schedules), threads=256)
+
+
+@pytest.mark.parametrize("schedule", [
+    wgmma(128, 128, 2, (2, 1, 1)), wgmma(128, 160, 3, (2, 1, 1)), wgmma(128, 256, 2, (2, 1, 1)),
+    wgmma(128, 144, 2, (2, 1, 1)), wgmma(64, 256, 3, (1, 2, 1)), wgmma(64, 384, 2, (1, 2, 1)),
+    wgmma(64, 256, 2, (1, 1, 2)),
+    dataclasses.replace(wgmma(128, 128, 3, (2, 1, 1)), resident=True),
+], ids=lambda s: f"{s.bm}x{s.bn} {s.warps} {s.stages}{' resident' * s.resident}")
+@pytest.mark.parametrize("other", [BF16, F16])
+def test_every_tile(schedule: DotSchedule, other: Any) -> None:
+    """The last tiles are not whole; a block has several tasks."""
+    p = plan(n=128 if schedule.resident else 400, other=other)
+    made = program(p, schedule)
+    assert f"G::Source<{'bf16' if other == BF16 else 'f16'}>::produce(" in made.source
+    check_exact(p, made, seeds=(0, 1, 2), blocks=(1, 3))
+
+
+@pytest.mark.parametrize(("name", "schedule", "other"), [
+    ("few sums a thread", wgmma(128, 96, 3, (2, 1, 1)), BF16),
+    ("blocks share k", wgmma(128, 128, 3, (2, 1, 1), 2), BF16),
+    ("32 bits", wgmma(128, 128, 3, (2, 1, 1)), F32)])
+def test_where_it_is_loaded_by_the_epilogue(name: str, schedule: DotSchedule, other: Any) -> None:
+    p = plan(k=600, other=other)
+    made = program(p, schedule)
+    assert "Source<" not in made.source[made.source.rindex("load_a"):], name
+    check_exact(p, made, seeds=(0,), blocks=(3,))
+
+
+def test_of_rows_in_another_order() -> None:
+    """Rows and columns at constant distances will do; transposed, elements are no neighbours."""
+    def fn(x: Any, w: Any, r: Any) -> Any:
+        return jnp.matmul(x, w, preferred_element_type=F32).astype(BF16) + r
+
+    shapes = (Spec((300, 136), BF16), Spec((136, 128), BF16))
+    wide = plan_of(lambda x, w, r: fn(x, w, r[:, 64:192]), *shapes, Spec((300, 256), BF16))
+    made = program(wide, wgmma(128, 128, 3, (2, 1, 1)))
+    assert "const Strided<bf16, 256, true, false> load_c{p2 + 64, 300, 128};" in made.source
+    check_exact(wide, made)
+    turned = plan_of(lambda x, w, r: fn(x, w, r.T), *shapes, Spec((128, 300), BF16))
+    made = program(turned, wgmma(128, 128, 3, (2, 1, 1)))
+    assert "load_c" not in made.source
+    check_exact(turned, made, seeds=(0,))
+
+
+def test_a_source_that_an_earlier_stage_makes() -> None:
+    """It may be loaded behind the grid barrier only; the next product's k tiles lie behind it."""
+    def fn(x: Any, w: Any, v: Any) -> Any:
+        r = jnp.clip(x @ w, -2, 2)
+        return r @ v + r
+
+    p = plan_of(fn, *(Spec(s, BF16) for s in ((300, 128), (128, 128), (128, 128))))
+    made = program(p, wgmma(128, 128, 2, (2, 1, 1)))
+    assert len(p.stages) == 2 and made.source.count("load_c{") == 1
+    check_exact(p, made, seeds=range(6), blocks=(2, 3))
+
+
+STATEMENT = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_arrive"
+                       r"|named_barrier)\([^;{}]*\);")
+COUNT = 5
+
+
+def failure(change: Any, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What goes wrong first with the changed text; "" if nothing does."""
+    p = plan(n=256)
+    with monkeypatch.context() as patched:
+        patched.setattr(compiling, "bundle", lambda source: change(headers.bundle(source)))
+        made = program(p, wgmma(128, 128, 2, (2, 1, 1)))
+    try:
+        check_exact(p, made, seeds=range(16), blocks=(2,))
+    except (RuntimeError, AssertionError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(text: str) -> str:
+        found = list(STATEMENT.finditer(text))[number]
+        return text[:found.start()] + ";" + text[found.end():]
+
+    assert failure(rewritten("source_tiles.cuh", change), monkeypatch) != ""
+
+
+def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(STATEMENT.findall(own_text("source_tiles.cuh"))) == COUNT
+    assert failure(lambda text: text, monkeypatch) == ""
