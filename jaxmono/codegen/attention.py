@@ -35,6 +35,7 @@ class AttentionSchedule:
         chunks; "few": at most 16 rows, one chunk a task.
       split: blocks that share a tile's keys (not "scores").
       group: batch entries with the same keys that are rows of one tile (not "scores").
+      resident: the weights of both products stay in shared memory ("back_to_back").
     """
 
     bq: int
@@ -44,6 +45,7 @@ class AttentionSchedule:
     family: str = "scores"
     split: int = 1
     group: int = 1
+    resident: bool = False
 
 
 @dataclass(frozen=True)

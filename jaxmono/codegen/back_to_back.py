@@ -29,7 +29,7 @@ from jaxmono.codegen.epilogue_source import source_operand
 from jaxmono.codegen.operand import Operand
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import IndexMap
-from jaxmono.fusion.plan import AttentionForm, Sig
+from jaxmono.fusion.plan import AttentionForm, Device, Sig
 from jaxmono.fusion.walk import Walk
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
@@ -38,6 +38,13 @@ ROWS = 128
 """Of a tile: 64 for each of two warpgroups."""
 _AHEAD_BYTES = 40 * 1024
 """As in `dot_wgmma`: of the first product's weights, requested before the barrier opens."""
+_TASKS_AHEAD = 2
+"""Tasks whose tiles producers may have requested, those of short k being one or two: b2b_gemm_4
+20.7 -> 18.7 us, b2b_conv_4 44.6 -> 43.0; with four of them 19.0 and 46.9."""
+_TURNS, _RESIDENT_SLOTS = 4, 4
+"""Weights stay where a block has more tasks than that, the ring has at least so many slots, and the
+result is a single piece (b2b_conv_1 52 -> 37 us, b2b_gemm_4 19 -> 16.5). In two pieces, with a norm's
+parameters and a source, ptxas found no registers (C7600: ResNet-50 b32)."""
 _REGISTERS = 90
 """Of a consumer, for P and sums of the second product: a residual and a norm in the epilogue
 need the rest of 168 (with 128 columns of each, 96 registers, 12 bytes were spilled)."""
@@ -45,13 +52,14 @@ _PIECE_COLUMNS = 24
 """What beginning another piece costs, in columns."""
 
 
-def schedule(sig: Sig, *, shared_bytes: int) -> AttentionSchedule | None:
+def schedule(sig: Sig, device: Device, *, shared_bytes: int) -> AttentionSchedule | None:
     """The deepest ring that fits; None if the family cannot take the Sig."""
-    return next(candidates(sig, shared_bytes=shared_bytes), None)
+    return next(candidates(sig, device, shared_bytes=shared_bytes), None)
 
 
-def candidates(sig: Sig, *, shared_bytes: int) -> Iterator[AttentionSchedule]:
-    """Legal schedules, those first whose pieces of the second result waste least."""
+def candidates(sig: Sig, device: Device, *, shared_bytes: int) -> Iterator[AttentionSchedule]:
+    """Legal schedules, those first whose pieces of the second result waste least; weights stay
+    where a block has many tasks, and there is room."""
     form = sig.form
     assert isinstance(form, AttentionForm)
     if element_type(form).itemsize != 2 or form.batch.size != 1:
@@ -66,13 +74,17 @@ def candidates(sig: Sig, *, shared_bytes: int) -> Iterator[AttentionSchedule]:
         return
     pieces = {p for p in (width, 128, 96, 80, 64, 48, 32)
               if p <= min(width, 128) and columns // 4 + p // 2 <= _REGISTERS}
+    tiles = math.ceil(form.k.size / 64) + math.ceil(columns / 64)
+    many = math.ceil(form.m.size / ROWS) > _TURNS * device.sm_count
     for piece in sorted(pieces, key=lambda p: math.ceil(width / p) * (p + _PIECE_COLUMNS)):
-        for slots in range(MAX_SLOTS, 1, -1):
-            s = AttentionSchedule(ROWS, piece, slots, CONSUMERS // 32, "back_to_back")
-            if slots <= max(2, math.ceil(form.k.size / 64) + math.ceil(columns / 64)) \
-                    and shared_bytes_of(code, s) <= shared_bytes - ROLES_BYTES:
-                yield s
-                break
+        stays = many and width <= piece
+        for resident, least in ((True, _RESIDENT_SLOTS), (False, 2)) if stays else ((False, 2),):
+            for slots in range(min(MAX_SLOTS, max(least, _TASKS_AHEAD * tiles)), least - 1, -1):
+                s = AttentionSchedule(ROWS, piece, slots, CONSUMERS // 32, "back_to_back",
+                                      resident=resident)
+                if shared_bytes_of(code, s) <= shared_bytes - ROLES_BYTES:
+                    yield s
+                    break
 
 
 def _round(x: int) -> int:
@@ -81,21 +93,30 @@ def _round(x: int) -> int:
 
 def shared_bytes_of(code: AttentionCode, s: AttentionSchedule) -> int:
     """Dynamic shared memory of a task: ring, staging, what lies below them."""
-    return LOW_BYTES + s.stages * _slot_bytes(code) + staging_bytes(s.chunk, 1)
+    stay = 0
+    if s.resident:
+        w = tile_bytes(s.chunk, 64) if code.v.k_major else tile_bytes(64, s.chunk)
+        stay = math.ceil(code.form.k.size / 64) * _right_bytes(code) + w * math.ceil(
+            code.form.n.size / 64) * math.ceil(code.form.v.size / s.chunk)
+    return LOW_BYTES + stay + s.stages * _slot_bytes(code, s) + staging_bytes(s.chunk, 1)
 
 
-def _slot_bytes(code: AttentionCode) -> int:
-    """Of the ring: a tile of each of the first product's operands."""
-    columns = _round(code.form.n.size)
+def _slot_bytes(code: AttentionCode, s: AttentionSchedule) -> int:
+    """Of the ring: a tile of each of the first product's operands, or of the left one."""
     a = tile_bytes(ROWS, 64) if code.q.k_major else tile_bytes(64, ROWS)
-    return a + (tile_bytes(columns, 64) if code.k.k_major else tile_bytes(64, columns))
+    return a if s.resident else a + _right_bytes(code)
+
+
+def _right_bytes(code: AttentionCode) -> int:
+    columns = _round(code.form.n.size)
+    return tile_bytes(columns, 64) if code.k.k_major else tile_bytes(64, columns)
 
 
 def _begin(w: Writer, code: AttentionCode) -> None:
     form, s = code.form, code.s
     flags = ", ".join("true" if x.k_major else "false" for x in (code.q, code.k, code.v))
     w.line(f"using G = BackToBack<{c_type(code.element)}, {form.n.size}, {form.v.size}, {s.chunk}, "
-           f"{s.stages}, {flags}>;")
+           f"{s.stages}, {flags}{f', {math.ceil(form.k.size / 64)}' if s.resident else ''}>;")
     w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes_of(code, s) - LOW_BYTES}, \"tiles\");")
     w.line(f"const int m0 = task * {ROWS}, k_tiles = {math.ceil(form.k.size / 64)};")
 
@@ -111,7 +132,8 @@ def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
         emit_loader(w, name, code.sig.body, x, code.element, pointers, {form.batch: "0"},
                     read_only, {**tiles, form.n: columns}, strided=True, gathered=x is code.q)
     ahead = 0
-    if code.k.param in read_only and code.k.offset is not None and code.k.offset.is_static:
+    weights = (code.k, code.v) if s.resident else (code.k,)
+    if all(x.param in read_only and x.offset is not None and x.offset.is_static for x in weights):
         ahead = max(1, _AHEAD_BYTES // (_round(form.n.size) * 128))
     w.line("const auto ready = [&] { roles->await_open(opened); };")
     loads = ["load_a", "load_b", "load_w"]
@@ -161,7 +183,7 @@ def _source(code: AttentionCode) -> Operand | None:
     """The epilogue's source operand; None if it has none, or if what is staged at a time does not
     fit a slot."""
     form, s = code.form, code.s
-    if _lanes(code) != 8 or tile_bytes(ROWS, staged_columns(s.chunk)) > _slot_bytes(code):
+    if _lanes(code) != 8 or tile_bytes(ROWS, staged_columns(s.chunk)) > _slot_bytes(code, s):
         return None
     return source_operand(code.sig.body, form.stores, form.second.result, form.m, form.v)
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from jaxmono.codegen import dot_wgmma
+from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.sig_code import SigCode
@@ -52,8 +53,9 @@ class Unit:
 
     @property
     def resident(self) -> bool:
-        """Whether a block keeps the right operand from one task to the next."""
-        return isinstance(self.schedule, DotSchedule) and self.schedule.resident
+        """Whether a block keeps weights from one task to the next."""
+        return (isinstance(self.schedule, (DotSchedule, AttentionSchedule))
+                and self.schedule.resident)
 
 
 @dataclass(frozen=True)

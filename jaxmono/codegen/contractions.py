@@ -132,7 +132,8 @@ class _Dot:
 class _Attention:
     def choose(self, sig: Sig, request: Request) -> AttentionSchedule:
         warps, shared = request.threads // 32, request.shared_bytes
-        pair = back_to_back.schedule(sig, shared_bytes=shared) if request.wgmma else None
+        pair = back_to_back.schedule(sig, request.device, shared_bytes=shared) \
+            if request.wgmma else None
         if pair is not None:
             return pair
         found = attention_flash.schedule(sig, request.device, warps=warps,

@@ -14,41 +14,64 @@ namespace jaxmono {
 
 // N: columns of H, which are the k of the second product. V: columns of Y; VC: of them at a time.
 // A_K_MAJOR, B_K_MAJOR: of the first product's operands. W_N_MAJOR: W is stored with N neighbouring.
-template <class T, int N, int V, int VC_, int SLOTS, bool A_K_MAJOR, bool B_K_MAJOR, bool W_N_MAJOR>
+// RESIDENT: k tiles of B, all there are: B and W are loaded once for all of a block's tasks.
+template <class T, int N, int V, int VC_, int SLOTS, bool A_K_MAJOR, bool B_K_MAJOR, bool W_N_MAJOR,
+          int RESIDENT = 0>
 struct BackToBack {
   static constexpr int BM = 128, NP = (N + 15) / 16 * 16, VC = VC_, STEPS = NP / 16;
-  using First = GemmWgmma<T, BM, NP, SLOTS, 2, 1, 1, A_K_MAJOR, B_K_MAJOR>;
+  using First = GemmWgmma<T, BM, NP, SLOTS, 2, 1, 1, A_K_MAJOR, B_K_MAJOR, 0, 0, 4, RESIDENT>;
   using TileW = SwizzledTile<T, W_N_MAJOR ? VC : 64, W_N_MAJOR ? 64 : VC>;
   using Staged = StagedRows<VC / 8, false>;
   static_assert(VC % 16 == 0 && VC <= 256, "columns of a wgmma");
-  static_assert(TileW::BYTES <= First::STAGE_BYTES, "a tile of W fits a slot");
+  static_assert(RESIDENT > 0 || TileW::BYTES <= First::STAGE_BYTES, "a tile of W fits a slot");
+  // Tiles of W, 64 rows each: of VC columns; of a slot.
+  static constexpr int TILES = (NP + 63) / 64, FIT = First::STAGE_BYTES / TileW::BYTES;
+  static constexpr int PER = RESIDENT > 0 || FIT > TILES ? TILES : FIT;
 
-  // Layout: ring | staging.
-  static constexpr int STAGING_AT = SLOTS * First::STAGE_BYTES;
+  // Layout: resident B | ring | resident W | staging.
+  static constexpr int W_AT = First::PANEL_BYTES + SLOTS * First::STAGE_BYTES;
+  static constexpr int STAGING_AT =
+      W_AT + (RESIDENT > 0 ? (V + VC - 1) / VC * TILES * TileW::BYTES : 0);
   static constexpr int SHARED_BYTES = STAGING_AT + 8 * Staged::BYTES;
 
   // Of the epilogue's source operand, U: behind the tiles of W that give the same columns.
   template <class U>
   using Source = SourceTiles<U, BM, Staged::CHUNK, VC / Staged::CHUNK, 1, First::STAGE_BYTES, SLOTS>;
 
-  // AHEAD, ready, load_a, load_b: as in GemmWgmma::produce. load_w(to, row, col): of W's tile. load_c: of
-  // the source, if there is one.
+  // AHEAD, ready, load_a, load_b: as in GemmWgmma::produce; where B and W stay, AHEAD > 0 if neither waits
+  // for ready(). load_w(to, row, col): of W's tile. load_c: of the source, if there is one.
   template <int AHEAD, class Ready, class LoadA, class LoadB, class LoadW, class... LoadC>
   JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int row0, int tiles,
                                 const Ready& ready, const LoadA& load_a, const LoadB& load_b,
                                 const LoadW& load_w, const LoadC&... load_c) {
-    First::template produce<AHEAD>(smem, roles, at, row0, 0, 0, tiles, ready, load_a, load_b);
     const int thread = thread_id() - CONSUMERS;
+    const auto fill = [&](unsigned char* to, int c, int first) {
+#pragma unroll 1
+      for (int i = first; i < first + PER && i < TILES; ++i, to += TileW::BYTES) {
+        if constexpr (W_N_MAJOR) TileW::template fill<PRODUCERS>(to, thread, c, i * 64, load_w);
+        else TileW::template fill<PRODUCERS>(to, thread, i * 64, c, load_w);
+      }
+    };
+    if constexpr (RESIDENT > 0) {
+      if (at.fresh) {  // landed, as B has, when the first k tile of A has
+        if constexpr (AHEAD == 0) ready();
+        named_barrier(PRODUCER_BARRIER, PRODUCERS);  // as for B
+        mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
+#pragma unroll 1
+        for (int c = 0; c < V; c += VC) fill(smem + W_AT + c / VC * TILES * TileW::BYTES, c, 0);
+      }
+    }
+    First::template produce<AHEAD>(smem, roles, at, row0, 0, 0, tiles, ready, load_a, load_b);
 #pragma unroll 1
     for (int c = 0; c < V; c += VC) {
+      if constexpr (RESIDENT == 0) {
 #pragma unroll 1
-      for (int n = 0; n < NP; n += 64) {
-        mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
-        unsigned char* const to = First::slot(smem, at.slot);
-        if constexpr (W_N_MAJOR) TileW::template fill<PRODUCERS>(to, thread, c, n, load_w);
-        else TileW::template fill<PRODUCERS>(to, thread, n, c, load_w);
-        cp_async_mbarrier_arrive(&roles->full[at.slot]);
-        at.template next<SLOTS>();
+        for (int first = 0; first < TILES; first += PER) {
+          mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
+          fill(First::slot(smem, at.slot), c, first);
+          cp_async_mbarrier_arrive(&roles->full[at.slot]);
+          at.template next<SLOTS>();
+        }
       }
       (Source<typename LoadC::Element>::produce(First::ring(smem), roles, at, row0, c, load_c), ...);
     }
@@ -90,19 +113,25 @@ struct BackToBack {
 #pragma unroll
         for (int e = 0; e < 4; ++e) y[j][e] = 0.0f;
 #pragma unroll
-      for (int n = 0; n < STEPS; n += 4) {
-        mbarrier_wait(&roles->full[at.slot], at.parity());
-        fence_proxy_async();  // cp.async wrote the tile as ordinary stores do
-        unsigned char* const w = First::slot(smem, at.slot);
+      for (int n = 0; n < STEPS; n += 4 * PER) {
+        unsigned char* w = smem + W_AT + c0 / VC * TILES * TileW::BYTES;
+        if constexpr (RESIDENT == 0) {
+          w = First::slot(smem, at.slot);
+          mbarrier_wait(&roles->full[at.slot], at.parity());
+          fence_proxy_async();  // cp.async wrote the tile as ordinary stores do
+        }
         wgmma_fence();
 #pragma unroll
-        for (int i = 0; i < 4 && n + i < STEPS; ++i)
-          wgmma_registers<T, !W_N_MAJOR>(y, p[n + i],
-                                         operand_slice<TileW, W_N_MAJOR>(w, 0, i * 16));
+        for (int i = 0; i < 4 * PER && n + i < STEPS; ++i)
+          wgmma_registers<T, !W_N_MAJOR>(
+              y, p[n + i],
+              operand_slice<TileW, W_N_MAJOR>(w + i / 4 * TileW::BYTES, 0, i % 4 * 16));
         wgmma_commit();
         wgmma_wait<0>();
-        if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
-        at.template next<SLOTS>();
+        if constexpr (RESIDENT == 0) {
+          if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
+          at.template next<SLOTS>();
+        }
       }
       const auto finish = [&](auto&& source) {
         Staged::template rows<LANES>(

@@ -490,29 +490,9 @@ struct GemmWgmma {
   template <int LANES, class P, class Fetch, class F>
   JM_DEVICE static void finish_shared(unsigned char* smem, Accumulators& acc, P now,
                                       const Fetch& fetch, const F& f) {
-    constexpr int BATCH = P::AHEAD * CONSUMERS;
     Staged::template put<LANES>(staging(smem) + warp_id() * 16 * PITCH, acc.x);
     syncthreads();
-#pragma unroll 1
-    for (int base = 0; base < P::COUNT; base += BATCH) {
-      if (base > 0) now.request(fetch, base);
-      Vec<float, LANES> sums[P::AHEAD];
-#pragma unroll
-      for (int k = 0; k < P::AHEAD; ++k) {
-        const int i = base + k * CONSUMERS;
-        if (!P::inside(i)) continue;
-        const float* const p = staging(smem) + P::row(i) * PITCH;
-        sums[k] = Staged::template get<LANES>(p, P::column(i));
-        const Vec<float, LANES> y = Staged::template get<LANES>(p + 64 * PITCH, P::column(i));
-#pragma unroll
-        for (int e = 0; e < LANES; ++e) sums[k].x[e] += y.x[e];
-      }
-#pragma unroll
-      for (int k = 0; k < P::AHEAD; ++k) {
-        const int i = base + k * CONSUMERS;
-        if (P::inside(i)) f(P::row(i), P::column(i), sums[k].x, now.early[k]);
-      }
-    }
+    now.template finish<Staged>(staging(smem), fetch, f);
     syncthreads();
   }
 };

@@ -30,7 +30,7 @@ struct ByColumn<Early, typename Early::BY_COLUMN> {
 };
 
 // Of a tile of ROWS x COLUMNS whose sums all THREADS finish together: their pieces of LANES columns, of
-// which AHEAD of a thread are in flight.
+// which AHEAD of a thread are in flight. Each half of the sums is staged, the second ROWS rows below.
 template <int ROWS, int COLUMNS, int THREADS, int LANES, class Early>
 struct SharedPieces {
   static constexpr int PER_ROW = COLUMNS / LANES, COUNT = ROWS * PER_ROW;
@@ -48,6 +48,31 @@ struct SharedPieces {
     for (int k = 0; k < AHEAD; ++k) {
       const int i = base + k * THREADS;
       if (inside(i)) early[k] = fetch(row(i), column(i));
+    }
+  }
+
+  // Calls f(r, c, sums, fetch(r, c)) for all of them; the first have been requested.
+  template <class Staged, class Fetch, class F>
+  JM_DEVICE void finish(const float* staged, const Fetch& fetch, const F& f) {
+#pragma unroll 1
+    for (int base = 0; base < COUNT; base += AHEAD * THREADS) {
+      if (base > 0) request(fetch, base);
+      Vec<float, LANES> sums[AHEAD];
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k) {
+        const int i = base + k * THREADS;
+        if (!inside(i)) continue;
+        const float* const p = staged + row(i) * Staged::PITCH;
+        sums[k] = Staged::template get<LANES>(p, column(i));
+        const Vec<float, LANES> y = Staged::template get<LANES>(p + ROWS * Staged::PITCH, column(i));
+#pragma unroll
+        for (int e = 0; e < LANES; ++e) sums[k].x[e] += y.x[e];
+      }
+#pragma unroll
+      for (int k = 0; k < AHEAD; ++k) {
+        const int i = base + k * THREADS;
+        if (inside(i)) f(row(i), column(i), sums[k].x, early[k]);
+      }
     }
   }
 };
