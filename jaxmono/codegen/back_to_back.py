@@ -43,8 +43,8 @@ _TASKS_AHEAD = 2
 20.7 -> 18.7 us, b2b_conv_4 44.6 -> 43.0; with four of them 19.0 and 46.9."""
 _TURNS, _RESIDENT_SLOTS = 4, 4
 """Weights stay where a block has more tasks than that, the ring has at least so many slots, and the
-result is a single piece (b2b_conv_1 52 -> 37 us, b2b_gemm_4 19 -> 16.5). In two pieces, with a norm's
-parameters and a source, ptxas found no registers (C7600: ResNet-50 b32)."""
+result is a single piece: b2b_conv_1 52 -> 37 us, b2b_gemm_4 19 -> 16.5. In two pieces, with a
+norm's parameters and a source, ptxas found no registers (C7600: ResNet-50 b32)."""
 _REGISTERS = 90
 """Of a consumer, for P and sums of the second product: a residual and a norm in the epilogue
 need the rest of 168 (with 128 columns of each, 96 registers, 12 bytes were spilled)."""
