@@ -4,6 +4,8 @@
     staging       fragments to shared memory                                  } on their way
     f(r, c, sums, early)
 
+For what producers do not bring (`epilogue_source.py`): of small tiles, of other than 16 bits, of
+split k; and for what differs by column only, once for all rows where a thread stays in its columns.
 One after the other, each piece of a 128 x 128 tile waits 0.4 us for L2, eight times a thread. What
 nothing in the launch writes is requested early if it differs from row to row (weights and moments
 in the epilogues of wav2vec2's training step: 9.7 ms, 10.3 without), but for tiles of more than

@@ -87,6 +87,22 @@ def test_a_source_that_an_earlier_stage_makes() -> None:
     check_exact(p, made, seeds=range(6), blocks=(2, 3))
 
 
+@pytest.mark.parametrize("columns", [128, 160])
+def test_columns_that_an_earlier_stage_makes(columns: int) -> None:
+    """Loaded once for all rows where a thread stays in its columns: in chunks of 64, not of 80."""
+    def fn(x: Any, u: Any, w: Any, a: Any, r: Any) -> Any:
+        scale = jnp.clip(a.sum(0, dtype=F32), -2, 2).astype(BF16)
+        y = jnp.matmul(jnp.clip(x @ u, -1, 1), w, preferred_element_type=F32)
+        return (y * scale.astype(F32) + r.astype(F32)).astype(BF16)
+
+    n = 2 * columns
+    p = plan_of(fn, *(Spec(s, BF16) for s in ((300, 64), (64, 288), (288, n), (40, n), (300, n))))
+    made = program(p, wgmma(128, 64, 2, (2, 1, 1)), wgmma(128, columns, 3, (2, 1, 1)))
+    assert len(p.stages) == 2 and "using BY_COLUMN = void;" in made.source
+    assert "Source<bf16>::produce(" in made.source
+    check_exact(p, made, seeds=(0, 1), blocks=(1, 3))
+
+
 STATEMENT = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_arrive"
                        r"|named_barrier)\([^;{}]*\);")
 COUNT = 5
