@@ -15,7 +15,8 @@ without epilogue: loads and products each would fit in 12 us, and do not overlap
 For products on warpgroups (`GemmWgmma` and `GemmSwapped`); kernels that have none are told and left
 out. Stages of another kind stay whole. Of two products back to back only the first loses anything,
 in kernels that also have one alone. tf32: rounding B stays without loads, fragments of A go with
-the products. Split k: without epilogue the blocks' sums do not meet either.
+the products. Split k: without epilogue the blocks' sums do not meet either. What an epilogue reads
+through the ring is still loaded without loads, and not without epilogue.
 """
 
 from __future__ import annotations
@@ -165,7 +166,8 @@ def without(source: str, parts: Sequence[str]) -> str:
         if not n or n != body.count(_SUMS):
             raise MissingText(f"noepilogue: the kernel has {n} times G::finish, and "
                               f"{body.count(_SUMS)} times {_SUMS}")
-        source = source[:own] + body
+        # Whose producers would bring what nobody takes.
+        source = source[:own] + re.sub(r"^ *G::Source<.*>::produce\(.*\n", "", body, flags=re.M)
     return source
 
 

@@ -1,6 +1,7 @@
 """Two contractions back to back on Hopper's wgmma (device/back_to_back.cuh): text and schedules.
 
     NAME_load   producer warps: tiles of both operands of the first product, then of the second's
+                weights and of the epilogue's source operand (weights once, where they stay)
     NAME        consumer warps: first product, the ops between, second product, epilogue
 
 The ops between are whatever the expression tree says, element by element; what reduces over a row
@@ -39,8 +40,9 @@ ROWS = 128
 _AHEAD_BYTES = 40 * 1024
 """As in `dot_wgmma`: of the first product's weights, requested before the barrier opens."""
 _TASKS_AHEAD = 2
-"""Tasks whose tiles producers may have requested, those of short k being one or two: b2b_gemm_4
-20.7 -> 18.7 us, b2b_conv_4 44.6 -> 43.0; with four of them 19.0 and 46.9."""
+"""Tasks with a slot for each tile that fit the ring at most, for those of short k: b2b_gemm_4 20.7
+-> 18.7 us, b2b_conv_4 44.6 -> 43.0; with four of them 19.0 and 46.9. (Where weights stay, or tiles
+of W share a slot, more tasks are in as many slots.)"""
 _TURNS, _RESIDENT_SLOTS = 4, 4
 """Weights stay where a block has more tasks than that, the ring has at least so many slots, and the
 result is a single piece: b2b_conv_1 52 -> 37 us, b2b_gemm_4 19 -> 16.5. In two pieces, with a

@@ -67,6 +67,20 @@ def test_what_is_left_runs(family: str) -> None:
     assert np.isnan(run(family, "noload", "noproducts", "noepilogue")[0]).all()
 
 
+def test_a_source_operand_goes_with_the_epilogue() -> None:
+    """Nobody would take what the producers bring; the block has several tasks."""
+    plan = plan_of(lambda x, w, r: x @ w + r, *(Spec(s, BF16) for s in (
+        (600, 136), (136, 128), (600, 128))))
+    schedule = DotSchedule("wgmma", 128, 128, 64, 2, (2, 1, 1))
+    program = build(plan, {s.key: schedule for s in dot_sigs(plan)}, threads=256)
+    assert "G::Source<bf16>::produce(" in program.source
+    source = ablate.without(program.source, ["noepilogue"])
+    binary, _ = compile_host(source)
+    (out,) = run_program(replace(program, source=source, binary=binary),
+                         small_integers(plan.graph), blocks=2)
+    assert np.isnan(np.asarray(out, np.float32)).all()
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A case with a product on warpgroups, one without, and one with a kernel of each."""

@@ -1,7 +1,8 @@
 // Two products back to back by one block on wgmma (Bolt section 3.1): a tile of rows of the first one
 // stays in registers as the left operand of the second.
 //
-//   producers: A, B tiles of the first product; then tiles of W, all through one ring
+//   producers: A, B tiles of the first product; then for each piece of Y tiles of W and, if the epilogue
+//              has one, of its source operand: all through one ring, but B and W where they stay
 //   consumers: H = A B -> P = f(H) in registers, generated code -> Y = P W, some columns at a time
 //
 // Threadblock residence: the tile has all columns of H. Register residence: a warp's fragments of H are,

@@ -200,8 +200,8 @@ struct GemmWgmma {
   JM_DEVICE static int first_col() { return WG_N == 2 ? warpgroup() * N : 0; }
   JM_DEVICE static int own_col() { return HALVES ? warpgroup() * (N / 2) : first_col(); }
 
-  // Of the epilogue's source operand: produce(ring(smem), ...) behind `produce`, read(...) behind
-  // `consume`.
+  // Of the epilogue's source operand: Source::produce(ring(smem), ...) behind `produce`, for `finish` a
+  // reader behind `consume`.
   template <class U>
   using Source = SourceTiles<U, BM, Staged::CHUNK, OWN * 8 / Staged::CHUNK, BN / (OWN * 8), STAGE_BYTES,
                              SLOTS>;

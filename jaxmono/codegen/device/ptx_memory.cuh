@@ -172,7 +172,8 @@ JM_STORE(st_stream, "global.cs")
 
 // Predicated, for what has its address and its value anyway: no branch that the compiler would move the
 // work for the value into, with its loads. It does not tell that memory changes, so that loads of other
-// elements stay where they are; barriers do.
+// elements stay where they are; barriers do. No group reads what it overwrites (fusion/verify.py), but
+// for a buffer that it updates, of which it reads nothing else.
 template <class T>
 JM_DEVICE void st_global_if(T* p, T value, bool wanted) {
   const uint32_t test = wanted;

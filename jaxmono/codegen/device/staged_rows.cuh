@@ -116,8 +116,8 @@ struct StagedRows {
 
   // Calls f(r, c, sums, fetch(r, c)) for every LANES neighbouring elements of the warp's 16 rows, the
   // threads on neighbouring columns. Fetches, and the sums themselves, are some pieces ahead: one piece
-  // at a time a thread mostly waits. own: BYTES of the warp. source: a SourceTiles::Reader, whose elements
-  // f has as its last argument.
+  // at a time a thread mostly waits. What is the same in all rows (ByColumn) is fetched once a chunk, of
+  // row 0. own: BYTES of the warp. source: a SourceTiles::Reader, whose elements f has as its last argument.
   template <int LANES, class Fetch, class F, class Source>
   JM_DEVICE static void rows(float* own, float (&x)[NT][4], const Fetch& fetch, const F& f,
                              Source&& source) {
