@@ -226,6 +226,7 @@ def test_streams_of_weights_past_few_rows_are_chosen() -> None:
     assert families(small) == {"mma"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [16, 24, 48])
 def test_chosen_tiles_compile_for_hopper(rows: int) -> None:
     """No spills, no products that the assembler had to put one after the other."""

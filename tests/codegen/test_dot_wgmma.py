@@ -278,6 +278,7 @@ def test_which_bytes_are_taken() -> None:
     assert {family(precision="highest"), family("mk,kn->mn"), family("km,nk->mn")} == {"mma"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "n", "k"), [
     (512, 3072, 4096), (2048, 3072, 768), (4096, 4096, 4096)])
 def test_chosen_tiles_of_bytes_compile_for_hopper(m: int, n: int, k: int) -> None:
@@ -400,6 +401,7 @@ def test_which_products_of_f32_are_taken() -> None:
     assert family(k=510, spec="mk,nk->mn") == "mma"  # rows do not begin at 16 bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "n", "k"), [
     (1024, 384, 384), (1024, 384, 1536), (4096, 4096, 1024), (3072, 768, 3992)])
 @pytest.mark.parametrize("spec", thinned(["mk,kn->mn", "mk,nk->mn", "km,kn->mn", "km,nk->mn"]))

@@ -162,6 +162,7 @@ def test_panels_compile_without_spills(arch: str) -> None:
     no_spills(compiled(plan, DotSchedule("mma", 32, 96, 64, 4, (2, 2, 2)), arch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize(("dtype", "n", "d", "s"), [
     (BF16, 128, 64, AttentionSchedule(64, 64, 4, 8)),
