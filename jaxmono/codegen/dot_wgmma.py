@@ -43,7 +43,7 @@ stage runs, the producers already load the weights of the next one."""
 _AHEAD_BYTES = 40 * 1024
 """Of the right operand that are requested before the stage's grid barrier opens: what arrives while
 the blocks wait for each other. More would stand in the way of the left operand."""
-SOURCE_SUMS = 64
+_SOURCE_SUMS = 64
 """Of a thread, from which on an epilogue's source operand comes through the ring. Of smaller tiles
 it has a few pieces, requested at once: behind the last bytes of the products they came later, and
 BERT-base and the T5-base encoder b16 took 1.4 % longer."""
@@ -246,7 +246,7 @@ def source_of(code: DotCode) -> Operand | None:
     form, s = code.form, code.s
     n, halves = s.bn // s.warps[1], has_halves(s.bn // s.warps[1], s.warps[2])
     assert code.element is not None
-    if s.family != "wgmma" or s.bm * s.bn < SOURCE_SUMS * CONSUMERS or s.split_k > 1 \
+    if s.family != "wgmma" or s.bm * s.bn < _SOURCE_SUMS * CONSUMERS or s.split_k > 1 \
             or form.taps > 1 or code.element.itemsize != 2 \
             or panel_columns(code) or (s.warps[2] == 2 and not halves) \
             or _lanes(code, s.bm * s.bn // CONSUMERS) != 8 \
