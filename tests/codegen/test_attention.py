@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from contraction_harness import Array, build, check_near, plan_of, smooth
 from harness import DEVICE
-from thinned import thinned
+from thinned import crossed, thinned, thinned_rows
 
 from jaxmono.codegen import attention
 from jaxmono.codegen.attention import AttentionSchedule
@@ -63,14 +63,14 @@ def qkv(m: int, n: int, d: int, dtype: Any, *, heads: int = 2, batch: int = 1, d
     return [Spec(s, dtype) for s in shapes]
 
 
-@pytest.mark.parametrize("dtype", thinned([BF16, F16, F32]))
-@pytest.mark.parametrize(("m", "n", "d"), [(16, 16, 16), (33, 50, 24), (5, 127, 8), (70, 64, 64)])
+@crossed(("dtype", [BF16, F16, F32]),
+         (("m", "n", "d"), [(16, 16, 16), (33, 50, 24), (5, 127, 8), (70, 64, 64)]))
 def test_sizes(dtype: Any, m: int, n: int, d: int) -> None:
     """Rows and keys below, at and above a tile; keys not a multiple of 16."""
     run(attend, *qkv(m, n, d, dtype), rtol=RTOL[dtype])
 
 
-@pytest.mark.parametrize("d", [9, 20, 36, 63, 72, 80, 96, 112, 128])
+@pytest.mark.parametrize("d", thinned([9, 20, 36, 63, 72, 80, 96, 112, 128]))
 def test_head_widths(d: int) -> None:
     """Widths that the warps cannot share out evenly, and ones without aligned rows."""
     dtype = (BF16, F32)[d % 8 == 4]
@@ -216,11 +216,11 @@ def attention_sig(plan: Plan) -> Sig:
     return sig
 
 
-@pytest.mark.parametrize(("s", "threads"), [
+@pytest.mark.parametrize(("s", "threads"), thinned_rows([
     (AttentionSchedule(16, 16, 2, 4), 128), (AttentionSchedule(16, 32, 3, 8), 256),
     (AttentionSchedule(32, 48, 4, 4), 128), (AttentionSchedule(64, 64, 2, 4), 128),
-    (AttentionSchedule(64, 16, 8, 8), 256), (AttentionSchedule(16, 64, 6, 1), 32),
-    (AttentionSchedule(32, 16, 5, 2), 64)])
+    (AttentionSchedule(64, 16, 8, 8), 256), (AttentionSchedule(32, 16, 5, 2), 64),
+    (AttentionSchedule(16, 64, 6, 1), 32)]))
 @pytest.mark.parametrize("dtype", thinned([BF16, F32]))
 def test_schedules(s: AttentionSchedule, threads: int, dtype: Any) -> None:
     """Rings shallower and deeper than there are chunks, chunks that do not divide the keys."""
@@ -240,7 +240,7 @@ def test_wide_heads(dtype: Any) -> None:
 # ---- planner and generator agree ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kib", [48, 99, 163, 227])
+@pytest.mark.parametrize("kib", thinned([48, 99, 163, 227]))
 def test_what_the_planner_accepts_has_a_schedule(kib: int) -> None:
     """`support.attention_bytes` bounds the smallest schedule, whatever layout the operands have."""
     rng = np.random.default_rng(kib)

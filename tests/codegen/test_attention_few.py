@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from contraction_harness import build, check_near, plan_of, smooth
 from test_attention import attend, attention_form, attention_sig, qkv
-from thinned import thinned
+from thinned import crossed, thinned, thinned_rows
 
 from jaxmono.codegen import attention_few, cuda_target, generate
 from jaxmono.codegen.attention import AttentionSchedule
@@ -51,8 +51,8 @@ def test_schedules(rows: int, dtype: Any, s: AttentionSchedule) -> None:
     run(plan, s, rtol=RTOL[dtype], blocks=(4, 16))
 
 
-@pytest.mark.parametrize(("d", "dv"), [(8, 128), (200, 40), (256, 256), (80, 112), (24, 208),
-                                       (5, 3), (64, 24)])
+@pytest.mark.parametrize(("d", "dv"), thinned_rows([
+    (8, 128), (200, 40), (256, 256), (80, 112), (5, 3), (24, 208), (64, 24)]))
 @pytest.mark.parametrize("s", thinned([few(48, 8, 2), few(80)]))
 def test_widths(d: int, dv: int, s: AttentionSchedule) -> None:
     plan = plan_of(attend, *qkv(3, 72, d, BF16, dv=dv))
@@ -66,9 +66,8 @@ def filled(q: Any, k: Any, v: Any, pos: Any, small: float = -1e38) -> Any:
     return jnp.einsum("bhmn,bhnd->bhmd", p, v)
 
 
-@pytest.mark.parametrize("small", [-1e38, -math.inf, 0.25])
-@pytest.mark.parametrize("eager", [True, False])
-@pytest.mark.parametrize("s", thinned([few(32, 4, 4), few(112)]))
+@crossed(("small", [-1e38, -math.inf, 0.25]),
+         (("eager", "s"), [(e, s) for s in (few(32, 4, 4), few(112)) for e in (True, False)]))
 def test_caches(s: AttentionSchedule, eager: bool, small: float,
                 monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions in memory; -1: all keys weigh the same, or the row is NaN. Blocks without keys."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from contraction_harness import build, check_near, plan_of, smooth
 from test_attention import attend, attention_sig, qkv
-from thinned import thinned
+from thinned import thinned_rows
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.attention_cost import groups
@@ -68,8 +68,8 @@ def plan(fn: Any, m: int, n: int, heads: int, kept: int, d: int = 16, **kw: Any)
 FORMS = [repeated, broadcast, einsum, library]
 
 
-@pytest.mark.parametrize("fn", thinned(FORMS))
-@pytest.mark.parametrize("queries", thinned([1, 20, 70]))
+@pytest.mark.parametrize(("fn", "queries"), thinned_rows(
+    [(f, n) for n in (1, 20, 70) for f in FORMS], 5))
 def test_one_stage_and_one_reading_of_the_keys(fn: Any, queries: int) -> None:
     """The planner or the schedule makes rows of the 4 heads of a group."""
     made = plan(fn, queries, 70, 8, 2)

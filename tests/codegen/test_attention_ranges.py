@@ -13,7 +13,7 @@ import pytest
 from contraction_harness import build, check_near, plan_of, smooth
 from harness import run_program
 from test_attention import attention_form, attention_sig, qkv
-from thinned import thinned
+from thinned import crossed, thinned, thinned_rows
 
 from jaxmono.codegen import attention_flash
 from jaxmono.codegen.attention import AttentionSchedule
@@ -74,10 +74,9 @@ def run(plan: Plan, s: AttentionSchedule, given: list[Any], wanted: list[Any] | 
             np.testing.assert_allclose(a.astype(np.float64), b, rtol=2e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("s", thinned(SCHEDULES, 3))
-@pytest.mark.parametrize("fn", [
+@crossed(("s", SCHEDULES), ("fn", [
     causal, window, functools.partial(causal, offset=-3), functools.partial(causal, offset=60),
-    functools.partial(causal, offset=-130), functools.partial(causal, offset=-3, small=-math.inf)])
+    functools.partial(causal, offset=-130), functools.partial(causal, offset=-3, small=-math.inf)]))
 def test_masks_of_positions(fn: Any, s: AttentionSchedule) -> None:
     """Also with rows that see nothing: all keys then weigh the same, or the row is NaN."""
     plan = plan_of(fn, *qkv(140, 210, 16, BF16))
@@ -85,7 +84,7 @@ def test_masks_of_positions(fn: Any, s: AttentionSchedule) -> None:
     run(plan, s, smooth(plan.graph))
 
 
-@pytest.mark.parametrize("s", thinned(SCHEDULES, 3))
+@pytest.mark.parametrize("s", thinned(SCHEDULES[3:] + SCHEDULES[:3], 6))
 def test_positions_from_memory(s: AttentionSchedule) -> None:
     plan = plan_of(filled, *qkv(1, 300, 16, BF16), INT)
     assert range_of(plan) is not None
@@ -138,7 +137,7 @@ def test_as_jax_nn_writes_it() -> None:
         run(plan, s, [*smooth(plan.graph)[:3], np.asarray([9, 70], np.int32)])
 
 
-@pytest.mark.parametrize(("rows", "heads"), [(200, 3), (320, 2), (320, 3), (64, 2)])
+@pytest.mark.parametrize(("rows", "heads"), thinned_rows([(200, 3), (320, 2), (64, 2), (320, 3)]))
 def test_every_tile_is_computed_where_entries_stay_together(
         rows: int, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`fold`: tiles of even and odd number, in rounds of pairs and in what is left of them."""

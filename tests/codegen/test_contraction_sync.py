@@ -292,7 +292,7 @@ def test_the_last_block_must_find_the_others(monkeypatch: pytest.MonkeyPatch) ->
     assert failure(few_heads(), monkeypatch, change) != ""
 
 
-@pytest.mark.parametrize("barrier", [True, False])
+@pytest.mark.parametrize("barrier", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_shares_must_be_written_before_the_arrival(barrier: bool,
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow warps: thread 0 counts its block as arrived long before they have written."""

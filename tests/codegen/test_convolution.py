@@ -110,7 +110,9 @@ def error(found: X, wanted: X) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
-@pytest.mark.parametrize("name", thinned(NETS))
+@pytest.mark.parametrize("name", [
+    n if n in ("grouped", "channels_first", "large_windows") else
+    pytest.param(n, marks=pytest.mark.slow) for n in NETS])
 def test_a_network_is_one_kernel(name: str) -> None:
     net, shapes = NETS[name]
     wide, narrow = (arguments(shapes, t) for t in (jnp.float32, jnp.bfloat16))

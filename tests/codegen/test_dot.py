@@ -22,7 +22,7 @@ from contraction_harness import (
 )
 from harness import DEVICE, run_program
 from jax import lax
-from thinned import thinned
+from thinned import thinned_rows
 
 from jaxmono.codegen.dot import operand_type
 from jaxmono.codegen.dot_schedule import DotSchedule, choose_mma
@@ -243,9 +243,9 @@ def norm_plan(norm: Callable[..., Any], rows: int, k: int, n: int, dtype: Any, *
     return plan
 
 
-@pytest.mark.parametrize("norm", thinned([layer_norm, rms_norm, softmax]))
-@pytest.mark.parametrize(("dtype", "rtol"), [(BF16, 2e-2), (F32, 4e-3)])
-@pytest.mark.parametrize("k", thinned([64, 96, 37]))
+@pytest.mark.parametrize(("norm", "dtype", "rtol", "k"), thinned_rows(
+    [(norm, t, rtol, k) for t, rtol in ((BF16, 2e-2), (F32, 4e-3)) for k in (64, 96, 37)
+     for norm in (layer_norm, rms_norm, softmax)], 4))
 def test_row_prologue(norm: Any, dtype: Any, rtol: float, k: int) -> None:
     """Rows copied by cp.async (k a multiple of 8) or read where they are (37)."""
     plan = norm_plan(norm, 21, k, 24, dtype, stored=k != 64)

@@ -27,7 +27,7 @@ from contraction_harness import (
     run_wgmma as run,
 )
 from harness import run_program
-from thinned import thinned
+from thinned import crossed, thinned
 
 from jaxmono.codegen import cuda_target, generate, headers, nvrtc
 from jaxmono.codegen.dot import DotCode
@@ -181,8 +181,7 @@ def test_hopper_takes_large_products_and_leaves_small_ones() -> None:
     assert families(24, "sm_90") == families(2048, "sm_90") == families(2048, "sm_80") == {"mma"}
 
 
-@pytest.mark.parametrize("m", [64, 128, 2048])
-@pytest.mark.parametrize(("n", "k"), [(768, 768), (3072, 768), (768, 3072)])
+@crossed(("m", [64, 128, 2048]), (("n", "k"), [(768, 768), (768, 3072), (3072, 768)]))
 def test_chosen_tiles_compile_for_hopper(m: int, n: int, k: int) -> None:
     """No spills, no products that the assembler had to put one after the other."""
     def fn(x: Any, w: Any, b: Any) -> Any:
@@ -246,10 +245,9 @@ def bytes_plan(a: Any, b: Any, spec: str = "mk,nk->mn", times: int = 1, **kw: An
     return plan_of(fn, *args, Spec((112 * times,), F32), device=H200)
 
 
-@pytest.mark.parametrize("pair", thinned([(E4M3, E5M2), (E4M3, E4M3), (E5M2, E4M3), (E5M2, E5M2)]))
-@pytest.mark.parametrize("s", [
+@crossed(("pair", [(E4M3, E5M2), (E4M3, E4M3), (E5M2, E4M3), (E5M2, E5M2)]), ("s", [
     wgmma(64, 48, 3, (1, 1, 2)), wgmma(128, 96, 2, (2, 1, 1)), wgmma(64, 128, 3, (1, 2, 1)),
-    wgmma(64, 48, 3, (1, 1, 2), 2)])
+    wgmma(64, 48, 3, (1, 1, 2), 2)]))
 def test_bytes(s: DotSchedule, pair: tuple[Any, Any]) -> None:
     """128 of k a tile, of which the last one is partly there."""
     s = dataclasses.replace(s, bk=128)

@@ -24,7 +24,7 @@ from contraction_harness import (
 )
 from harness import run_program
 from jax import lax
-from thinned import thinned
+from thinned import crossed, thinned_rows
 
 from jaxmono.codegen import cuda_target, generate
 from jaxmono.codegen.dot import DotCode
@@ -77,27 +77,24 @@ def test_rows_of_x(m: int) -> None:
     check_exact(plan, build(plan, forced(plan, gemv(m, 16, 2), gemv(m, 20, 2))), seeds=(0, 1, 2))
 
 
-@pytest.mark.parametrize("t", thinned([BF16, F16, F32]))
-@pytest.mark.parametrize(("columns", "rows"), [
+@crossed(("t", [BF16, F16, F32]), (("columns", "rows"), [
     (gemv(1, 8, 1), gemv(1, 4, 1)),
     (gemv(1, 24, 3), gemv(1, 24, 3)),  # 3 pieces a row (f32: 6): lanes left over
     (gemv(1, 88, 2), gemv(1, 20, 2, wk=2)),  # 11 pieces: dealt to the block
     (gemv(1, 128, 4), gemv(1, 4, 4, wk=4)),
     (gemv(1, 32, 2, split=2), gemv(1, 12, 2, split=4)),
     (gemv(1, 136, 3, split=4), gemv(1, 40, 3, wk=2, split=2)),
-])
+]))
 def test_tiles(columns: DotSchedule, rows: DotSchedule, t: Any) -> None:
     plan = pair(2, 136, 520, t)
     check_exact(plan, build(plan, forced(plan, columns, rows)), seeds=(0, 1), blocks=(1, 5))
 
 
-@pytest.mark.parametrize("t", thinned([BF16, F16]))
-@pytest.mark.parametrize("m", thinned([3, 7, 8, 9, 16]))
-@pytest.mark.parametrize(("columns", "rows"), [
+@crossed(("t", [BF16, F16]), ("m", [3, 7, 8, 9, 16]), (("columns", "rows"), [
     (gemv(1, 64, 2), gemv(1, 16, 2)),
     (gemv(1, 128, 3), gemv(1, 40, 3, wk=2)),
     (gemv(1, 256, 2, split=4), gemv(1, 12, 2, wk=4, split=2)),
-])
+]))
 def test_products_on_tensor_cores(columns: DotSchedule, rows: DotSchedule, m: int, t: Any) -> None:
     plan = pair(m, 136, 520, t)
     sigs = forced(plan, columns, rows)
@@ -360,8 +357,8 @@ def test_every_candidate_fits() -> None:
 
 
 # One row of f32 is a multiplication and a sum by then, as in XLA (fusion/vector_dots.py).
-@pytest.mark.parametrize(("m", "t"), [(1, BF16), (1, F16), (4, BF16), (4, F16), (4, F32), (8, BF16),
-                                      (8, F16), (8, F32)])
+@pytest.mark.parametrize(("m", "t"), thinned_rows([
+    (1, BF16), (1, F16), (4, BF16), (4, F16), (4, F32), (8, BF16), (8, F16), (8, F32)]))
 def test_no_spills(m: int, t: Any) -> None:
     def fn(x: Any, w: Any, v: Any, s: Any) -> Any:
         y = models.norm(x.astype(F32), s, s).astype(t)

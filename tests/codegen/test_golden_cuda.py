@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from contraction_harness import dot_sigs
 from flax import nnx
+from thinned import crossed
 
 from jaxmono.codegen import cuda_target, dot_schedule, generate
 from jaxmono.codegen.attention import AttentionSchedule
@@ -119,14 +120,13 @@ def product(m: int, k: int, n: int, dtype: Any) -> Plan:
     return plan_of(fn, Spec((m, k), dtype), Spec((k, n), dtype), Spec((n,), F32))
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize(("dtype", "s"), [
+@crossed(("arch", ["sm_80", "sm_90a"]), (("dtype", "s"), [
     (BF16, DotSchedule("mma", 128, 192, 64, 3, (4, 2, 1))),
     (BF16, DotSchedule("mma", 128, 96, 64, 4, (2, 4, 1))),
     (BF16, DotSchedule("mma", 16, 8, 512, 4, (1, 1, 8))),
     (F16, DotSchedule("mma", 64, 64, 128, 3, (2, 2, 2), 4)),
     (F32, DotSchedule("mma", 64, 96, 32, 3, (2, 4, 1))),
-    (F32, DotSchedule("mma", 128, 128, 32, 3, (4, 2, 1)))])
+    (F32, DotSchedule("mma", 128, 128, 32, 3, (4, 2, 1)))]))
 def test_tiles_compile_without_spills(arch: str, dtype: Any, s: DotSchedule) -> None:
     resources = compiled(product(256, 1024, 384, dtype), s, arch)
     no_spills(resources)

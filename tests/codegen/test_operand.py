@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from contraction_harness import build, check_exact, dot_sigs, plan_of
 from jax import lax
-from thinned import thinned
+from thinned import crossed, thinned
 
 from jaxmono.codegen.operand import Operand, analyse, contiguous, stride
 from jaxmono.fusion.indexing import Index, Var, linearize
@@ -117,8 +117,7 @@ SIZES = [(1, 1, 1), (1, 64, 1), (1, 8, 200), (200, 8, 1), (16, 16, 8), (17, 16, 
          (64, 64, 64), (65, 66, 67), (97, 130, 101), (3, 1000, 5), (130, 1, 70)]
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-@pytest.mark.parametrize("half", [0, 1])
+@crossed(("dtype", [jnp.bfloat16, jnp.float32]), ("half", [0, 1]))
 def test_sizes_around_tiles(dtype: Any, half: int) -> None:
     """(m, k, n) of one, prime, below, at and above a tile; k not a multiple of the tile."""
     chosen = SIZES[half::2]

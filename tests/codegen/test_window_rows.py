@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from contraction_harness import build, check_exact, dot_sigs, in_order, plan_of, wgmma
 from jax import lax
+from thinned import crossed
 
 from jaxmono.codegen import cuda_target, dot_gemv_shape, dot_wgmma, generate
 from jaxmono.codegen.dot import DotCode
@@ -43,10 +44,9 @@ def run(plan: Plan, schedule: DotSchedule, threads: int = 256) -> str:
     return program.source
 
 
-@pytest.mark.parametrize("window", [(2, 2), (1, 2), (2, 4)])
-@pytest.mark.parametrize("schedule", [
+@crossed(("window", [(2, 2), (1, 2), (2, 4)]), ("schedule", [
     wgmma(128, 64, 2, (2, 1, 1)), wgmma(64, 128, 2, (1, 2, 1)), wgmma(64, 48, 2, (1, 1, 2)),
-    wgmma(128, 32, 2, (2, 1, 1), split=2)], ids=str)
+    wgmma(128, 32, 2, (2, 1, 1), split=2)]))
 def test_warpgroups(window: tuple[int, int], schedule: DotSchedule) -> None:
     source = run(pooled(window, n=schedule.bn), schedule)
     assert ("finish_windows<" in source) == (schedule.split_k == 1)
