@@ -10,23 +10,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from contraction_harness import build, check_near, dot_sigs, plan_of, smooth
-from harness import run_program
+from lost_waits import Case, failure, own_text, removed
 from test_attention import attend, attention_sig, qkv
 from test_attention_flash import masked
-from test_contraction_sync import own_text, rewritten
 from thinned import thinned, thinned_rows
 
 from jaxmono.codegen import attention_wgmma, cuda_target, generate, headers, nvrtc
-from jaxmono.codegen import compile as compiling
 from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.attention_cost import keys_of
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.generate import default_schedule, emit
 from jaxmono.fusion.plan import Device, Plan
-from jaxmono.hlo.interp import evaluate
 
 Spec = jax.ShapeDtypeStruct
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
@@ -127,27 +123,11 @@ def test_unlike_attentions_in_a_stage() -> None:
 
 
 @functools.cache
-def case(slots: int) -> tuple[Plan, dict[str, Any], list[Any], list[Any]]:
+def case(slots: int) -> Case:
     """Of five chunks of keys, or of six, from which on maxima are found beside products."""
     plan = plan_of(attend, *qkv(130, 300 if slots == 4 else 330, 32, BF16, heads=3))
-    given = smooth(plan.graph)
-    return (plan, {attention_sig(plan).key: wgmma(64, 64, slots)}, given,
-            evaluate(plan.graph, given, accumulate="f64"))
-
-
-def failure(change: Any, monkeypatch: pytest.MonkeyPatch, slots: int = 2) -> str:
-    plan, sigs, given, (wanted,) = case(slots)
-    with monkeypatch.context() as patched:
-        patched.setattr(compiling, "bundle", lambda source: change(headers.bundle(source)))
-        program = build(plan, sigs, threads=256)
-    for seed in range(16):
-        try:
-            (found,) = run_program(program, given, seed=seed, blocks=2)
-        except RuntimeError as error:
-            return f"seed {seed}: {error}"
-        if not np.abs(found.astype(np.float64) - wanted).max() <= 0.03:
-            return f"seed {seed}: wrong result"
-    return ""
+    return Case(plan, {attention_sig(plan).key: wgmma(64, 64, slots)}, smooth(plan.graph), 0.04,
+                threads=256)
 
 
 STATEMENT = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_arrive"
@@ -162,19 +142,15 @@ def statements() -> list[Any]:
 
 @pytest.mark.parametrize("number", thinned(statements(), 4))
 def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def change(text: str) -> str:
-        found = list(STATEMENT.finditer(text))[number]
-        return text[:found.start()] + ";" + text[found.end():]
-
-    changed = rewritten("attention_wgmma.cuh", change)
+    changed = removed("attention_wgmma.cuh", STATEMENT, number)
     # With less than four slots the next task's first keys wait for the last ones of this, and so
     # for what needs the queries.
-    assert any(failure(changed, monkeypatch, slots) for slots in (2, 3, 4))
+    assert any(failure(case(slots), monkeypatch, changed) for slots in (2, 3, 4))
 
 
 def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     for slots in (2, 3, 4):
-        assert failure(lambda text: text, monkeypatch, slots) == ""
+        assert failure(case(slots), monkeypatch, lambda text: text) == ""
 
 
 # ---- choice --------------------------------------------------------------------------------------

@@ -13,16 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from contraction_harness import build, check_near, plan_of, smooth
-from harness import DEVICE, run_program
-from test_contraction_sync import own_text, rewritten
+from harness import DEVICE
+from lost_waits import Case, failure, own_text, removed
 from thinned import crossed, thinned_rows
 
 from jaxmono.codegen import back_to_back, cuda_target, headers, nvrtc
-from jaxmono.codegen import compile as compiling
 from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.generate import default_schedule, emit
 from jaxmono.fusion.plan import Device, Plan
-from jaxmono.hlo.interp import evaluate
 
 Spec = jax.ShapeDtypeStruct
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
@@ -33,6 +31,10 @@ SMALL = dataclasses.replace(DEVICE, sm_count=2)
 
 def pair(piece: int, slots: int) -> AttentionSchedule:
     return AttentionSchedule(128, piece, slots, 8, "back_to_back")
+
+
+def resident(piece: int, slots: int) -> AttentionSchedule:
+    return dataclasses.replace(pair(piece, slots), resident=True)
 
 
 def kinds(plan: Plan) -> list[list[str]]:
@@ -70,7 +72,7 @@ def test_sizes(k: int, n: int, piece: int, slots: int, dtype: Any) -> None:
 def test_weights_that_stay(k: int, n: int, piece: int, slots: int) -> None:
     """One block has several tasks; those of both products are loaded once."""
     plan = plan_of(mlp, *operands(700, k, n, k), device=SMALL)
-    run(plan, dataclasses.replace(pair(piece, slots), resident=True), seeds=range(4), blocks=(1, 2))
+    run(plan, resident(piece, slots), seeds=range(4), blocks=(1, 2))
 
 
 def test_where_weights_stay() -> None:
@@ -164,26 +166,10 @@ def test_gpus_without_wgmma_keep_them_apart() -> None:
 
 
 @functools.cache
-def case() -> tuple[Plan, list[Any], list[Any]]:
+def case() -> Case:
     plan = plan_of(mlp, *operands(400, 200, 136, 200), device=SMALL)
-    given = smooth(plan.graph, scale=0.5)
-    return plan, given, evaluate(plan.graph, given, accumulate="f64")
-
-
-def failure(change: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    plan, given, (wanted,) = case()
-    with monkeypatch.context() as patched:
-        patched.setattr(compiling, "bundle", lambda source: change(headers.bundle(source)))
-        program = build(plan, {plan.sigs[0].key: pair(64, 2)}, threads=256)
-    scale = np.abs(wanted).mean()
-    for seed in range(16):
-        try:
-            (found,) = run_program(program, given, seed=seed, blocks=2)
-        except RuntimeError as error:
-            return f"seed {seed}: {error}"
-        if not np.abs(found.astype(np.float64) - wanted).max() <= 0.1 * scale:
-            return f"seed {seed}: wrong result"
-    return ""
+    return Case(plan, {plan.sigs[0].key: pair(64, 2)}, smooth(plan.graph, scale=0.5), 0.014,
+                threads=256)
 
 
 STATEMENT = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_arrive"
@@ -194,16 +180,13 @@ COUNT = 9
 
 @pytest.mark.parametrize("number", range(1, COUNT))
 def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def change(text: str) -> str:
-        found = list(STATEMENT.finditer(text))[number]
-        return text[:found.start()] + ";" + text[found.end():]
-
-    assert failure(rewritten("back_to_back.cuh", change), monkeypatch) != ""
+    changed = removed("back_to_back.cuh", STATEMENT, number)
+    assert failure(case(), monkeypatch, changed) != ""
 
 
 def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(STATEMENT.findall(own_text("back_to_back.cuh"))) == COUNT
-    assert failure(lambda text: text, monkeypatch) == ""
+    assert failure(case(), monkeypatch, lambda text: text) == ""
 
 
 # ---- the GPU's compiler --------------------------------------------------------------------------

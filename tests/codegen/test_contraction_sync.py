@@ -14,27 +14,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+import lost_waits
 import pytest
-from contraction_harness import build, dot_sigs, plan_of, small_integers, smooth, with_dots
-from harness import run_program
+from contraction_harness import dot_sigs, plan_of, small_integers, smooth, with_dots
+from lost_waits import Case, Change, failure, own_text, rewritten
 from thinned import thinned
 
-from jaxmono.codegen import compile as compiling
-from jaxmono.codegen import headers
 from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.dot_schedule import DotSchedule
-from jaxmono.codegen.headers import DEVICE
 from jaxmono.fusion.plan import AttentionForm, Plan
-from jaxmono.hlo.interp import evaluate
 
 Spec = jax.ShapeDtypeStruct
 BF16, F32 = jnp.bfloat16, jnp.float32
-SEEDS = 24
 SYNC = re.compile(r"(?:if constexpr \([^;{}]*\) )?(?:(?:syncthreads|syncwarp)\(\)"
                   r"|cp_async_wait<[^;]*>\(\)|group_barrier<SPLIT>\(arrivals\));")
 
-Case = tuple[Plan, dict[str, Any], list[Any], float]
+
+def case_of(plan: Plan, sigs: dict[str, Any], given: list[Any], rtol: float = 0) -> Case:
+    return Case(plan, sigs, given, rtol, seeds=24, blocks=(4, 5))
 
 
 @functools.cache
@@ -43,7 +40,7 @@ def gemm() -> Case:
     plan = plan_of(lambda x, w, u: jnp.clip(x @ w, -2, 2) @ u, Spec((70, 320), BF16),
                    Spec((320, 64), BF16), Spec((64, 24), BF16))
     s = DotSchedule("mma", 32, 24, 64, 2, (1, 1, 4))
-    return plan, with_dots(plan, s), small_integers(plan.graph), 0
+    return case_of(plan, with_dots(plan, s), small_integers(plan.graph))
 
 
 @functools.cache
@@ -56,14 +53,14 @@ def bytes_() -> Case:
     plan = plan_of(fn, Spec((70, 640), jnp.int8), Spec((640, 64), jnp.int8),
                    Spec((64, 32), jnp.float8_e5m2))
     s = DotSchedule("mma", 32, 32, 128, 2, (1, 1, 4))
-    return plan, with_dots(plan, s), small_integers(plan.graph), 0
+    return case_of(plan, with_dots(plan, s), small_integers(plan.graph))
 
 
 @functools.cache
 def split_k() -> Case:
     plan = plan_of(lambda x, w: x @ w, Spec((50, 512), BF16), Spec((512, 40), BF16))
-    return plan, with_dots(plan, DotSchedule("mma", 32, 24, 64, 2, (1, 1, 4), 4)), small_integers(
-        plan.graph, high=1), 0
+    s = DotSchedule("mma", 32, 24, 64, 2, (1, 1, 4), 4)
+    return case_of(plan, with_dots(plan, s), small_integers(plan.graph, high=1))
 
 
 @functools.cache
@@ -82,14 +79,14 @@ def stream() -> Case:
             b.key: DotSchedule("gemv", 3, 8, 64, 2, (1, 1, 4)),
             d.key: DotSchedule("gemv", 3, 128, 64, 2, (1, 1, 4)),
             c.key: DotSchedule("gemv", 3, 88, 64, 2, (1, 1, 4), 4)}
-    return plan, sigs, small_integers(plan.graph, high=1), 0
+    return case_of(plan, sigs, small_integers(plan.graph, high=1))
 
 
 @functools.cache
 def simt() -> Case:
     plan = plan_of(lambda x, w: jnp.dot(x, w, precision="highest"), Spec((70, 50), F32),
                    Spec((50, 90), F32))
-    return plan, {}, small_integers(plan.graph), 0
+    return case_of(plan, {}, small_integers(plan.graph))
 
 
 @functools.cache
@@ -103,7 +100,7 @@ def panel() -> Case:
 
     plan = plan_of(fn, Spec((30, 192), BF16), Spec((193,), F32), Spec((192, 56), BF16))
     s = DotSchedule("mma", 16, 16, 64, 2, (1, 2, 2))
-    return plan, with_dots(plan, s), smooth(plan.graph), 3e-2
+    return case_of(plan, with_dots(plan, s), smooth(plan.graph), 3e-2)
 
 
 def attend(q: Any, k: Any, v: Any) -> Any:
@@ -115,7 +112,7 @@ def attend(q: Any, k: Any, v: Any) -> Any:
 def heads() -> Case:
     plan = plan_of(attend, *[Spec((5, 37, 32), BF16)] * 3)
     (sig,) = plan.sigs
-    return plan, {sig.key: AttentionSchedule(16, 16, 2, 4)}, smooth(plan.graph), 3e-2
+    return case_of(plan, {sig.key: AttentionSchedule(16, 16, 2, 4)}, smooth(plan.graph), 3e-2)
 
 
 @functools.cache
@@ -128,7 +125,7 @@ def mixed_heads() -> Case:
     plan = plan_of(fn, *args)
     assert plan.barriers == 0 and [s.kind for s in plan.sigs] == ["attention"] * 3
     s = AttentionSchedule(16, 16, 2, 4)
-    return plan, {sig.key: s for sig in plan.sigs}, smooth(plan.graph), 3e-2
+    return case_of(plan, {sig.key: s for sig in plan.sigs}, smooth(plan.graph), 3e-2)
 
 
 @functools.cache
@@ -146,7 +143,7 @@ def flash_heads() -> Case:
         assert isinstance(sig.form, AttentionForm)
         s = schedules[sig.form.n.size]
         sigs[sig.key] = AttentionSchedule(*s) if len(s) > 4 else AttentionSchedule(*s, "flash")
-    return plan, sigs, smooth(plan.graph), 3e-2
+    return case_of(plan, sigs, smooth(plan.graph), 3e-2)
 
 
 @functools.cache
@@ -164,55 +161,12 @@ def few_heads() -> Case:
         assert isinstance(sig.form, AttentionForm)
         chunk, split = schedules[sig.form.n.size]
         sigs[sig.key] = AttentionSchedule(16, chunk, 1, 4, "few", split)
-    return plan, sigs, smooth(plan.graph), 3e-2
+    return case_of(plan, sigs, smooth(plan.graph), 3e-2)
 
 
-def failure(case: Case, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str]) -> str:
-    """What goes wrong first with the changed text; "" if nothing does."""
-    plan, sigs, given, rtol = case
-    with monkeypatch.context() as patched:
-        patched.setattr(compiling, "bundle", lambda source: change(headers.bundle(source)))
-        program = build(plan, sigs)
-    wanted = evaluate(plan.graph, given, accumulate="f64")
-    for seed in range(SEEDS):
-        try:
-            found = run_program(program, given, seed=seed, blocks=(4, 5)[seed % 2])
-        except RuntimeError as error:
-            return f"seed {seed}: {error}"
-        for a, b in zip(found, wanted, strict=True):
-            size = np.abs(b).mean()
-            if not np.abs(a.astype(np.float64) - b).max() <= max(rtol, 0.01) * (
-                    size + np.abs(b).max()):
-                return f"seed {seed}: wrong result"
-    return ""
-
-
-def own_text(name: str) -> str:
-    """A device header without its includes: it is in every bundled source as it is."""
-    text = (DEVICE / name).read_text()
-    last = [m.end() for m in re.finditer(r"^#include[^\n]*\n", text, re.M)][-1]
-    return text[last:].strip()
-
-
-def rewritten(name: str, change: Callable[[str], str]) -> Callable[[str], str]:
-    """Changes one header's own text in a bundled source."""
-    old = own_text(name)
-    new = change(old)
-
-    def apply(text: str) -> str:
-        assert text.count(old) == 1 and new != old
-        return text.replace(old, new)
-
-    return apply
-
-
-def removed(name: str, number: int) -> Callable[[str], str]:
+def removed(name: str, number: int) -> Change:
     """Takes statement ``number`` of those that match SYNC out of a header."""
-    def change(text: str) -> str:
-        found = list(SYNC.finditer(text))[number]
-        return text[:found.start()] + ";" + text[found.end():]
-
-    return rewritten(name, change)
+    return lost_waits.removed(name, SYNC, number)
 
 
 def statements(name: str) -> list[Any]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from contraction_harness import build, check_exact, in_order, plan_of, wgmma
-from test_contraction_sync import own_text, rewritten
+from contraction_harness import build, check_exact, in_order, plan_of, small_integers, wgmma
+from lost_waits import Case, failure, own_text, removed
 
-from jaxmono.codegen import Program, headers
-from jaxmono.codegen import compile as compiling
+from jaxmono.codegen import Program
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.fusion.plan import Device, Plan
 
@@ -107,28 +107,19 @@ STATEMENT = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_a
 COUNT = 5
 
 
-def failure(change: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What goes wrong first with the changed text; "" if nothing does."""
+@functools.cache
+def case() -> Case:
     p = plan(n=256)
-    with monkeypatch.context() as patched:
-        patched.setattr(compiling, "bundle", lambda source: change(headers.bundle(source)))
-        made = program(p, wgmma(128, 128, 2, (2, 1, 1)))
-    try:
-        check_exact(p, made, seeds=range(16), blocks=(2,))
-    except (RuntimeError, AssertionError) as error:
-        return str(error)
-    return ""
+    return Case(p, in_order(p, wgmma(128, 128, 2, (2, 1, 1))), small_integers(p.graph), 0,
+                threads=256)
 
 
 @pytest.mark.parametrize("number", range(COUNT))
 def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def change(text: str) -> str:
-        found = list(STATEMENT.finditer(text))[number]
-        return text[:found.start()] + ";" + text[found.end():]
-
-    assert failure(rewritten("source_tiles.cuh", change), monkeypatch) != ""
+    changed = removed("source_tiles.cuh", STATEMENT, number)
+    assert failure(case(), monkeypatch, changed) != ""
 
 
 def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(STATEMENT.findall(own_text("source_tiles.cuh"))) == COUNT
-    assert failure(lambda text: text, monkeypatch) == ""
+    assert failure(case(), monkeypatch, lambda text: text) == ""
