@@ -55,13 +55,14 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
             raise PlanError(f"{o.opcode} at {o.loc}: {reason}; leave it to XLA (regions.cut)")
     if graph.captures:
         raise PlanError("the graph uses values from outside; make them inputs (regions.cut)")
-    graph = prepare(graph, device, without)
+    graph, refused = prepare(graph, device, without)
     form = formulate(graph, device, without)
     if exact := exact_dots(graph):  # known before groups are formed, but for attention's
-        graph = split_reduces(as_products(graph, exact, form.groups), device)
+        graph, more = split_reduces(as_products(graph, exact, form.groups), device)
+        refused = (*refused, *more)
         form = formulate(graph, device, without)
     plan = _assemble(graph, device, form)
-    notes = list(plan.notes)
+    notes = [*plan.notes, *dict.fromkeys(refused)]
     made = {(b.index, b.alias) for b in plan.outputs if b.alias is not None}
     notes += [f"output {o} does not update input {i} in place; XLA may still reuse its buffer"
               for o, i in aliases if (o, i) not in made]

@@ -18,17 +18,23 @@ OPTIONAL = ("share_k", "window_rows")
 """Steps that `prepare` can go without."""
 
 
-def prepare(graph: Graph, device: Device, without: Collection[str] = ()) -> Graph:
+def prepare(graph: Graph, device: Device, without: Collection[str] = (),
+            ) -> tuple[Graph, tuple[str, ...]]:
     """Drops optimization barriers and dead ops, splits long reduces, orients contractions, puts
     their rows in the order of the windows that read them, and takes those apart whose shares of k a
     norm can add up.
 
     A convolution that no pass has expanded yet is expanded here. ``without``: of `OPTIONAL`, what
     is left out; other names are not looked at.
+
+    Returns:
+      The graph, and what was not done to it and why, each one line for the user.
     """
-    graph = orient(split_reduces(dead_code(expand(without_barriers(graph))), device))
+    graph, whole = split_reduces(dead_code(expand(without_barriers(graph))), device)
+    graph = orient(graph)
     graph = graph if "window_rows" in without else order_rows(graph)
-    return graph if "share_k" in without else share_k(graph, device)
+    graph, alone = (graph, ()) if "share_k" in without else share_k(graph, device)
+    return graph, (*whole, *alone)
 
 
 def without_barriers(graph: Graph) -> Graph:

@@ -29,7 +29,7 @@ from jaxmono.fusion.fold import MAX_ROWS as MAX_FOLDED
 from jaxmono.fusion.indexing import variables
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.rows import spread
-from jaxmono.fusion.support import matrix_dtype, plain_algorithm
+from jaxmono.fusion.support import matrix_dtype
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.rewrite import Builder
@@ -50,37 +50,56 @@ MAX_ROW_BYTES = 32 * 1024
 """Of all shares of one row, which a block reads."""
 
 
-def share_k(graph: Graph, device: Device) -> Graph:
-    """``graph`` with such contractions in shares; itself if it has none. On Hopper only
-    (``device.keeps_pairs``), where it was timed."""
+def share_k(graph: Graph, device: Device) -> tuple[Graph, tuple[str, ...]]:
+    """``graph`` with such contractions in shares, itself if it has none; and for those of few rows
+    in front of a norm that stay whole, why. On Hopper only (``device.keeps_pairs``), where it was
+    timed."""
     if not device.keeps_pairs:
-        return graph
+        return graph, ()
     depth = depths(graph)
     out: list[Op] = []
+    refused: dict[str, None] = {}
     changed = False
     for o in graph.ops:
-        shares = _shares(graph, o, depth, device) if isinstance(o, ops.DotGeneral) else 1
-        if isinstance(o, ops.DotGeneral) and shares > 1:
-            out.extend(_shared(o, shares))
-            changed = True
-        else:
-            out.append(o)
-    return Graph(graph.inputs, tuple(out), graph.outputs, graph.name) if changed else graph
+        made: list[Op] = [o]
+        if isinstance(o, ops.DotGeneral) and (shares := _most(o, device)) > 1 \
+                and _is_reduced(graph, o.result, depth):
+            fits = [s for s in SHARES if s <= shares and not _refusal(o, s)]
+            if fits:
+                made, changed = _shared(o, fits[0]), True
+            else:
+                refused[f"the contraction of {o.loc} does not leave the sum over shares of its k "
+                        f"to the norm behind it: {_refusal(o, SHARES[-1])}"] = None
+        out.extend(made)
+    shared = Graph(graph.inputs, tuple(out), graph.outputs, graph.name) if changed else graph
+    return shared, tuple(refused)
 
 
-def _shares(graph: Graph, o: ops.DotGeneral, depth: dict[Value, int], device: Device) -> int:
-    """Into how many shares ``o`` is taken apart; 1 for none."""
+def _most(o: ops.DotGeneral, device: Device) -> int:
+    """How many shares find multiprocessors that ``o`` whole leaves idle; 1 if it is no product of
+    few rows and many columns."""
     dims = dot_dims(o)
     if o.lhs_batch or not o.lhs_contract or len(dims.rhs_free) != 1 \
-            or not MIN_ROWS <= dims.m <= MAX_ROWS or dims.n < MIN_COLUMNS \
-            or matrix_dtype(o) not in (DType.BF16, DType.F16) \
-            or not plain_algorithm(o.algorithm, o.lhs.type.dtype):
+            or not MIN_ROWS <= dims.m <= MAX_ROWS or dims.n < MIN_COLUMNS:
         return 1
     tiles = math.ceil(dims.m / TILE[0]) * math.ceil(dims.n / TILE[1])
-    major = o.lhs.type.dims[o.lhs_contract[0]]
-    fits = [s for s in SHARES if dims.k % (64 * s) == 0 and major % s == 0 and dims.k // s >= MIN_K
-            and tiles * s <= device.sm_count and s * dims.n * 4 <= MAX_ROW_BYTES]
-    return fits[0] if fits and _is_reduced(graph, o.result, depth) else 1
+    return next((s for s in SHARES if tiles * s <= device.sm_count), 1)
+
+
+def _refusal(o: ops.DotGeneral, shares: int) -> str:
+    """Why ``o`` is not taken apart into so many shares; empty if it may be."""
+    dims, left, right = dot_dims(o), o.lhs.type.dtype, o.rhs.type.dtype
+    if left is not right or left not in (DType.BF16, DType.F16):
+        return f"its operands are {left.value} and {right.value}, not both bf16 or both f16"
+    if matrix_dtype(o) is None:
+        return "it asks for more than one product on tensor cores"
+    if dims.k % (64 * shares) or dims.k // shares < MIN_K:
+        return f"a k of {dims.k} is not {shares} shares of whole 64s, each {MIN_K} or more"
+    if (major := o.lhs.type.dims[o.lhs_contract[0]]) % shares:
+        return f"{shares} does not divide the first dimension of its k, {major}"
+    if shares * dims.n * 4 > MAX_ROW_BYTES:
+        return f"{shares} shares of a row of {dims.n} f32 are more than {MAX_ROW_BYTES >> 10} KiB"
+    return ""
 
 
 def _is_reduced(graph: Graph, value: Value, depth: dict[Value, int]) -> bool:

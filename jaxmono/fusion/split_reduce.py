@@ -22,31 +22,45 @@ from jaxmono.hlo.types import DType, TensorType
 MIN_COLUMNS = 1 << 17
 """A row this long takes one multiprocessor much longer than one more stage."""
 
+MIN_PARTS = 8
 
-def split_reduces(graph: Graph, device: Device) -> Graph:
-    """``graph`` with such reduces split; itself if it has none."""
+
+def split_reduces(graph: Graph, device: Device) -> tuple[Graph, tuple[str, ...]]:
+    """``graph`` with such reduces split, itself if it has none; and for long ones with few rows
+    that are not, why."""
     out: list[Op] = []
+    refused: dict[str, None] = {}
     changed = False
     for o in graph.ops:
-        made = _split(o, device) if isinstance(o, ops.Reduce) else None
-        out.extend(made or (o,))
-        changed = changed or made is not None
-    return Graph(graph.inputs, tuple(out), graph.outputs, graph.name) if changed else graph
+        made: list[Op] | str = [o]
+        if isinstance(o, ops.Reduce) and (rows := _few_rows(o, device)):
+            made = _split(o, 2 * device.sm_count // rows)
+            changed = changed or not isinstance(made, str)
+        if isinstance(made, str):
+            refused[f"the long reduce of {o.loc} is not split: {made}"] = None
+            made = [o]
+        out.extend(made)
+    split = Graph(graph.inputs, tuple(out), graph.outputs, graph.name) if changed else graph
+    return split, tuple(refused)
 
 
-def _split(o: ops.Reduce, device: Device) -> list[Op] | None:
-    start = _neutral(o)
-    if start is None:
-        return None
+def _few_rows(o: ops.Reduce, device: Device) -> int:
+    """How many rows a long reduce with few of them has; 0 if it is none."""
     shape = o.args[0].type.dims
     columns = math.prod(shape[d] for d in o.dimensions)
     rows = o.args[0].type.size // max(columns, 1)
-    if columns < MIN_COLUMNS or rows * 2 > device.sm_count:
-        return None
+    return rows if columns >= MIN_COLUMNS and rows * 2 <= device.sm_count else 0
+
+
+def _split(o: ops.Reduce, most: int) -> list[Op] | str:
+    """``o`` in two steps, the first one of up to ``most`` parts a row, or why it is in one."""
+    start, shape = _neutral(o), o.args[0].type.dims
+    if start is None:
+        return _why_ordered(o)
     axis = max(o.dimensions, key=lambda d: shape[d])
-    parts = _parts(shape[axis], 2 * device.sm_count // max(rows, 1))
-    if parts < 8:
-        return None
+    parts = _parts(shape[axis], most)
+    if parts < MIN_PARTS:
+        return f"no number from {MIN_PARTS} to {most} divides its longest dimension, {shape[axis]}"
     b = Builder(o.loc)
     x = b.reshape(o.args[0], (*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1:]))
     first = tuple(d if d < axis else d + 1 for d in o.dimensions)
@@ -77,6 +91,16 @@ def _neutral(o: ops.Reduce) -> object | None:
         low, high = (-np.inf, np.inf) if t.is_float else _limits(t)
         return low if kind == "maximum" else high
     return None
+
+
+def _why_ordered(o: ops.Reduce) -> str:
+    """Why a reduce has no neutral element here."""
+    kind, t = binary_kind(o.body), o.args[0].type.dtype
+    if len(o.args) > 1 or kind is None:
+        return "its body is more than one op"
+    if not _wide(t):
+        return f"it is of {t.value}, not of f32, f64 or integers"
+    return f"{kind} is no sum, product, minimum or maximum"
 
 
 def _wide(t: DType) -> bool:

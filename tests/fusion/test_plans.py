@@ -241,6 +241,23 @@ def test_full_sum_of_a_long_array_takes_two_steps() -> None:
     p = plan(jnp.max, f32(512, 1024))
     assert kinds(p) == [["row"], ["row"]]
     assert kinds(plan(jnp.sum, f32(16, 16))) == [["row"]]
+    assert not p.notes
+
+
+@pytest.mark.parametrize(("fn", "arg", "reason"), [
+    (jnp.max, bf16(1 << 17), "it is of bf16, not of f32, f64 or integers"),
+    (jnp.argmax, f32(1 << 17), "its body is more than one op"),
+    (jnp.bitwise_or.reduce, jax.ShapeDtypeStruct((1 << 17,), jnp.int32), "or is no sum, product"),
+    (jnp.sum, f32((1 << 17) + 29), "no number from 8 to 264 divides its longest dimension, 131101"),
+    (jnp.max, bf16((1 << 17) - 1), ""),
+    (lambda x: jnp.max(x, 1), bf16(67, 1 << 17), ""),
+], ids=["type", "body", "op", "prime", "short", "many rows"])
+def test_why_a_long_reduce_is_not_split_is_told(fn: Callable[..., Any], arg: jax.ShapeDtypeStruct,
+                                                reason: str) -> None:
+    p = make_plan(models.graph_of(fn, arg), Device())
+    assert kinds(p) == [["row"]] and len(p.notes) == bool(reason)
+    for note in p.notes:
+        assert note.startswith("the long reduce of ") and f"is not split: {reason}" in note
 
 
 def test_outputs_may_repeat_and_be_inputs_and_be_empty() -> None:

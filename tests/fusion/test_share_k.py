@@ -113,21 +113,34 @@ def test_heads_are_shared_as_they_are() -> None:
     assert kinds(p) == [["dot"], ["row"]] and shares(p) == [4]
 
 
-@pytest.mark.parametrize(("fn", "args"), [
-    (layer, arguments(m=32)),
-    (layer, arguments(m=257)),
-    (layer, arguments(k=320)),
-    (layer, arguments(n=128)),
-    (layer, arguments(m=256, n=2048, k=768)),
-    (layer, arguments(dtype=jnp.float32)),
-    (lambda a, w, b, x: a @ w + b + x, arguments()),
-    (lambda a, w, b, x: jnp.max(a @ w + b + x, 0), arguments()),
-    (lambda a, w, b, x: (jnp.max(a @ w, -1), (a @ w) @ x.T), arguments()),
-    (lambda a, w, b, x: jnp.max((a @ w)[:, ::2], -1), arguments()),
-], ids=["few rows", "many rows", "uneven k", "narrow", "tiles for all", "f32", "no reduce",
-        "along the rows", "a contraction reads it", "a part is reduced"])
-def test_others_stay_whole(fn: Callable[..., Any], args: list[Any]) -> None:
-    assert set(shares(plan(fn, *args))) == {1}
+def heads(a: Any, w: Any) -> Any:
+    return norm(jnp.einsum("hmd,hdn->mn", a, w))
+
+
+@pytest.mark.parametrize(("fn", "args", "reason"), [
+    (layer, arguments(k=320), "a k of 320 is not 2 shares of whole 64s, each 192 or more"),
+    (layer, arguments(dtype=jnp.float32), "its operands are f32 and f32, not both bf16 or both"),
+    (heads, [spec(128, ROWS, 3), spec(128, 3, COLUMNS)], "2 does not divide the first dimension"),
+    (layer, arguments(m=33, n=4352), "2 shares of a row of 4352 f32 are more than 32 KiB"),
+    (layer, arguments(m=32), ""),
+    (layer, arguments(m=257), ""),
+    (layer, arguments(n=128), ""),
+    (layer, arguments(m=256, n=2048, k=768), ""),
+    (lambda a, w, b, x: a @ w + b + x, arguments(), ""),
+    (lambda a, w, b, x: jnp.max(a @ w + b + x, 0), arguments(), ""),
+    (lambda a, w, b, x: (jnp.max(a @ w, -1), (a @ w) @ x.T), arguments(), ""),
+    (lambda a, w, b, x: jnp.max((a @ w)[:, ::2], -1), arguments(), ""),
+], ids=["uneven k", "f32", "three a head", "long rows", "few rows", "many rows", "narrow",
+        "tiles for all", "no reduce", "along the rows", "a contraction reads it",
+        "a part is reduced"])
+def test_others_stay_whole(fn: Callable[..., Any], args: list[Any], reason: str) -> None:
+    """And why, if they are of the kind."""
+    p = plan(fn, *args)
+    assert set(shares(p)) == {1}
+    told = [note for note in p.notes if "shares of its k to the norm behind it" in note]
+    assert len(told) == bool(reason)
+    assert all(note.startswith("the contraction of ") and "test_share_k.py" in note
+               and reason in note for note in told), told
 
 
 def test_a_programs_own_slices_of_a_batch_are_no_shares() -> None:

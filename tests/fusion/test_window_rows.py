@@ -146,7 +146,7 @@ def test_others_are_stored_whole(fn: Callable[..., Any]) -> None:
 ], ids=["patches are merged", "another reader", "as many as before"])
 def test_rows_stay_in_their_order_where_nothing_is_pooled(fn: Callable[..., Any]) -> None:
     """A tile of rows in another order would be gathered."""
-    graph = prepare(models.graph_of(fn, *arguments()), Device())
+    graph, _ = prepare(models.graph_of(fn, *arguments()), Device())
     assert {o.result.type.dims for o in graph.ops if isinstance(o, ops.DotGeneral)} == \
         {(2, 8, 8, 16)}
 
