@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contraction_harness import build, check_near, plan_of, smooth
+from contraction_harness import build, check_near, plan_of, smooth, wgmma
 from harness import DEVICE
 from lost_waits import Case, failure, own_text, removed
 from thinned import crossed, thinned_rows
 
 from jaxmono.codegen import back_to_back, cuda_target, headers, nvrtc
 from jaxmono.codegen.attention import AttentionSchedule
+from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.generate import default_schedule, emit
 from jaxmono.fusion.plan import Device, Plan
 
@@ -141,6 +142,51 @@ def test_between_other_products() -> None:
         (64, 48), (48, 136), (136, 32), (32, 8))], device=SMALL)
     assert kinds(plan) == [["attention"], ["attention"]]
     run(plan, pair(48, 3), smooth(plan.graph, scale=0.3), rtol=4e-2, seeds=range(6))
+
+
+def test_siblings_whose_weights_stay_load_theirs_for_every_task() -> None:
+    """Two pairs of one Sig in a stage, with other weights; a block has tasks of both."""
+    def fn(x: Any, u: Any, w: Any, y: Any, v: Any, z: Any) -> Any:
+        return jax.nn.relu(x @ u) @ w, jax.nn.relu(y @ v) @ z
+
+    plan = plan_of(fn, *[Spec(s, BF16) for s in ((400, 72), (72, 48), (48, 40))] * 2, device=SMALL)
+    assert kinds(plan) == [["attention"] * 2] and len(plan.sigs) == 1
+    run(plan, resident(48, 3), seeds=range(4))
+
+
+@pytest.mark.parametrize("product", [
+    wgmma(128, 64, 2, (2, 1, 1)), dataclasses.replace(wgmma(128, 64, 3, (2, 1, 1)), resident=True)],
+    ids=["ring", "resident"])
+def test_weights_stay_beside_another_product(product: DotSchedule) -> None:
+    """Whose ring, or whose weights, lie where those of the pair are."""
+    def fn(x: Any, u: Any, w: Any, v: Any) -> Any:
+        return jax.nn.relu(x @ u) @ w, jnp.tanh(x @ v)
+
+    plan = plan_of(fn, *[Spec(s, BF16) for s in ((400, 72), (72, 48), (48, 40), (72, 56))],
+                   device=SMALL)
+    assert kinds(plan) == [["attention", "dot"]]
+    schedules = {s.key: resident(48, 3) if s.kind == "attention" else product for s in plan.sigs}
+    program = build(plan, schedules, threads=256)
+    assert "at.fresh = true;  // rings of other lengths" in program.source
+    check_near(plan, program, smooth(plan.graph, scale=0.5), 2e-2, seeds=range(4), blocks=(1, 3))
+
+
+@pytest.mark.parametrize("schedule", [pair(64, 2), resident(64, 2)], ids=["ring", "resident"])
+def test_a_source_that_an_earlier_stage_makes(schedule: AttentionSchedule) -> None:
+    """It may be loaded behind the grid barrier only, which weights need not wait for: other blocks
+    make some of a task's rows."""
+    def fn(x: Any, v: Any, u: Any, w: Any) -> Any:
+        r = jnp.clip(x @ v, -1, 1)
+        return jax.nn.relu(r @ u) @ w + r
+
+    plan = plan_of(fn, *[Spec(s, BF16) for s in ((400, 72), (72, 64), (64, 48), (48, 64))],
+                   device=SMALL)
+    assert kinds(plan) == [["dot"], ["attention"]]
+    schedules = {s.key: schedule if s.kind == "attention" else wgmma(64, 64, 2, (1, 1, 2))
+                 for s in plan.sigs}
+    program = build(plan, schedules, threads=256)
+    assert program.source.count("load_c{") == 1 and "BackToBack<" in program.source
+    check_near(plan, program, smooth(plan.graph, scale=0.5), 2e-2, seeds=range(6), blocks=(2, 3))
 
 
 @pytest.mark.parametrize(("why", "fn", "sizes"), [

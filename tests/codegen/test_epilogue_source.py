@@ -74,14 +74,29 @@ def test_of_rows_in_another_order() -> None:
     check_exact(turned, made, seeds=(0,))
 
 
+@pytest.mark.parametrize("schedule", [wgmma(128, 128, 3, (2, 1, 1)), wgmma(64, 256, 2, (1, 2, 1))],
+                         ids=["128x128", "64x256"])
+def test_of_a_batch(schedule: DotSchedule) -> None:
+    """Of each matrix its own; the last tiles of none of them are whole. Blocks have several."""
+    def fn(x: Any, w: Any, r: Any) -> Any:
+        return jnp.einsum("bmk,bkn->bmn", x, w) + r
+
+    p = plan_of(fn, *(Spec(s, BF16) for s in ((3, 150, 136), (3, 136, 200), (3, 150, 200))))
+    made = program(p, schedule)
+    assert "load_c{p2 + 30000 * b, 150, 200};" in made.source
+    assert "Source<bf16>::produce(" in made.source
+    check_exact(p, made, seeds=(0, 1, 2), blocks=(1, 3))
+
+
 def test_a_source_that_an_earlier_stage_makes() -> None:
-    """It may be loaded behind the grid barrier only; the next product's k tiles lie behind it."""
+    """It may be loaded behind the grid barrier only: other blocks make some of a tile's rows. The
+    next product's k tiles lie behind it."""
     def fn(x: Any, w: Any, v: Any) -> Any:
         r = jnp.clip(x @ w, -2, 2)
         return r @ v + r
 
     p = plan_of(fn, *(Spec(s, BF16) for s in ((300, 128), (128, 128), (128, 128))))
-    made = program(p, wgmma(128, 128, 2, (2, 1, 1)))
+    made = program(p, wgmma(64, 128, 2, (1, 1, 2)), wgmma(128, 128, 2, (2, 1, 1)))
     assert len(p.stages) == 2 and made.source.count("load_c{") == 1
     check_exact(p, made, seeds=range(6), blocks=(2, 3))
 
