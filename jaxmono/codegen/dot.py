@@ -401,7 +401,7 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
     for i, at in enumerate(demanded):
         em.bind(result, at, f"dot{i if taps > 1 else ''}", vector=lanes > 1)
     bind_early(em, early, source)
-    values = [em.emit(body.outputs[s.result], s.index) for s in stores]
+    values = [em.emit(em.unrounded(body.outputs[s.result]), s.index) for s in stores]
     for s, v in zip(stores, values, strict=True):
         out = body.outputs[s.result]
         em.store(outputs[s.result], store_offset(body, s), v, out.type.dtype,

@@ -47,6 +47,11 @@ _SOURCE_SUMS = 64
 """Of a thread, from which on an epilogue's source operand comes through the ring. Of smaller tiles
 it has a few pieces, requested at once: behind the last bytes of the products they came later, and
 BERT-base and the T5-base encoder b16 took 1.4 % longer."""
+_BAND, _MANY = 2, 16
+"""Rows of tiles in a band, and from how many on there are bands. With 16 in each ViT-B/16 b32 took
+1 to 2 % longer on an H200, CLIP b32, ViT-B/16 b16, BERT-base b16 and the T5-base encoder b16 0.5 to
+1 %; with 1 or 4 about as long as with 2. Where there are fewer rows, bands cost CLIP b16 2 to 3 %.
+Nobody knows why: what is read together is about as much in each."""
 SWAPPED = "swapped"
 """Family of the same products with the weights on the left (device/gemm_swapped.cuh)."""
 _IN_FLIGHT_BYTES = 80 * 1024
@@ -370,8 +375,8 @@ def _lanes(code: DotCode, per_thread: int) -> int:
 def emit_begin(w: Writer, code: DotCode) -> None:
     """Decodes ``task`` into (batch, tile of n, tile of m, split) and names the Gemm type.
 
-    Tiles go in bands of up to 16 rows of tiles, down before right: the blocks that run at one time
-    share few rows of the left and few columns of the right operand, which L2 then holds.
+    Many rows of tiles go in bands, down before right: the blocks that run at one time share few
+    rows of the left and few columns of the right operand, which L2 then holds.
     """
     s = code.s
     assert code.element is not None
@@ -380,7 +385,7 @@ def emit_begin(w: Writer, code: DotCode) -> None:
         w.line(f"const int split = task % {s.split_k}, tile = task / {s.split_k};")
         tile = "tile"
     tm, tn = code.tiles_m, code.tiles_n
-    band = min(tm, 16)
+    band = _BAND if tm >= _MANY else tm
     if tm <= band or tn == 1:
         w.line(f"const int m0 = {tile} % {tm} * {s.bm};")
         w.line(f"const int n0 = {tile} / {tm} % {tn} * {s.bn};")

@@ -138,6 +138,15 @@ class BodyEmitter(Scopes):
             return x
         return self._name(Emitted(f"rounded<{storage(dtype)}>({x})", x.vector), dtype)
 
+    def unrounded(self, value: Value) -> Value:
+        """What to store for ``value``: what it is rounded from, if its op does only that. The store
+        rounds as well, and packs pairs in the same instruction; apart it takes two more."""
+        op = self.body.producer.get(value)
+        if isinstance(op, ops.Convert) and value.type.dtype in (DType.BF16, DType.F16) \
+                and op.operand.type.dtype is DType.F32 and not self.body.users.get(value):
+            return op.operand
+        return value
+
     def store(self, pointer: str, offset: Index, value: Emitted | str, dtype: DType, *,
               wanted: str = "") -> None:
         """Writes ``value`` (all lanes of it) to elements ``offset`` of ``pointer``, if the C

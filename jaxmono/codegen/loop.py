@@ -76,7 +76,7 @@ class LoopCode:
         if unroll == 1:
             w.line(f"const {t} e = {first};")
             w.line(f"if (e >= {flat.size}) return;")
-            values = [em.emit(v, at) for _, (v, at) in items]
+            values = [em.emit(em.unrounded(v), at) for _, (v, at) in items]
             for i, x in enumerate(values):
                 store(i, x)
             return
@@ -97,7 +97,7 @@ class LoopCode:
         em.push_scope()
         held: list[tuple[str, Emitted]] = []
         for v, at in values:
-            x = em.emit(v, at)
+            x = em.emit(em.unrounded(v), at)
             name = w.fresh("out")
             inner.line(f"{name}[u] = {x};")
             held.append((name, x))

@@ -81,7 +81,7 @@ class RowCode:
         lane = space.row if team.lanes_on_rows else space.col
         em = BodyEmitter(w, sig.body, function.pointers, lane=lane, lanes=schedule.lanes,
                          var_names={space.row: "row"}, read_only=function.read_only)
-        outputs = [RowOutput(v, at, is_per_row(form, s)) for s, (v, at) in
+        outputs = [RowOutput(em.unrounded(v), at, is_per_row(form, s)) for s, (v, at) in
                    zip(form.stores, roots(sig, form.stores, space.env), strict=True)]
 
         def sink(i: int, x: Emitted) -> None:

@@ -66,7 +66,7 @@ def _enters(state: State, op: Op) -> bool:
     if isinstance(op, ANCHORS):
         return False
     owner = state.owner.get(op)
-    return owner is None or (owner.kind in ("dot", "attention") and len(op.inputs) == 1
+    return owner is None or (owner.kind in ("dot", "attention") and len(set(op.inputs)) == 1
                              and op not in state.in_place and weight(op) <= CHEAP)
 
 

@@ -43,6 +43,15 @@ BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 H200 = Device()
 
 
+@pytest.mark.parametrize("rows", [16, 17])
+def test_bands_of_many_rows_of_tiles(rows: int) -> None:
+    """Every tile once, where the last band is not whole, either; a third of them a block."""
+    p = plan_of(lambda x, w: x @ w, Spec((rows * 64 - 5, 64), BF16), Spec((64, 80), BF16))
+    made = build(p, in_order(p, wgmma(64, 32, 2, (1, 1, 2))), threads=256)
+    assert f"min(2, {rows} - band * 2)" in made.source
+    check_exact(p, made, seeds=(0,), blocks=(3,))
+
+
 @pytest.mark.parametrize("s", [
     wgmma(64, 48, 3, (1, 1, 2)), wgmma(128, 96, 2, (2, 1, 1)), wgmma(64, 128, 3, (1, 2, 1)),
     wgmma(64, 48, 2, (1, 1, 2), lines=2), wgmma(64, 128, 2, (1, 2, 1), lines=2)])

@@ -79,6 +79,19 @@ def test_narrow_convert_rounds_between_ops() -> None:
     assert (out != a).any()
 
 
+@pytest.mark.parametrize("dtype", [DType.BF16, DType.F16], ids=lambda d: d.value)
+def test_a_conversion_that_is_only_stored_is_the_stores(dtype: DType) -> None:
+    """Where the rounded value is read, too, that is what is read."""
+    x = value((256,))
+    only = graph([x], lambda b, x: b.convert(b.elementwise("add", x, x), dtype))
+
+    again = graph([x], lambda b, x: b.convert(b.convert(x, dtype), DType.F32))
+    wanted = "rounded<" + dtype.value
+    assert wanted not in compile_graph(only).source.rpartition("// loop")[2]
+    assert wanted in compile_graph(again).source.rpartition("// loop")[2]
+    run([x], lambda b, x: b.convert(b.elementwise("add", x, x), dtype))
+
+
 def test_narrow_chain_is_closer_than_rounding_every_op() -> None:
     x, y, z = (value((512,), DType.BF16) for _ in range(3))
     g = graph([x, y, z], lambda b, x, y, z: b.elementwise(

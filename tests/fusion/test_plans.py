@@ -224,6 +224,18 @@ def test_epilogue_writes_the_narrow_type_only() -> None:
     assert [str(t) for t in scratch] == ["bf16[1024,16]"]
 
 
+def test_squares_by_multiplication_share_a_norm_too() -> None:
+    """The mean of ``x * x`` joins that of ``x``, whichever way a square is written."""
+    def fn(x: Any, w: Any) -> Any:
+        y = (x @ w).astype(jnp.float32)
+        mean = y.mean(-1, keepdims=True)
+        return ((y - mean) * jax.lax.rsqrt((y * y).mean(-1, keepdims=True) - mean * mean + 1e-5)
+                ).astype(jnp.bfloat16)
+
+    p = plan(fn, bf16(1024, 16), bf16(16, 16))
+    assert kinds(p) == [["dot"], ["row"]]
+
+
 def test_attention_output_is_written_row_by_row() -> None:
     """Features of one position are neighbours, so that the next dot loads whole rows."""
     def fn(q: Any, k: Any, v: Any, w: Any) -> Any:
