@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+from jaxmono import _logging
 from jaxmono._errors import CompileError
+from jaxmono.codegen import nvrtc_child
+
+_log = _logging.get("codegen")
 
 _OPTIONS = ("--std=c++17", "--ptxas-options=-v", "--device-as-default-execution-space")
 _SPLIT = "--split-compile=0"
@@ -60,38 +70,96 @@ def compile_cuda(source: str, arch: str, *, name: str = "jaxmono.cu",
     Args:
       arch: a real architecture such as "sm_90a".
       name: file name in NVRTC's messages.
-      split: over all CPUs. Some of ptxas' warnings (C75xx, products that wait for each other) then
-        go to stderr, and are not in the log.
+      split: over all CPUs, in a process of its own: where ptxas finds no registers (its error
+        C7600) NVRTC 13.0 then aborts the process. Without ``split`` it says so, in this one.
 
     Raises:
       MissingNvrtcError: NVRTC cannot be loaded.
       NvrtcError: the source does not compile.
     """
     start = time.perf_counter()
-    nvrtc = _nvrtc()
-    given = (*_OPTIONS, *([_SPLIT] if split else []), f"--gpu-architecture={arch}")
-    options = [o.encode() for o in given]
-    program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
-    try:
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        log = _text(nvrtc, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            errors = [line for line in log.splitlines() if "error" in line] or log.splitlines()
-            raise NvrtcError(f"NVRTC could not compile the kernel for {arch} ({status.name}): "
-                             + "\n".join(errors[:8]), log)
-        size = _checked(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
-        cubin = bytearray(size)
-        _checked(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+    nvrtc, options = _nvrtc(), (*_OPTIONS, f"--gpu-architecture={arch}")
+    made = _apart(source, name, options) if split else None
+    if made is None:
+        try:
+            made = nvrtc_child.compile_with(nvrtc, source, name, options)
+        except nvrtc_child.StatusError as error:
+            raise NvrtcError(f"NVRTC failed: {error}", "") from error
+    status, log, cubin = made
+    if not cubin:
+        errors = [line for line in log.splitlines() if "error" in line] or log.splitlines()
+        raise NvrtcError(f"NVRTC could not compile the kernel for {arch} ({status}): "
+                         + "\n".join(errors[:8]), log)
     spills = _SPILLS.findall(log)
     return CudaBinary(
-        cubin=bytes(cubin), log=log,
+        cubin=cubin, log=log,
         registers=max((int(n) for n in _REGISTERS.findall(log)), default=0),
         spill_stores=max((int(s) for s, _ in spills), default=0),
         spill_loads=max((int(n) for _, n in spills), default=0),
         static_shared=max((int(n) for n in _SHARED.findall(log)), default=0),
         seconds=time.perf_counter() - start)
+
+
+class _EndedError(Exception):
+    """A signal ended the process; its text says which."""
+
+
+def _apart(source: str, name: str, options: Sequence[str]) -> tuple[str, str, bytes] | None:
+    """`nvrtc_child.compile_with` over all CPUs in a process of its own, and if that ends, over one
+    in another. None, and a line of log, where no process can be asked.
+
+    Raises:
+      NvrtcError: both have ended.
+    """
+    try:
+        return _ask(source, name, (*options, _SPLIT))
+    except _EndedError as error:
+        _log.info("NVRTC %s; once more without %s", error, _SPLIT)
+    try:
+        return _ask(source, name, options)
+    except _EndedError as error:
+        raise NvrtcError(f"NVRTC {error}", str(error)) from None
+
+
+def _ask(source: str, name: str, options: Sequence[str]) -> tuple[str, str, bytes] | None:
+    """One process. What it says on standard error is part of the log: with ``_SPLIT`` some of
+    ptxas' warnings (C75xx, products that wait for each other) go there."""
+    if not (python := _interpreter()):
+        _log.info("NVRTC runs in this process: sys.executable is %r, no Python", sys.executable)
+        return None
+    request = {"path": sys.path, "source": source, "name": name, "options": list(options)}
+    try:
+        ended = subprocess.run([python, "-P", nvrtc_child.__file__], capture_output=True,
+                               input=json.dumps(request).encode() + b"\n", check=False)
+    except OSError as error:
+        _log.warning("NVRTC runs in this process: no other one can be started (%s)", error)
+        return None
+    said = ended.stderr.decode(errors="replace")
+    head, _, cubin = ended.stdout.partition(b"\n")
+    if ended.returncode < 0:
+        raise _EndedError(f"ended with its process ({_signal(-ended.returncode)}): "
+                          f"{said[-2000:].strip()}")
+    if ended.returncode or not head:
+        _log.warning("NVRTC runs in this process: the other one failed (exit status %d): %s",
+                     ended.returncode, said[-2000:].strip())
+        return None
+    answer = json.loads(head)
+    if answer["version"] != nvrtc_version():
+        _log.warning("NVRTC runs in this process: it is version %s here and %s in another one",
+                     nvrtc_version(), answer["version"])
+        return None
+    return answer["status"], answer["log"] + said, cubin[:answer["cubin"]]
+
+
+def _signal(number: int) -> str:
+    known = {s.value: s.name for s in signal.Signals}
+    return f"signal {known.get(number, number)}"
+
+
+def _interpreter() -> str:
+    """The Python to start; "" where this process is another program with Python inside."""
+    name = Path(sys.executable or "").name
+    return sys.executable if name.startswith(("python", "pypy")) else ""
 
 
 @lru_cache(maxsize=1)
@@ -101,10 +169,10 @@ def nvrtc_version() -> str:
     Raises:
       MissingNvrtcError: NVRTC cannot be loaded.
     """
-    nvrtc = _nvrtc()
-    (status, major, minor) = nvrtc.nvrtcVersion()
-    _checked(nvrtc, (status,))
-    return f"{major}.{minor}"
+    try:
+        return nvrtc_child.version_of(_nvrtc())
+    except nvrtc_child.StatusError as error:
+        raise NvrtcError(f"NVRTC failed: {error}", "") from error
 
 
 @lru_cache(maxsize=1)
@@ -117,17 +185,3 @@ def _nvrtc() -> Any:
             f"NVRTC cannot be loaded ({error}); install it with pip: "
             "pip install cuda-bindings nvidia-cuda-nvrtc (jax[cuda13] has the latter)") from error
     return nvrtc
-
-
-def _checked(nvrtc: Any, result: tuple[Any, ...]) -> Any:
-    """The value of a call of the bindings, ``(status, value)`` or ``(status,)``."""
-    status, *values = result
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise NvrtcError(f"NVRTC failed: {status.name}", "")
-    return values[0] if values else None
-
-
-def _text(nvrtc: Any, size: Any, get: Any, program: Any) -> str:
-    buffer = bytearray(_checked(nvrtc, size(program)))
-    _checked(nvrtc, get(program, buffer))
-    return bytes(buffer).rstrip(b"\0").decode(errors="replace")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jaxmono.codegen import headers, nvrtc
+from jaxmono.codegen import headers, nvrtc, nvrtc_child
 
 GEMM = headers.bundle((Path(__file__).parent / "gemm_layernorm.cu").read_text())
 
@@ -27,6 +28,105 @@ def test_over_all_cpus_with_the_same_report(capfd: pytest.CaptureFixture[str]) -
     assert (split.spill_stores, split.spill_loads, split.static_shared) == (0, 0, 0)
     assert 32 <= split.registers <= 255 and "registers" in split.log and whole.log
     assert "".join(capfd.readouterr()) == ""
+
+
+SMALL = 'extern "C" __global__ void f(int* p) { *p = 1; }'
+ABORT = "os.write(2, b'(C7600) Register allocation failed'); os.abort()"
+
+
+def child(monkeypatch: pytest.MonkeyPatch, folder: Path, before: str) -> None:
+    """Lets a process of NVRTC do something before it answers."""
+    text = Path(nvrtc_child.__file__).read_text()
+    (folder / "child.py").write_text(text.replace("def main() -> None:", "def main() -> None:\n    "
+                                                  + before.replace("\n", "\n    ")))
+    monkeypatch.setattr(nvrtc_child, "__file__", str(folder / "child.py"))
+
+
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The options of what is compiled here from now on."""
+    seen: list[tuple[str, ...]] = []
+    real = nvrtc_child.compile_with
+
+    def spy(*args: Any) -> Any:
+        seen.append(args[-1])
+        return real(*args)
+
+    monkeypatch.setattr(nvrtc_child, "compile_with", spy)
+    return seen
+
+
+def test_over_all_cpus_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = in_this_process(monkeypatch)
+    assert nvrtc.compile_cuda(SMALL, "sm_90a", split=True).cubin.startswith(b"\x7fELF")
+    assert here == []
+    with pytest.raises(nvrtc.NvrtcError, match="sm_12345"):
+        nvrtc.compile_cuda(SMALL, "sm_12345", split=True)
+    with pytest.raises(nvrtc.NvrtcError, match=r"bad\.cu\(1\)") as caught:
+        nvrtc.compile_cuda("__global__ void f() { undefined_name(); }", "sm_90a", name="bad.cu",
+                           split=True)
+    assert "undefined_name" in caught.value.log and here == []
+
+
+def test_what_ends_the_process_over_all_cpus_is_tried_over_one(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """NVRTC 13.0 aborts where ptxas finds no registers, but only over all CPUs."""
+    child(monkeypatch, tmp_path, "line = sys.stdin.buffer.readline()\n"
+          f"if b'split-compile' in line:\n    {ABORT}\n"
+          "import io, types; sys.stdin = types.SimpleNamespace(buffer=io.BytesIO(line))\n")
+    here = in_this_process(monkeypatch)
+    with caplog.at_level("INFO", "jaxmono.codegen"):
+        assert nvrtc.compile_cuda(SMALL, "sm_90a", split=True).cubin
+    assert "signal SIGABRT" in caplog.text and "C7600" in caplog.text and here == []
+
+
+def test_a_process_that_always_ends_is_an_error(monkeypatch: pytest.MonkeyPatch,
+                                                tmp_path: Path) -> None:
+    child(monkeypatch, tmp_path, ABORT)
+    with pytest.raises(nvrtc.NvrtcError, match=r"signal SIGABRT.*C7600") as caught:
+        nvrtc.compile_cuda(SMALL, "sm_90a", split=True)
+    assert "C7600" in caught.value.log
+
+
+def test_what_libraries_print_does_not_reach_the_answer(monkeypatch: pytest.MonkeyPatch,
+                                                        tmp_path: Path) -> None:
+    child(monkeypatch, tmp_path, "asked = importlib.import_module\n"
+          "importlib.import_module = lambda name: os.write(1, b'chatter') and asked(name)\n")
+    made = nvrtc.compile_cuda(SMALL, "sm_90a", split=True)
+    assert made.cubin.startswith(b"\x7fELF") and "chatter" in made.log
+
+
+@pytest.mark.parametrize(("executable", "level", "said"), [
+    ("", "INFO", "no Python"), ("/usr/bin/blender", "INFO", "no Python"),
+    (None, "INFO", "no Python"), ("/nowhere/python3", "WARNING", "no other one can be started")])
+def test_without_another_process_it_is_this_one(
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, executable: str | None,
+        level: str, said: str) -> None:
+    """Over one CPU then: an abort would end the user's program."""
+    monkeypatch.setattr(sys, "executable", executable)
+    here = in_this_process(monkeypatch)
+    with caplog.at_level("INFO", "jaxmono.codegen"):
+        assert nvrtc.compile_cuda(SMALL, "sm_90a", split=True).cubin
+    assert [(r.levelname, said in r.getMessage()) for r in caplog.records] == [(level, True)]
+    assert len(here) == 1 and not any("split" in o for o in here[0])
+
+
+@pytest.mark.parametrize("before", ["return", "raise ImportError('cuda')"])
+def test_a_process_without_an_answer_leaves_it_to_this_one(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+        before: str) -> None:
+    child(monkeypatch, tmp_path, before)
+    here = in_this_process(monkeypatch)
+    assert nvrtc.compile_cuda(SMALL, "sm_90a", split=True).cubin
+    assert "the other one failed" in caplog.text and len(here) == 1
+
+
+def test_another_version_is_not_asked(monkeypatch: pytest.MonkeyPatch,
+                                      caplog: pytest.LogCaptureFixture) -> None:
+    """Kernels are kept under the version that this process has."""
+    monkeypatch.setattr(nvrtc, "nvrtc_version", lambda: "99.0")
+    here = in_this_process(monkeypatch)
+    assert nvrtc.compile_cuda(SMALL, "sm_90a", split=True).cubin
+    assert "99.0" in caplog.text and len(here) == 1
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a"])
