@@ -336,8 +336,9 @@ class _RowChain:
 
 
 _DEEP = 16
-"""Elements that a thread loads before it adds them, where lanes take rows: few blocks have all the
-columns (24 of 132 for the gradient of 768 biases), so each has to wait for memory seldom."""
+"""Elements that a thread loads before it adds them. Where lanes take rows few blocks have all the
+columns (24 of 132 for the gradient of 768 biases), and where a long row is no multiple of a vector
+its elements come one by one: either has to wait for memory seldom."""
 
 
 class _Columns:
@@ -382,7 +383,7 @@ class _Columns:
         start = f"{self.f} * {c.team.size} + {c.team.rank}" if c.team.size > 1 else self.f
         keeps = bool(c.arrays)
         if n > 1:
-            deep = max(_DEEP // c.em.lanes, 4) if c.team.lanes_on_rows else 4
+            deep = max(_DEEP // c.em.lanes, 4)
             w.directive("#pragma unroll" if keeps or n <= 8 else f"#pragma unroll {deep}")
         with w.block(f"for (int {self.f} = 0; {self.f} < {n}; ++{self.f})"):
             w.line(f"const int {self.col} = ({start}) * {step};" if step > 1

@@ -1,10 +1,11 @@
 """Long reduces with few rows in two steps, so that more than a few multiprocessors work.
 
     f32[] reduce_add(x[1000000])   ──►   f32[250] reduce_add(x[250, 4000]);  f32[] reduce_add(...)
+    f32[] reduce_add(x[1000003])   ──►   the same of pad(x), with the op's neutral element
 
 Only where the order of the operations does not matter more than it does for any parallel reduce:
-one associative op on f32, f64 or integers. The first step starts from the op's neutral element,
-the second from the program's own start value.
+one associative op on f32, f64 or integers, also maxima and minima of f16 and bf16. The first step
+starts from the op's neutral element, the second from the program's own start value.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ MIN_COLUMNS = 1 << 17
 """A row this long takes one multiprocessor much longer than one more stage."""
 
 MIN_PARTS = 8
+"""Of a row."""
+_PIECE = 8
+"""Elements, of which the parts of a padded row are multiples: loads of 16 or 32 bytes."""
 
 
 def split_reduces(graph: Graph, device: Device) -> tuple[Graph, tuple[str, ...]]:
@@ -49,7 +53,7 @@ def _few_rows(o: ops.Reduce, device: Device) -> int:
     shape = o.args[0].type.dims
     columns = math.prod(shape[d] for d in o.dimensions)
     rows = o.args[0].type.size // max(columns, 1)
-    return rows if columns >= MIN_COLUMNS and rows * 2 <= device.sm_count else 0
+    return rows if columns >= MIN_COLUMNS and rows * MIN_PARTS <= 2 * device.sm_count else 0
 
 
 def _split(o: ops.Reduce, most: int) -> list[Op] | str:
@@ -58,11 +62,18 @@ def _split(o: ops.Reduce, most: int) -> list[Op] | str:
     if start is None:
         return _why_ordered(o)
     axis = max(o.dimensions, key=lambda d: shape[d])
-    parts = _parts(shape[axis], most)
+    parts, size = _parts(shape[axis], most), shape[axis]
+    b, x = Builder(o.loc), o.args[0]
+    if parts < most // 2 and size >= most * _PIECE:
+        length = math.ceil(size / most / _PIECE) * _PIECE
+        parts = math.ceil(size / length)
+        none = [0] * len(shape)
+        high = [parts * length - size if d == axis else 0 for d in range(len(shape))]
+        x = b.pad(x, b.constant(start, x.type.dtype), none, high, none)
+        size = parts * length
     if parts < MIN_PARTS:
-        return f"no number from {MIN_PARTS} to {most} divides its longest dimension, {shape[axis]}"
-    b = Builder(o.loc)
-    x = b.reshape(o.args[0], (*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1:]))
+        return f"its longest dimension, {size}, has no {MIN_PARTS} parts"
+    x = b.reshape(x, (*shape[:axis], parts, size // parts, *shape[axis + 1:]))
     first = tuple(d if d < axis else d + 1 for d in o.dimensions)
     kept = [d for d in range(len(shape) + 1) if d not in first]
     t = TensorType(tuple(x.type.dims[d] for d in kept), x.type.dtype)
@@ -81,15 +92,15 @@ def _parts(size: int, most: int) -> int:
 def _neutral(o: ops.Reduce) -> object | None:
     """The neutral element of a reduce by one associative op."""
     kind, t = binary_kind(o.body), o.args[0].type.dtype
+    if kind in ("maximum", "minimum") and (_wide(t) or t in (DType.BF16, DType.F16)):
+        low, high = (-np.inf, np.inf) if t.is_float else _limits(t)
+        return low if kind == "maximum" else high
     if not _wide(t):
         return None
     if kind == "add":
         return -0.0 if t.is_float else 0  # -0 + x is x, also for x = -0
     if kind == "multiply":
         return 1
-    if kind in ("maximum", "minimum"):
-        low, high = (-np.inf, np.inf) if t.is_float else _limits(t)
-        return low if kind == "maximum" else high
     return None
 
 

@@ -265,3 +265,15 @@ def test_more_rows_than_blocks_go_two_to_a_block() -> None:
     assert group(197, 768) == (128, 4)
     assert group(265, 4096)[0] == 256  # three turns or two
     assert group(197, 16384)[0] == 256  # half of the threads could not keep a row
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("add", F32), ("maximum", DType.BF16)])
+def test_a_long_row_of_any_length_is_for_all_multiprocessors(kind: str, dtype: DType) -> None:
+    """Padded with what changes nothing; all elements of the row are negative."""
+    x = value(((1 << 17) + 29,), dtype)
+    g = graph([x], lambda b, x: b.reduce(x, start(b, kind, dtype), kind, (0,)))
+    plan = make_plan(g, H200)
+    program = compile_graph(g, plan=plan)
+    given = -np.random.default_rng(0).integers(1, 3, x.type.dims).astype(dtype.numpy)
+    (out,) = run_program(program, [given])
+    assert len(plan.stages) == 2 and out == (given.sum() if kind == "add" else -1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from jaxmono.fusion import PlanError, make_plan
 from jaxmono.fusion.interp import run_plan
-from jaxmono.fusion.plan import AttentionForm, Device, DotForm, Loop, Plan
+from jaxmono.fusion.plan import AttentionForm, Device, DotForm, Loop, Plan, RowForm
 from jaxmono.fusion.text import plan_to_text
 from jaxmono.hlo.interp import evaluate
 
@@ -256,14 +257,31 @@ def test_full_sum_of_a_long_array_takes_two_steps() -> None:
     assert not p.notes
 
 
+@pytest.mark.parametrize(("fn", "arg"), [
+    (jnp.sum, f32(1_000_003)), (jnp.min, f32(1_000_003)), (jnp.max, bf16(1_000_000)),
+    (jnp.prod, f32(1_000_003)), (jnp.sum, jax.ShapeDtypeStruct((1_000_003,), jnp.int32)),
+    (lambda x: x.sum((0, 2)), f32(3, 2, 100_003))])
+def test_a_long_reduce_whose_length_has_no_divisors_is_padded(
+        fn: Callable[..., Any], arg: jax.ShapeDtypeStruct) -> None:
+    """As many parts as for a length that has them, and the value of the whole."""
+    p = make_plan(models.graph_of(fn, arg), Device())
+    assert kinds(p) == [["row"], ["row"]] and not p.notes
+    form = p.groups[0].sig.form
+    assert isinstance(form, RowForm) and 200 <= math.prod(v.size for v in form.rows) <= 264
+    given = np.random.default_rng(0).choice([-1, 1], arg.shape).astype(arg.dtype)
+    (found,) = run_plan(p, [given])
+    np.testing.assert_array_equal(found, np.asarray(fn(given)))
+
+
 @pytest.mark.parametrize(("fn", "arg", "reason"), [
-    (jnp.max, bf16(1 << 17), "it is of bf16, not of f32, f64 or integers"),
+    (lambda x: jax.lax.reduce(x, jnp.bfloat16(0), jax.lax.add, (0,)), bf16(1 << 17),
+     "it is of bf16, not of f32, f64 or integers"),
     (jnp.argmax, f32(1 << 17), "its body is more than one op"),
     (jnp.bitwise_or.reduce, jax.ShapeDtypeStruct((1 << 17,), jnp.int32), "or is no sum, product"),
-    (jnp.sum, f32((1 << 17) + 29), "no number from 8 to 264 divides its longest dimension, 131101"),
+    (lambda x: x.sum(), f32(*[7] * 7), "its longest dimension, 7, has no 8 parts"),
     (jnp.max, bf16((1 << 17) - 1), ""),
     (lambda x: jnp.max(x, 1), bf16(67, 1 << 17), ""),
-], ids=["type", "body", "op", "prime", "short", "many rows"])
+], ids=["type", "body", "op", "short dimensions", "short", "many rows"])
 def test_why_a_long_reduce_is_not_split_is_told(fn: Callable[..., Any], arg: jax.ShapeDtypeStruct,
                                                 reason: str) -> None:
     p = make_plan(models.graph_of(fn, arg), Device())
