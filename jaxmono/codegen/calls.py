@@ -52,6 +52,13 @@ class Unit:
         return self.schedule, dot_wgmma.layout(DotCode.of(self.sig, self.schedule))
 
     @property
+    def sums(self) -> int:
+        """Of a thread that multiplies on warpgroups; 0 elsewhere."""
+        if self.load is None or not isinstance(self.schedule, DotSchedule):
+            return 0
+        return self.schedule.bm * self.schedule.bn // dot_wgmma.CONSUMERS
+
+    @property
     def resident(self) -> bool:
         """Whether a block keeps weights from one task to the next."""
         return (isinstance(self.schedule, (DotSchedule, AttentionSchedule))

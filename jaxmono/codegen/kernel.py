@@ -40,6 +40,9 @@ _FAMILY_INCLUDES = {"gemv": ("gemv", "last_block"), "few": ("attention_few",),
 """Those that only a family of schedules needs."""
 _CONSTANT_BYTES = 32 * 1024
 """Larger tables of references leave constant memory."""
+_WIDE_SUMS = 128
+"""Of a thread, from which on nothing stays in registers that can be found again (`fresh` in
+device/ptx_async.cuh)."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,8 @@ class _Assembly:
                 headers |= {"attention_wgmma", "back_to_back"}
             shared = roles_at + ROLES_BYTES
             w.line(f"#define JM_TEAM {CONSUMERS}  // threads of a block that compute")
+            if any(u.sums >= _WIDE_SUMS for u in self.units.values()):
+                w.line("#define JM_WIDE_TILES  // whose sums leave few registers")
         w.lines += [f'#include "jaxmono/{x}.cuh"' for x in sorted(headers)]
         pointers = self.inputs + self.outputs + (self.scratch_bytes > 0)
         w.lines += ["", "namespace jaxmono {", "",

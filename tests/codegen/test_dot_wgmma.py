@@ -223,6 +223,15 @@ def test_a_kernel_without_such_products_has_no_producers() -> None:
     assert dataclasses.replace(kernel, source="").waits in (True, False)
 
 
+@pytest.mark.parametrize(("n", "wide"), [(128, False), (256, True)])
+def test_wide_tiles_keep_nothing_that_can_be_found_again(n: int, wide: bool) -> None:
+    """Of 128 sums a thread; what is made of the block's and the thread's number would spill."""
+    plan = plan_of(lambda x, w: x @ w, Spec((256, 128), BF16), Spec((128, n), BF16), device=H200)
+    tile = {s.key: wgmma(128, n, 3, (2, 1, 1)) for s in dot_sigs(plan)}
+    program = build(plan, tile, threads=256)
+    assert ("#define JM_WIDE_TILES" in program.source) is wide
+
+
 def test_products_overlap_although_a_function_has_several_call_sites() -> None:
     """ptxas waits for each product before the next (C7510) where one is behind a call."""
     def fn(x: Any, *w: Any) -> Any:

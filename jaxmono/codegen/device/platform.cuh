@@ -48,7 +48,15 @@ JM_DEVICE unsigned char* dynamic_shared() { return emulate::self().shared; }
 #else
 
 JM_DEVICE int thread_id() { return static_cast<int>(threadIdx.x); }
+#ifdef JM_WIDE_TILES
+JM_DEVICE int block_id() {
+  int x;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+  return x;
+}
+#else
 JM_DEVICE int block_id() { return static_cast<int>(blockIdx.x); }
+#endif
 JM_DEVICE int num_blocks() { return static_cast<int>(gridDim.x); }
 JM_DEVICE int num_threads() { return static_cast<int>(blockDim.x); }
 JM_DEVICE int lane_id() { return static_cast<int>(threadIdx.x) & (WARP - 1); }

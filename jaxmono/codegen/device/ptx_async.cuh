@@ -23,6 +23,18 @@ JM_DEVICE int opaque(int x) {
   return x;
 }
 
+// x, which a source that defines JM_WIDE_TILES finds again each time, as it does the block's number: a
+// thread with 128 sums and more has no registers for what is made of either once for all stages and
+// barriers. CLIP b32 reloaded spilled words at 97 places, ViT-B/16 b32 at 10. Others have the registers,
+// and would wait for it behind each grid barrier.
+JM_DEVICE int fresh(int x) {
+#ifdef JM_WIDE_TILES
+  return opaque(x);
+#else
+  return x;
+#endif
+}
+
 // The last operand of cp.async is the number of bytes that are read; the rest is zeros.
 JM_DEVICE void cp_async_16(void* smem, const void* gmem, bool pred = true) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(smem)),

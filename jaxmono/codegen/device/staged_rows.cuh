@@ -9,6 +9,7 @@
 // 4 banks further: stores and loads both fall on all 32.
 #pragma once
 #include "jaxmono/platform.cuh"
+#include "jaxmono/ptx.cuh"
 #include "jaxmono/source_tiles.cuh"
 #include "jaxmono/types.cuh"
 #include "jaxmono/vec.cuh"
@@ -93,7 +94,7 @@ struct StagedRows {
   // The next CHUNK columns.
   template <int LANES>
   JM_DEVICE static void put(float* to, const float (&x)[NT][4]) {
-    const int g = lane_id() / 4, t = lane_id() % 4 * 2;
+    const int lane = fresh(lane_id()), g = lane / 4, t = lane % 4 * 2;
     float* const row = to + g * PITCH + (LANES == 8 ? t % 4 + t / 4 * HALF : t);
 #pragma unroll
     for (int j = 0; j < CHUNK / 8; ++j) {
@@ -132,10 +133,11 @@ struct StagedRows {
                              ? (NT <= 24 ? 5 : 4)
                              : (NT <= 24 ? 80 : 32) / int(sizeof(Early));
     constexpr int AHEAD = ROOM < 2 ? 1 : TRIPS < ROOM ? TRIPS : ROOM;
-    const auto row = [](int i) {
-      return STAYS ? i / WARP * (WARP / PER_ROW) + lane_id() / PER_ROW : (i + lane_id()) / PER_ROW;
+    const int lane = fresh(lane_id());
+    const auto row = [&](int i) {
+      return STAYS ? i / WARP * (WARP / PER_ROW) + lane / PER_ROW : (i + lane) / PER_ROW;
     };
-    const auto column = [](int i) { return (STAYS ? lane_id() : i + lane_id()) % PER_ROW * LANES; };
+    const auto column = [&](int i) { return (STAYS ? lane : i + lane) % PER_ROW * LANES; };
 #pragma unroll 1
     for (int c0 = 0; c0 < N; c0 += CHUNK) {
       Early same;
@@ -144,7 +146,7 @@ struct StagedRows {
 #pragma unroll 1
       for (int base = 0; base < PIECES; base += AHEAD * WARP) {
         const auto inside = [&](int k) {
-          return PIECES % (AHEAD * WARP) == 0 || base + k * WARP + lane_id() < PIECES;
+          return PIECES % (AHEAD * WARP) == 0 || base + k * WARP + lane < PIECES;
         };
         Early early[AHEAD];
 #pragma unroll
