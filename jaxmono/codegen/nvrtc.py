@@ -127,7 +127,9 @@ def _ask(source: str, name: str, options: Sequence[str]) -> tuple[str, str, byte
     if not (python := _interpreter()):
         _log.info("NVRTC runs in this process: sys.executable is %r, no Python", sys.executable)
         return None
-    request = {"path": sys.path, "source": source, "name": name, "options": list(options)}
+    entries: Sequence[object] = sys.path  # users add paths, too, which Python skips
+    request = {"path": [p for p in entries if isinstance(p, str)], "source": source,
+               "name": name, "options": list(options)}
     try:
         ended = subprocess.run([python, "-P", nvrtc_child.__file__], capture_output=True,
                                input=json.dumps(request).encode() + b"\n", check=False)
@@ -135,10 +137,10 @@ def _ask(source: str, name: str, options: Sequence[str]) -> tuple[str, str, byte
         _log.warning("NVRTC runs in this process: no other one can be started (%s)", error)
         return None
     said = ended.stderr.decode(errors="replace")
-    head, _, cubin = ended.stdout.partition(b"\n")
     if ended.returncode < 0:
         raise _EndedError(f"ended with its process ({_signal(-ended.returncode)}): "
                           f"{said[-2000:].strip()}")
+    head, _, cubin = ended.stdout.partition(nvrtc_child.MARK)[2].partition(b"\n")
     if ended.returncode or not head:
         _log.warning("NVRTC runs in this process: the other one failed (exit status %d): %s",
                      ended.returncode, said[-2000:].strip())
@@ -158,8 +160,8 @@ def _signal(number: int) -> str:
 
 def _interpreter() -> str:
     """The Python to start; "" where this process is another program with Python inside."""
-    name = Path(sys.executable or "").name
-    return sys.executable if name.startswith(("python", "pypy")) else ""
+    is_python = re.fullmatch(r"(python|pypy)[\d.]*t?d?", Path(sys.executable or "").name)
+    return sys.executable if is_python and not getattr(sys, "frozen", False) else ""
 
 
 @lru_cache(maxsize=1)

@@ -3,7 +3,8 @@
     python -P nvrtc_child.py < request > answer
 
     request   a line of JSON: path (sys.path), source, name, options
-    answer    a line of JSON: version, status, log, cubin (bytes of it that follow)
+    answer    `MARK`, behind whatever Python has printed when it began; a line of JSON: version,
+              status, log, cubin (bytes of it that follow)
 
 A process of its own, because ptxas may abort the one that it runs in. It imports neither jaxmono
 nor JAX, which take a second.
@@ -17,6 +18,8 @@ import os
 import sys
 from collections.abc import Sequence
 from typing import Any
+
+MARK = b"\0jaxmono's answer\n"
 
 
 class StatusError(Exception):
@@ -76,7 +79,7 @@ def main() -> None:
     except StatusError as error:
         status, log, cubin = str(error), "", b""
     head = {"version": version_of(nvrtc), "status": status, "log": log, "cubin": len(cubin)}
-    answer.write(json.dumps(head).encode() + b"\n" + cubin)
+    answer.write(MARK + json.dumps(head).encode() + b"\n" + cubin)
     answer.close()
 
 

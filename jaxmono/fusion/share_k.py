@@ -97,7 +97,7 @@ def _refusal(o: ops.DotGeneral, shares: int) -> str:
     if left is not right or left not in (DType.BF16, DType.F16):
         return f"its operands are {left.value} and {right.value}, not both bf16 or both f16"
     if matrix_dtype(o) is None:
-        return "it asks for more than one product on tensor cores"
+        return "its result type or algorithm is not that of one product on tensor cores"
     if dims.k % (64 * shares) or dims.k // shares < MIN_K:
         return f"a k of {dims.k} is not {shares} shares of whole 64s, each {MIN_K} or more"
     if (major := o.lhs.type.dims[o.lhs_contract[0]]) % shares:

@@ -72,7 +72,7 @@ def _split(o: ops.Reduce, most: int) -> list[Op] | str:
         x = b.pad(x, b.constant(start, x.type.dtype), none, high, none)
         size = parts * length
     if parts < MIN_PARTS:
-        return f"its longest dimension, {size}, has no {MIN_PARTS} parts"
+        return f"its longest dimension, {shape[axis]}, has no {MIN_PARTS} parts"
     x = b.reshape(x, (*shape[:axis], parts, size // parts, *shape[axis + 1:]))
     first = tuple(d if d < axis else d + 1 for d in o.dimensions)
     kept = [d for d in range(len(shape) + 1) if d not in first]

@@ -95,8 +95,19 @@ def test_what_libraries_print_does_not_reach_the_answer(monkeypatch: pytest.Monk
     assert made.cubin.startswith(b"\x7fELF") and "chatter" in made.log
 
 
+def test_what_python_prints_when_it_begins_is_no_answer(monkeypatch: pytest.MonkeyPatch,
+                                                        tmp_path: Path) -> None:
+    """A sitecustomize, a wrapper around Python; and a path that is no text, which Python skips."""
+    child(monkeypatch, tmp_path, "os.write(1, b'hello\\n')")
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, b"/tmp"])
+    here = in_this_process(monkeypatch)
+    assert nvrtc.compile_cuda(SMALL, "sm_90a", split=True).cubin.startswith(b"\x7fELF")
+    assert here == []
+
+
 @pytest.mark.parametrize(("executable", "level", "said"), [
     ("", "INFO", "no Python"), ("/usr/bin/blender", "INFO", "no Python"),
+    ("/usr/bin/python_app", "INFO", "no Python"),
     (None, "INFO", "no Python"), ("/nowhere/python3", "WARNING", "no other one can be started")])
 def test_without_another_process_it_is_this_one(
         monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, executable: str | None,
