@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jaxmono import _logging
 from jaxmono._errors import CompileError
@@ -127,7 +127,7 @@ def _ask(source: str, name: str, options: Sequence[str]) -> tuple[str, str, byte
     if not (python := _interpreter()):
         _log.info("NVRTC runs in this process: sys.executable is %r, no Python", sys.executable)
         return None
-    entries: Sequence[object] = sys.path  # users add paths, too, which Python skips
+    entries = cast(Sequence[object], sys.path)  # users add paths, too, which Python skips
     request = {"path": [p for p in entries if isinstance(p, str)], "source": source,
                "name": name, "options": list(options)}
     try:

@@ -279,10 +279,11 @@ def test_a_long_reduce_whose_length_has_no_divisors_is_padded(
     (jnp.argmax, f32(1 << 17), "its body is more than one op"),
     (jnp.bitwise_or.reduce, jax.ShapeDtypeStruct((1 << 17,), jnp.int32), "or is no sum, product"),
     (lambda x: x.sum(), f32(*[7] * 7), "its longest dimension, 7, has no 8 parts"),
-    (lambda x: x.sum((1, 2, 3)), f32(33, 67, 67, 67), "dimension, 67, has no 8 parts"),
+    (lambda x: x.sum((1, 2, 3)), f32(33, 67, 67, 67),
+     "its longest dimension, 67, has no 8 parts"),
     (jnp.max, bf16((1 << 17) - 1), ""),
     (lambda x: jnp.max(x, 1), bf16(67, 1 << 17), ""),
-], ids=["type", "body", "op", "short dimensions", "short", "many rows"])
+], ids=["type", "body", "op", "short dimensions", "padded in vain", "short", "many rows"])
 def test_why_a_long_reduce_is_not_split_is_told(fn: Callable[..., Any], arg: jax.ShapeDtypeStruct,
                                                 reason: str) -> None:
     p = make_plan(models.graph_of(fn, arg), Device())
