@@ -65,7 +65,7 @@ _EDITS = {"noload": [(text, ";") for text in _LOADS],
           "noproducts": [(text, f"if (t < 0) {text}") for text in _PRODUCTS],
           "noepilogue": [(_ANCHOR, _WANTED + _ANCHOR)]}
 """Of the header; each text is there once."""
-_SUMS, _FINISH = "G::Accumulators sums;", r"G::finish(_split<|_windows<|_shared<|_fragments\(|<)"
+_SUMS, _FINISH = "G::Accumulators sums;", r"G::finish(_split<|_windows<|_shared<|_fragments<|<)"
 """Of the generated part: each product has one of each."""
 
 

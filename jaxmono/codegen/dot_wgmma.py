@@ -269,10 +269,11 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                     skip="", pointers=pointers, outputs=outputs, names=names,
                     read_only=read_only)
     if _leaves_as_fragments(code):
+        lanes = 4 if s.bn % 32 == 0 and _lanes(code, 4) == 4 else 2
         w.line("G::consume(smem, roles, at, k_tiles, sums);")
-        with w.block("G::finish_fragments(smem, sums, [&](int r, int c, const float (&acc)[2])",
-                     "});"):
-            piece(lanes=2)
+        with w.block(f"G::finish_fragments<{lanes}>(smem, sums, "
+                     f"[&](int r, int c, const float (&acc)[{lanes}])", "});"):
+            piece(lanes=lanes)
         return
     if form.taps > 1:
         lanes = _lanes(code, 8)
@@ -314,7 +315,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
 
 
 def _leaves_as_fragments(code: DotCode) -> bool:
-    """Whether threads write what they have in fragments: f32, in which four of them fill 32 bytes,
+    """Whether threads write what they have in fragments: f32, in which four of them fill sectors,
     of small tiles whose warpgroups share k and would stage all sums twice. Nothing else may be
     read."""
     form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)

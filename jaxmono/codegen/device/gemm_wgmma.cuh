@@ -437,19 +437,24 @@ struct GemmWgmma {
         NoSource{});
   }
 
-  // Where the warpgroups share k: calls f(r, c, sums) for every two neighbouring elements of a fragment,
-  // each warpgroup for half of the columns. For f32 outputs, of which four lanes then write 32 bytes.
-  template <class F>
+  // Where the warpgroups share k: calls f(r, c, sums) for every LANES (2 or 4) neighbouring elements of the
+  // sums, each warpgroup for half of the columns. For f32 outputs, of which four lanes then write whole
+  // sectors: of 32 bytes of a row, or of twice 32.
+  template <int LANES, class F>
   JM_DEVICE static void finish_fragments(unsigned char* smem, const Accumulators& acc, const F& f) {
-    static_assert(WG_K == 2 && !HALVES && NT % 2 == 0, "small tiles");
-    if (warpgroup() == 0) halves<0>(smem, acc, f);
-    else halves<1>(smem, acc, f);
+    static_assert(WG_K == 2 && !HALVES && NT % LANES == 0, "small tiles");
+    if (warpgroup() == 0) halves<0, LANES>(smem, acc, f);
+    else halves<1, LANES>(smem, acc, f);
     syncthreads();
   }
 
   // The part of warpgroup HALF; what the other one has of it comes as fragments, which a thread there has
   // of the same elements.
-  template <int HALF, class F>
+  //
+  //   a row's      lane 0   lane 1   lane 2   lane 3           lane 0   lane 1   lane 2   lane 3
+  //   fragment j   0 1      2 3      4 5      6 7      ->      0 1 2 3           4 5 6 7             } LANES = 4:
+  //   j + 1        0 1      2 3      4 5      6 7                       0 1 2 3           4 5 6 7    } one store
+  template <int HALF, int LANES, class F>
   JM_DEVICE static void halves(unsigned char* smem, const Accumulators& acc, const F& f) {
     constexpr int COUNT = NT / 2;
     static_assert(COUNT * CONSUMERS * 16 <= STAGING_BYTES, "");
@@ -461,15 +466,30 @@ struct GemmWgmma {
       store<float, 4>(mine + j * CONSUMERS * 4, Vec<float, 4>{x[0], x[1], x[2], x[3]});
     }
     syncthreads();
-    const int row = first_row() + lane_id() / 4, column = HALF * (N / 2) + lane_id() % 4 * 2;
+    const int row = first_row() + lane_id() / 4, t = lane_id() % 4;
+    const int column = HALF * (N / 2) + (LANES == 4 ? t % 2 * 8 + t / 2 * 4 : t * 2);
+    float x[COUNT][4];
 #pragma unroll
     for (int j = 0; j < COUNT; ++j) {
       const Vec<float, 4> y = load<float, 4>(other + j * CONSUMERS * 4);
-      const float (&x)[4] = acc.x[HALF * COUNT + j];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float sums[2] = {x[2 * h] + y.x[2 * h], x[2 * h + 1] + y.x[2 * h + 1]};
-        f(row + 8 * h, column + j * 8, sums);
+      for (int e = 0; e < 4; ++e) x[j][e] = acc.x[HALF * COUNT + j][e] + y.x[e];
+    }
+    const bool odd = t % 2 != 0;
+#pragma unroll
+    for (int j = 0; j < COUNT; j += LANES / 2) {
+#pragma unroll
+      for (int h = 0; h < 4; h += 2) {
+        if constexpr (LANES == 4) {
+          const float (&a)[4] = x[j], (&b)[4] = x[j + 1];
+          const auto got = shfl_xor(Vec<float, 2>{odd ? a[h] : b[h], odd ? a[h + 1] : b[h + 1]}, 1);
+          const float sums[4] = {odd ? got.x[0] : a[h], odd ? got.x[1] : a[h + 1],
+                                 odd ? b[h] : got.x[0], odd ? b[h + 1] : got.x[1]};
+          f(row + 4 * h, column + j * 8, sums);
+        } else {
+          const float sums[2] = {x[j][h], x[j][h + 1]};
+          f(row + 4 * h, column + j * 8, sums);
+        }
       }
     }
   }
