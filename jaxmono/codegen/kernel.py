@@ -328,20 +328,17 @@ class _Assembly:
 
     def _barrier(self, w: Writer, calls: tuple[Call, ...], trip: str) -> None:
         """A grid barrier; ``calls``: of the stage behind it, in trip ``trip`` of its span."""
+        of, loads = "", ""
         if self.roles:
-            w.line("roles->release();")
+            of, loads = "roles->", f"<{'true' if has_load(calls) else 'false'}>"
         if not any(c.unit.prefetch is not None for c in calls):
-            w.line("grid_barrier(&barrier_state);")
-            if self.roles:
-                w.line("roles->open();")
+            w.line(f"{of}grid_barrier{loads}(&barrier_state);")
             return
         ticket = w.fresh("ticket")
-        w.line(f"const uint32_t {ticket} = grid_arrive(&barrier_state);")
+        w.line(f"const uint32_t {ticket} = {of}grid_arrive(&barrier_state);")
         with w.block(f"if (const int t = block_id(); t < {sum(c.tasks for c in calls)})"):
             self._dispatch(w, calls, trip, "_prefetch")
-        w.line(f"grid_wait(&barrier_state, {ticket});")
-        if self.roles:
-            w.line("roles->open();")
+        w.line(f"{of}grid_wait{loads}(&barrier_state, {ticket});")
 
     def _stage(self, w: Writer, span: Span, i: int) -> None:
         calls = span.calls[i]

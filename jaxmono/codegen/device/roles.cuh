@@ -46,11 +46,27 @@ struct Roles {
   // Consumers, all of them: they are done with shared memory.
   JM_DEVICE void release() {
     syncthreads();
-    if (thread_id() == 0) red_add_release_shared(&released, 1);
+    tell_released();
   }
-  // Consumers, behind grid_wait.
-  JM_DEVICE void open() {
-    if (thread_id() == 0) red_add_release_shared(&opened, 1);
+
+  // Consumers: a grid barrier, and its halves. Shared memory is released when it is reached. LOADS: the
+  // stage behind it has loads, which begin as soon as thread 0 has seen it open; otherwise it is the
+  // consumers who are waited for, and they go first.
+  template <bool LOADS>
+  JM_DEVICE void grid_barrier(GridBarrier* barrier) {
+    grid_wait<LOADS>(barrier, grid_arrive(barrier));
+  }
+  JM_DEVICE uint32_t grid_arrive(GridBarrier* barrier) {
+    syncthreads();
+    tell_released();
+    return grid_announce(barrier);
+  }
+  template <bool LOADS>
+  JM_DEVICE void grid_wait(GridBarrier* barrier, uint32_t ticket) {
+    grid_look(barrier, ticket);
+    if (LOADS && thread_id() == 0) red_add_release_shared(&opened, 1);
+    syncthreads();
+    if (!LOADS && thread_id() == SPEAKER) red_add_release_shared(&opened, 1);
   }
 
   // Producers, all of them: until shared memory was given `times` times. The barrier is an order that
@@ -66,6 +82,13 @@ struct Roles {
   JM_DEVICE void await_open(uint32_t times) const { hear(&opened, times, "the grid barrier"); }
 
  private:
+  // Of the last warp: thread 0's next instruction is its arrival at the grid barrier.
+  static constexpr int SPEAKER = CONSUMERS - WARP;
+
+  JM_DEVICE void tell_released() {
+    if (thread_id() == SPEAKER) red_add_release_shared(&released, 1);
+  }
+
   JM_DEVICE static void hear(const uint32_t* count, uint32_t value, const char* what) {
     wait_until([&] { return static_cast<int32_t>(ld_acquire_shared(count) - value) >= 0; }, what);
   }
