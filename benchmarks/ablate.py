@@ -43,10 +43,7 @@ _PARTS = flags.DEFINE_list("parts", list(_VARIANTS), "What to leave out: noload,
 
 HEADER = "jaxmono/gemm_wgmma.cuh"
 _LOADS = ("TileA::template gather<PRODUCERS>(slot(smem, i), thread, rows, k0 / BK + t, load_a);",
-          "TileA::template fill<PRODUCERS>(slot(smem, i), thread, row0, k0 + t * BK, load_a);",
-          "TileA::template fill<PRODUCERS>(slot(smem, i), thread, k0 + t * BK, row0, load_a);",
-          "TileB::template fill<PRODUCERS>(to, thread, col0, k0 + t * BK, load_b);",
-          "TileB::template fill<PRODUCERS>(to, thread, k0 + t * BK, col0, load_b);")
+          "a.fill(slot(smem, i), t);", "b.fill(to, t);")
 _PRODUCTS = ("Wgmma<T>::template run<!A_K_MAJOR, !B_K>(", "wgmma_tf32_registers(acc.x, a[s],")
 _WANTED = """// Never, but the compiler does not know: the sums have to be made.
 template <int NT>

@@ -124,7 +124,7 @@ def test_folders_that_beside_takes(kept: Path, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(("part", "text"), [
-    ("noload", "TileB::template fill<PRODUCERS>(to, thread, k0 + t * BK, col0, load_b);"),
+    ("noload", "b.fill(to, t);"),
     ("noproducts", "wgmma_tf32_registers(acc.x, a[s],"), ("noepilogue", "G::finish")])
 def test_a_text_that_is_not_there_is_an_error(part: str, text: str) -> None:
     source = emulated("streamed")[0].source

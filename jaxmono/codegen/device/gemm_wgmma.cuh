@@ -101,6 +101,31 @@ struct GemmWgmma {
   static constexpr int FLYING = 96 * 1024 / STAGE_BYTES > 1 ? 96 * 1024 / STAGE_BYTES : 1;
   static constexpr int LAG = !TF32 ? 0 : FLYING < SLOTS - 2 ? FLYING : SLOTS - 2;
 
+  // The k tiles of an operand, one behind the other. What a thread needs to request the first is known
+  // before it may be read: address arithmetic behind a grid barrier is waited for.
+  template <class TileT, bool K_MAJOR, class Load>
+  struct Marching {
+    static constexpr bool STEADY = !TF32 && IsStrided<Load>::value;
+    const int thread, outer, k0;
+    const Load& load;
+    const T* from = nullptr;
+
+    JM_DEVICE Marching(int thread_, int outer_, int k0_, const Load& load_)
+        : thread(thread_), outer(outer_), k0(k0_), load(load_) {
+      if constexpr (STEADY)
+        from = opaque(TileT::template begin<PRODUCERS>(thread, K_MAJOR ? outer : k0,
+                                                       K_MAJOR ? k0 : outer, load));
+    }
+    JM_DEVICE void fill(unsigned char* to, int t) const {
+      const int k = k0 + t * BK, row = K_MAJOR ? outer : k, col = K_MAJOR ? k : outer;
+      if constexpr (STEADY)
+        TileT::template fill<PRODUCERS>(to, thread, row, col, load,
+                                        from + t * (K_MAJOR ? BK : BK * Load::PITCH));
+      else
+        TileT::template fill<PRODUCERS>(to, thread, row, col, load);
+    }
+  };
+
   // Requests all k tiles of a task. AHEAD: of the first tiles one operand, the left one if LEFT, is
   // requested before ready() returns, which waits until the other one may be read; where that is a
   // panel there is nothing to wait for. A resident B comes with the block's first task (at.fresh), and has
@@ -115,22 +140,17 @@ struct GemmWgmma {
         return typename TileA::template Rows<PRODUCERS>(thread, row0, load_a);
       else return 0;
     }();
+    const Marching<TileA, A_K_MAJOR, LoadA> a(thread, row0, k0, load_a);
+    const Marching<TileB, B_K, LoadB> b(thread, col0, k0, load_b);
     const auto fetch_a = [&](int i, int t) {
       if constexpr (PANEL == 0) {
         if constexpr (IsGathered<LoadA>::value)
           TileA::template gather<PRODUCERS>(slot(smem, i), thread, rows, k0 / BK + t, load_a);
-        else if constexpr (A_K_MAJOR)
-          TileA::template fill<PRODUCERS>(slot(smem, i), thread, row0, k0 + t * BK, load_a);
         else
-          TileA::template fill<PRODUCERS>(slot(smem, i), thread, k0 + t * BK, row0, load_a);
+          a.fill(slot(smem, i), t);
       }
     };
-    const auto fill_b = [&](unsigned char* to, int t) {
-      if constexpr (B_K)
-        TileB::template fill<PRODUCERS>(to, thread, col0, k0 + t * BK, load_b);
-      else
-        TileB::template fill<PRODUCERS>(to, thread, k0 + t * BK, col0, load_b);
-    };
+    const auto fill_b = [&](unsigned char* to, int t) { b.fill(to, t); };
     const auto fetch_b = [&](int i, int t) {
       if constexpr (PANEL_B == 0 && RESIDENT == 0) fill_b(slot(smem, i) + A_BYTES, t);
     };

@@ -86,13 +86,34 @@ struct SwizzledTile {
     }
   }
 
+  // Of a Strided operand, where this thread begins in the tile at (row0, col0); a tile of BYTES further
+  // along lies a constant distance behind.
+  template <int THREADS, class Load>
+  JM_DEVICE static const T* begin(int thread, int row0, int col0, const Load& load) {
+    const unsigned t = static_cast<unsigned>(thread);
+    return load.at(row0 + static_cast<int>(t / 8), col0 + static_cast<int>(t % 8) * PIECE);
+  }
+
   // As Tile::fill, by THREADS threads of which this is number `thread`.
   template <int THREADS, class Load>
   JM_DEVICE static void fill(unsigned char* base, int thread, int row0, int col0,
                              const Load& load) {
-    if constexpr (IsStrided<Load>::value) {
-      straight<THREADS, 0>(base, thread, row0, col0, load);
-    } else if constexpr (PIECES > 8 && THREADS % PIECES != 0) {
+    if constexpr (IsStrided<Load>::value)
+      fill<THREADS>(base, thread, row0, col0, load, begin<THREADS>(thread, row0, col0, load));
+    else any<THREADS>(base, thread, row0, col0, load);
+  }
+
+  // from: of `begin`.
+  template <int THREADS, class Load>
+  JM_DEVICE static void fill(unsigned char* base, int thread, int row0, int col0, const Load& load,
+                             const T* from) {
+    straight<THREADS, 0>(base, thread, row0, col0, load, from);
+  }
+
+ private:
+  template <int THREADS, class Load>
+  JM_DEVICE static void any(unsigned char* base, int thread, int row0, int col0, const Load& load) {
+    if constexpr (PIECES > 8 && THREADS % PIECES != 0) {
       // Panel by panel: 8 pieces divide THREADS.
       constexpr int PANELS = (COLS + ACROSS - 1) / ACROSS;
 #pragma unroll 1  // unrolled, the addresses do not fit the producers' registers
@@ -103,7 +124,6 @@ struct SwizzledTile {
     }
   }
 
- private:
   template <int THREADS, int WIDTH, class Load>
   JM_DEVICE static void columns(unsigned char* base, int thread, int row0, int col0, int first,
                                 const Load& load) {
@@ -141,8 +161,8 @@ struct SwizzledTile {
   // with which four producer warps brought 68 KB per microsecond on an H200, less than small tiles
   // consume.
   template <int THREADS, int FIRST, class Load>
-  JM_DEVICE static void straight(unsigned char* base, int thread, int row0, int col0,
-                                 const Load& load) {
+  JM_DEVICE static void straight(unsigned char* base, int thread, int row0, int col0, const Load& load,
+                                 const T* begins) {
     if constexpr (FIRST < COLS) {
       constexpr int LEFT = (COLS - FIRST) / PIECE;
       constexpr int N = LEFT >= 8 ? 8 : LEFT >= 4 ? 4 : LEFT >= 2 ? 2 : 1, WIDTH = N * PIECE;
@@ -151,14 +171,14 @@ struct SwizzledTile {
       const int row = static_cast<int>(static_cast<unsigned>(thread) / N);
       const int col = FIRST + static_cast<int>(static_cast<unsigned>(thread) % N) * PIECE;
       unsigned char* const to = reinterpret_cast<unsigned char*>(at(base, row, col));
-      const T* const from = load.at(row0 + row, col0 + col);
+      const T* const from = N == 8 ? begins + FIRST : load.at(row0 + row, col0 + col);
 #pragma unroll
       for (int i = 0; i < (ROWS + ROW_STEP - 1) / ROW_STEP; ++i) {
         if (ROWS % ROW_STEP == 0 || row + i * ROW_STEP < ROWS)
           cp_async_16(to + i * ROW_STEP * 128, from + i * ROW_STEP * Load::PITCH,
                       load.has(row0 + row + i * ROW_STEP, col0 + col));
       }
-      straight<THREADS, FIRST + WIDTH>(base, thread, row0, col0, load);
+      straight<THREADS, FIRST + WIDTH>(base, thread, row0, col0, load, begins);
     }
   }
 };
