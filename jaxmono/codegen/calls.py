@@ -51,6 +51,16 @@ class Unit:
             return self.name
         return self.schedule, dot_wgmma.layout(DotCode.of(self.sig, self.schedule))
 
+    @cached_property
+    def frame(self) -> Hashable | None:
+        """The slots of its ring and the bytes of each, where nothing that stays lies below them: in
+        such a ring the tasks of another Unit may go on. None elsewhere."""
+        if self.load is None or not isinstance(self.schedule, DotSchedule) \
+                or self.schedule.family != "wgmma" or self.schedule.resident:
+            return None
+        panel, slot = dot_wgmma.layout(DotCode.of(self.sig, self.schedule))
+        return None if panel else (self.schedule.stages, slot)
+
     @property
     def sums(self) -> int:
         """Of a thread that multiplies on warpgroups; 0 elsewhere."""

@@ -23,7 +23,7 @@ from jaxmono.codegen.calls import UNIT, Call, Span, Unit
 from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES, SWAPPED
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.names import storage
-from jaxmono.codegen.producers import emit_producers, has_load, is_mixed, trips
+from jaxmono.codegen.producers import emit_producers, goes_on, has_load, is_mixed, trips
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Function, code_for
 from jaxmono.codegen.writer import Writer
@@ -296,7 +296,7 @@ class _Assembly:
             after = self.spans[n + 1] if n + 1 < len(self.spans) else None
             with trips(w, span.trips):
                 for i in range(span.period):
-                    self._stage(w, span, i)
+                    self._stage(w, n, i)
                     self._boundary(w, span, i, after)
 
     def _spans(self) -> Iterator[Span]:
@@ -340,7 +340,8 @@ class _Assembly:
             self._dispatch(w, calls, trip, "_prefetch")
         w.line(f"{of}grid_wait{loads}(&barrier_state, {ticket});")
 
-    def _stage(self, w: Writer, span: Span, i: int) -> None:
+    def _stage(self, w: Writer, n: int, i: int) -> None:
+        span = self.spans[n]
         calls = span.calls[i]
         total = sum(c.tasks for c in calls)
         which = f"stage {span.start + i}" + (f" + {span.period} * trip" if span.trips > 1 else "")
@@ -349,7 +350,7 @@ class _Assembly:
         if not total:
             return
         first = span.start == 0 and i == 0 and span.trips == 1
-        if has_load(calls):
+        if has_load(calls) and not goes_on(self.spans, n, i):
             w.line("at.slot = 0;")
         with w.block(f"for (int t = block_id(); t < {total}; t += num_blocks())"):
             if any(c.unit.prefetch is not None for c in calls):

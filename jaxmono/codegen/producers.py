@@ -4,6 +4,9 @@
                 task, task, ...                   await_release: shared memory is theirs
                 release                           load, load, ...  (weights before the barrier
                 grid barrier, open                                  opens, the rest behind it)
+
+Where a stage's ring is that of the last stage that had one, nothing is awaited: tiles go on in it
+while the consumers of the stage before are in their epilogue (`goes_on`).
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ class Unit(Protocol):
     def shared(self) -> int: ...
     @property
     def ring(self) -> Hashable: ...
+    @property
+    def frame(self) -> Hashable | None: ...
     @property
     def resident(self) -> bool: ...
 
@@ -77,13 +82,15 @@ def emit_producers(w: Writer, spans: Sequence[Span],
         with trips(w, span.trips):
             for i, calls in enumerate(span.calls):
                 if has_load(calls):
-                    _stage(w, span, i, _early(spans, n, i), dispatch)
+                    _stage(w, span, i, None if goes_on(spans, n, i) else _early(spans, n, i),
+                           dispatch)
                 if n + 1 < len(spans) or i + 1 < span.period or span.trips > 1:
                     w.line("++released, ++opened;")
 
 
-def _stage(w: Writer, span: Span, i: int, early: int,
+def _stage(w: Writer, span: Span, i: int, early: int | None,
            dispatch: Callable[[Writer, Any, str, str], None]) -> None:
+    """``early``: of `_early`; None where the stage goes on in the ring."""
     calls = span.calls[i]
     mixed = is_mixed(calls)
     ahead = f" - (t == block_id() ? {early} : 0)" if mixed else f" - {early}"
@@ -91,9 +98,10 @@ def _stage(w: Writer, span: Span, i: int, early: int,
     w.line()
     w.comment(f"stage {span.start + i}" + (f" + {span.period} * trip" if span.trips > 1 else ""))
     fresh = " at.fresh = true;" if any(c.unit.resident for c in calls) else ""
-    w.line(f"at.slot = 0;{fresh}")
-    if not mixed:
-        w.line(wait)
+    if early is not None:
+        w.line(f"at.slot = 0;{fresh}")
+        if not mixed:
+            w.line(wait)
     total = sum(c.tasks for c in calls)
     with w.block(f"for (int t = block_id(); t < {total}; t += num_blocks())"):
         if mixed:
@@ -107,16 +115,40 @@ def _stage(w: Writer, span: Span, i: int, early: int,
 def _early(spans: Sequence[Span], n: int, i: int) -> int:
     """How many stages right before this one leave the ring alone: while the consumers run them (a
     normalisation, say) the weights of this one are loaded. In a loop: whichever trip it is."""
+    return min(next((k for k, calls in enumerate(h) if _uses_ring(calls)), len(h))
+               for h in _histories(spans, n, i))
+
+
+def goes_on(spans: Sequence[Span], n: int, i: int) -> bool:
+    """Whether the last stage that used the ring's memory before this one used it alike, whichever
+    trip it is: then both roles go on in it, slot by slot, and no stage's end is waited for."""
+    calls = spans[n].calls[i]
+    frame = _frame(calls)
+    if frame is None:
+        return False
+    before = (next((x for x in h if _uses_ring(x)), calls) for h in _histories(spans, n, i))
+    return all(_frame(x) == frame for x in before)
+
+
+def _frame(calls: Sequence[Call]) -> Hashable | None:
+    """`Unit.frame` of all of a stage's tasks; None if they differ, or if one has none."""
+    frames = {c.unit.frame for c in calls}
+    return frames.pop() if len(frames) == 1 and not is_mixed(calls) else None
+
+
+def _uses_ring(calls: Sequence[Call]) -> bool:
+    return any(c.unit.shared > LOW_BYTES for c in calls)
+
+
+def _histories(spans: Sequence[Span], n: int, i: int) -> list[list[tuple[Any, ...]]]:
+    """The stages before one, the last first, as far as they tell: of a loop's first trip, and of a
+    later one."""
     span = spans[n]
     inside = list(span.calls[:i][::-1])
-    before = [*inside, *(spans[n - 1].calls[::-1] if n else ())]
-    histories = [before]
+    found = [[*inside, *(x for s in spans[:n][::-1] for x in s.calls[::-1])]]
     if span.trips > 1:
-        histories.append([*inside, *span.calls[i + 1:][::-1]])
-    counts = (next((k for k, calls in enumerate(h)
-                    if any(c.unit.shared > LOW_BYTES for c in calls)), len(h))
-              for h in histories)
-    return min(counts)
+        found.append([*inside, *span.calls[i + 1:][::-1]])
+    return found
 
 
 @contextmanager

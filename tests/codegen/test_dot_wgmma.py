@@ -169,10 +169,29 @@ def test_weights_are_loaded_while_a_stage_without_tiles_runs() -> None:
 
     plan = plan_of(fn, Spec((70, 64), BF16), Spec((64, 80), BF16), Spec((80,), F32),
                    Spec((80,), F32), Spec((80, 48), BF16))
-    sigs = in_order(plan, wgmma(64, 48, 2, (1, 1, 2)))
-    program = build(plan, sigs, threads=256)
-    assert "roles->await_release(released - 1" in program.source
-    check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1, 2))
+    for slots, awaited in ((3, True), (2, False)):  # another ring; the same, in which tiles go on
+        sigs = in_order(plan, wgmma(64, 48, 2, (1, 1, 2)), wgmma(64, 48, slots, (1, 1, 2)))
+        program = build(plan, sigs, threads=256)
+        assert ("roles->await_release(released - 1" in program.source) is awaited
+        assert program.source.count("at.slot = 0;") == 2 * awaited
+        check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1, 2))
+
+
+def test_tiles_go_on_in_a_ring_that_stages_share() -> None:
+    """Blocks with a task in one stage only, an epilogue in between; neither where a stage between
+    them uses shared memory otherwise."""
+    def fn(x: Any, u: Any, v: Any, w: Any) -> Any:
+        return jnp.tanh(jnp.tanh(x @ u) @ v) @ w
+
+    plan = plan_of(fn, Spec((130, 256), BF16), Spec((256, 192), BF16), Spec((192, 48), BF16),
+                   Spec((48, 96), BF16))
+    tile = wgmma(64, 48, 3, (1, 1, 2))
+    program = build(plan, in_order(plan, tile, tile, tile), threads=256)
+    assert "await_release(released" not in program.source
+    check_near(plan, program, smooth(plan.graph), 2e-2, seeds=tuple(range(8)), blocks=(1, 4, 7))
+    other = build(plan, in_order(plan, tile, wgmma(64, 48, 2, (1, 1, 2)), tile), threads=256)
+    assert other.source.count("await_release(released)") == 2
+    check_near(plan, other, smooth(plan.graph), 2e-2, seeds=(0, 1), blocks=(4,))
 
 
 def test_hopper_takes_large_products_and_leaves_small_ones() -> None:
@@ -209,7 +228,7 @@ def test_shared_memory_of_every_choice_fits() -> None:
         for n in (16, 100, 768, 3072):
             for k in (64, 768, 3072):
                 found = choose_wgmma(1, m, n, k, device=H200, shared_bytes=H200.shared_bytes,
-                                     row_prologue=False, k_major=(True, n % 8 != 0))
+                                     row_prologue=False, k_major=(True, False))
                 assert found is not None
                 plan = plan_of(lambda a, b: a @ b, Spec((m, k), BF16), Spec((k, n), BF16))
                 code = DotCode.of(dot_sigs(plan)[0], found[1])
