@@ -176,9 +176,9 @@ def _ring(bm: int, bn: int, warps: tuple[int, int, int], k: int, split: int, *, 
     """
     tiles = math.ceil(math.ceil(k / 64) / split)
     if depth == 128:
-        if tiles % 2:
+        if tiles == 1:
             return None
-        tiles //= 2
+        tiles = math.ceil(tiles / 2)  # an odd line at the end is zeros
     elif depth != 64:
         tiles = 1
     a = 0 if row_prologue else tile_bytes(bm, depth) if k_major[0] else tile_bytes(depth, bm)
@@ -189,7 +189,9 @@ def _ring(bm: int, bn: int, warps: tuple[int, int, int], k: int, split: int, *, 
     room = (shared_bytes - ROLES_BYTES - LOW_BYTES - panel
             - staging_bytes(bn // warps[1], warps[2]))
     ahead = _TURNS_AHEAD if turns > _TURNS_AHEAD else 1
-    slots = min(room // (a + b), MAX_SLOTS, max(tiles * ahead, 2))
+    # Deep rings have all slots that there is room for: then those of neighbouring stages are alike.
+    needed = MAX_SLOTS if depth == 128 else max(tiles * ahead, 2)
+    slots = min(room // (a + b), MAX_SLOTS, needed)
     if slots < min(_DEEP_SLOTS if depth == 128 else 3, max(tiles, 2)):
         return None
     return DotSchedule("wgmma", bm, bn, depth, slots, warps, split, resident)
