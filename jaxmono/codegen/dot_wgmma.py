@@ -40,7 +40,7 @@ ROLES_BYTES = 512
 LOW_BYTES = 1024
 """Of shared memory below the tiles of this family, for what rows need across warps: while such a
 stage runs, the producers already load the weights of the next one."""
-_AHEAD_BYTES = 40 * 1024
+_AHEAD_BYTES = 64 * 1024
 """Of the right operand that are requested before the stage's grid barrier opens: what arrives while
 the blocks wait for each other. More would stand in the way of the left operand."""
 _SOURCE_SUMS = 64
