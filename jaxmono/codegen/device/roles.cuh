@@ -66,7 +66,7 @@ struct Roles {
     grid_look(barrier, ticket);
     if (LOADS && thread_id() == 0) red_add_release_shared(&opened, 1);
     syncthreads();
-    if (!LOADS && thread_id() == SPEAKER) red_add_release_shared(&opened, 1);
+    if (!LOADS && thread_id() == 0) red_add_release_shared(&opened, 1);
   }
 
   // Producers, all of them: until shared memory was given `times` times. The barrier is an order that
@@ -82,11 +82,10 @@ struct Roles {
   JM_DEVICE void await_open(uint32_t times) const { hear(&opened, times, "the grid barrier"); }
 
  private:
-  // Of the last warp: thread 0's next instruction is its arrival at the grid barrier.
-  static constexpr int SPEAKER = CONSUMERS - WARP;
-
+  // Thread 0, as of all else: told by the last warp, with which thread 0 goes on to the grid barrier at once,
+  // BERT-base b1 took 0.5 % longer on an H200 and the T5-base encoder b16 4 %.
   JM_DEVICE void tell_released() {
-    if (thread_id() == SPEAKER) red_add_release_shared(&released, 1);
+    if (thread_id() == 0) red_add_release_shared(&released, 1);
   }
 
   JM_DEVICE static void hear(const uint32_t* count, uint32_t value, const char* what) {
