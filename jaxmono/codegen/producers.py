@@ -137,7 +137,7 @@ def _stage(w: Writer, spans: Sequence[Span], n: int, i: int,
         w.line(f"at.slot = 0;{fresh}")
     begins = span.start == 0 and i == 0  # the kernel: no grid barrier is before it
     if not begins or span.trips > 1:
-        w.line(f"at.closed = {'trip > 0' if begins else 'true'};")
+        w.line("if (trip > 0) at.close();" if begins else "at.close();")
     with w.block(f"for (int t = block_id(); t < {sum(c.tasks for c in calls)}; "
                  "t += num_blocks())"):
         if is_mixed(calls):

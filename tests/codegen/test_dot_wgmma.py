@@ -220,7 +220,7 @@ def test_shared_memory_is_handed_over_at_a_loop_s_end() -> None:
                  .replace(" roles->meet();", ""), id="handed over"),
     pytest.param(lambda s: s.replace("roles->grid_barrier<true, true>",
                                      "roles->grid_barrier<true, false>")
-                 .replace("if (at.closed) meet();", ""), id="opened")])
+                 .replace("if (at.closed()) meet();", ""), id="opened")])
 def test_every_meeting_matters(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(lambda x, u, v: jnp.tanh(x @ u) @ v, Spec((130, 64), BF16),
                    Spec((64, 192), BF16), Spec((192, 96), BF16))

@@ -30,13 +30,14 @@ constexpr int PRODUCER_BARRIER = 4;  // attention has 2 and 3
 constexpr int SOURCE_BARRIER = 5;    // and the next: of a warpgroup
 constexpr int MEETING_BARRIER = 7;   // by __syncthreads ptxas did not end
 
-// One role's place in the ring. The bits of `phase` say which phase of a slot's barrier comes next.
-// fresh: the producers have loaded nothing yet that stays for the tasks behind this one. closed: they have
-// not heard yet that the grid barrier before this stage has opened.
+// One role's place in the ring. The bits of `phase` say which phase of a slot's barrier comes next, its
+// highest one that the producers have not heard yet that the grid barrier before their stage has opened.
+// (In a member of its own: for BERT-base b1 ptxas found no registers.) fresh: they have loaded nothing yet
+// that stays for the tasks behind this one.
 struct Place {
   int slot = 0;
   uint32_t phase = 0;
-  bool fresh = true, closed = false;
+  bool fresh = true;
 
   template <int SLOTS>
   JM_DEVICE void next() {
@@ -47,6 +48,10 @@ struct Place {
   // Of a slot that is not one of the ring, whose phases come one after the other.
   JM_DEVICE uint32_t parity(int of) const { return phase >> of & 1; }
   JM_DEVICE void flip(int of) { phase ^= 1u << of; }
+
+  JM_DEVICE bool closed() const { return phase >> 31; }
+  JM_DEVICE void close() { phase |= 1u << 31; }
+  JM_DEVICE void open() { phase &= ~(1u << 31); }
 };
 
 // In shared memory for the whole launch.
@@ -88,8 +93,8 @@ struct Roles {
 
   // Producers: until the grid barrier before the stage has opened; once a stage, with or without a task.
   JM_DEVICE void await_open(Place& at) const {
-    if (at.closed) meet();
-    at.closed = false;
+    if (at.closed()) meet();
+    at.open();
   }
 
  private:
