@@ -7,16 +7,16 @@
                 the barrier opens: meet           meet
                 task, task, ...                   load, load, ...
 
-Where a stage's ring is that of the last stage that had one, shared memory is not handed over: tiles go
-on in it while the consumers of the stage before are in their epilogue (`goes_on`). Where stages in
-between leave it alone (a normalisation, say), it is handed over before them (`boundaries`).
+Where a stage's ring is that of the last stage that had one, shared memory is not handed over: tiles
+go on in it while the consumers of the stage before are in their epilogue (`goes_on`). Where stages
+in between leave it alone (a normalisation, say), it is handed over before them (`boundaries`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Protocol
 
@@ -81,33 +81,34 @@ def is_mixed(calls: Sequence[Call]) -> bool:
 class Boundary:
     """What a stage ends with.
 
-    ``condition``: in which trips, "" for all; of two, the second one has the others. ``calls``: of the
-    stage behind it, in its trip ``trip``. ``frees``: whether the consumers hand shared memory over.
+    ``condition``: in which trips, "" for all; of two, the second one has the others. ``calls``: of
+    the stage behind it, in its trip ``trip``. ``frees``: whether the consumers hand shared memory
+    over.
     """
 
     condition: str
-    calls: Sequence[Any]
+    calls: tuple[Any, ...]
     trip: str
     frees: bool
 
 
 def boundaries(spans: Sequence[Span], n: int, i: int) -> list[Boundary]:
-    """Behind stage ``i`` of span ``n``: none, one, or one for the trips before the last and one for
-    the last trip."""
-    span = spans[n]
-    last = [] if n + 1 == len(spans) else [("0", spans[n + 1].calls[0])]
-    if i + 1 < span.period:
-        last = [("trip", span.calls[i + 1])]
-    found = [(trip, calls, _frees(spans, n, i, last=True)) for trip, calls in last]
+    """Behind stage ``i`` of span ``n``: none, one, or one for the trips before the last and one
+    for the last trip."""
+    span, inner = spans[n], i + 1 < spans[n].period
+    calls, trip = (span.calls[i + 1], "trip") if inner else (span.calls[0], "trip + 1")
+    found = list[Boundary]()
     if span.trips > 1:
-        before = (("trip", span.calls[i + 1]) if i + 1 < span.period
-                  else ("trip + 1", span.calls[0]))
-        found.insert(0, (*before, _frees(spans, n, i, last=False)))
-    if len(found) == 2 and found[0] == found[1]:
-        found.pop()
-    several = span.trips > 1 and (len(found) == 2 or i + 1 == span.period)
-    return [Boundary(f"trip {'<' if k == 0 else '=='} {span.trips - 1}" if several else "",
-                     calls, trip, frees) for k, (trip, calls, frees) in enumerate(found)]
+        found.append(Boundary(f"trip < {span.trips - 1}", calls, trip,
+                              _frees(spans, n, i, last=False)))
+    if inner or n + 1 < len(spans):
+        if not inner:
+            calls, trip = spans[n + 1].calls[0], "0"
+        found.append(Boundary(f"trip == {span.trips - 1}" if span.trips > 1 else "", calls, trip,
+                              _frees(spans, n, i, last=True)))
+    if inner and len(found) == 2 and found[0].frees == found[1].frees:
+        return [replace(found[0], condition="")]
+    return found
 
 
 def emit_producers(w: Writer, spans: Sequence[Span],
@@ -141,15 +142,16 @@ def _stage(w: Writer, spans: Sequence[Span], n: int, i: int,
     with w.block(f"for (int t = block_id(); t < {sum(c.tasks for c in calls)}; "
                  "t += num_blocks())"):
         if is_mixed(calls):
-            meet_before_task(w, fresh)
+            # The tasks before may have been without loads: then the opening comes first.
+            meet_before_task(w, "roles->await_open(at), roles->meet()", fresh)
         dispatch(w, calls, "trip", "_load")
     if not begins or span.trips > 1:
         w.line("roles->await_open(at);  // blocks without a task, too")
 
 
-def meet_before_task(w: Writer, fresh: str = "") -> None:
+def meet_before_task(w: Writer, meet: str = "roles->meet()", fresh: str = "") -> None:
     """Both roles', in a stage whose tasks use shared memory differently."""
-    w.line("if (t != block_id()) roles->meet();")
+    w.line(f"if (t != block_id()) {meet};")
     w.line(f"at.slot = 0;{fresh}  // rings of other lengths")
 
 

@@ -221,7 +221,7 @@ def case() -> Case:
 STATEMENT = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_arrive"
                        r"|fence_proxy_async|wgmma_fence|wgmma_commit|wgmma_wait<0>)\([^;{}]*\);")
 COUNT = 9
-"""The first is for weights that stay, and says to racecheck what the meeting of both roles has ordered."""
+"""The first is for weights that stay, and says to racecheck what the roles' meeting has ordered."""
 
 
 @pytest.mark.parametrize("number", range(1, COUNT))

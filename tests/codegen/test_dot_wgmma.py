@@ -224,7 +224,7 @@ def test_shared_memory_is_handed_over_at_a_loop_s_end() -> None:
 def test_every_meeting_matters(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(lambda x, u, v: jnp.tanh(x @ u) @ v, Spec((130, 64), BF16),
                    Spec((64, 192), BF16), Spec((192, 96), BF16))
-    sigs = in_order(plan, wgmma(64, 48, 3, (1, 1, 2)), wgmma(64, 48, 2, (1, 1, 2)))
+    sigs = in_order(plan, wgmma(64, 48, 3, (1, 1, 2)), wgmma(64, 96, 2, (1, 1, 2)))
     case = Case(plan, sigs, smooth(plan.graph), 2e-2, threads=256)
     assert failure(case, monkeypatch, lambda s: s) == ""
     assert failure(case, monkeypatch, change) != ""

@@ -171,8 +171,8 @@ struct GemmWgmma {
       if constexpr (LEFT) fetch_a(i, t);
       else fetch_b(i, t);
     };
-    constexpr bool ALONE = LEFT && PANEL_B && AHEAD;
-    constexpr int FIRST = ALONE || RESIDENT ? 0 : AHEAD < SLOTS ? AHEAD : SLOTS;
+    constexpr bool ALONE = LEFT && PANEL_B && AHEAD;  // as many as there is room for
+    constexpr int FIRST = RESIDENT ? 0 : AHEAD < SLOTS && !ALONE ? AHEAD : SLOTS;
     if constexpr (AHEAD > 0) settle();
     Place from = at;
 #pragma unroll 1
@@ -181,7 +181,7 @@ struct GemmWgmma {
       first(from.slot, t);
       from.template next<SLOTS>();
     }
-    if constexpr (!ALONE) ready();
+    ready();
     if constexpr (AHEAD == 0) settle();
     Place done = at;  // where the tiles are that have been requested and not rounded
 #pragma unroll 1
