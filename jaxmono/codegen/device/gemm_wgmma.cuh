@@ -157,8 +157,8 @@ struct GemmWgmma {
     const auto settle = [&] {
       if constexpr (RESIDENT > 0) {
         if (at.fresh) {
-          // await_release has given the order; this one racecheck sees, too (2025.3: in VGG-16 b2 it
-          // took the reads of the stage before for a race).
+          // await_release has given the order; this one is for racecheck (2025.3), which took the reads of
+          // the stage before for a race in VGG-16 b2; after changes elsewhere it did so again.
           named_barrier(PRODUCER_BARRIER, PRODUCERS);
           mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
 #pragma unroll 1
