@@ -108,7 +108,8 @@ def build(job: Job, config: Config, *, plan_only: bool) -> Built:
         schedule = tuned_schedule(plan, _tune.conditions(job.facts), choices.changed) \
             if choices.changed else None
         with phase("generate"):
-            program = generate(plan, job.facts.target, job.facts.device, job.name, schedule)
+            program = generate(plan, job.facts.target, job.facts.device, job.name, schedule,
+                               seconds=config.compile_seconds)
         with phase("cache"):
             cache.put(key, program)
     built = replace(planned, key=key, program=program, cached=cached, choices=choices)

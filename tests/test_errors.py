@@ -172,10 +172,10 @@ def test_one_failing_kernel_leaves_the_others(monkeypatch: pytest.MonkeyPatch,
 
     real = _build.generate
 
-    def first_only(plan: Any, target: Any, device: Any, name: str, schedule: Any = None) -> Any:
+    def first_only(plan: Any, target: Any, device: Any, name: str, *rest: Any, **kw: Any) -> Any:
         if name.endswith("_1"):
             raise jaxmono.CompileError("not this one")
-        return real(plan, target, device, name, schedule)
+        return real(plan, target, device, name, *rest, **kw)
 
     monkeypatch.setattr("jaxmono._build.generate", first_only)
 
@@ -193,8 +193,8 @@ def test_a_binary_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch,
     from jaxmono import _build
 
     real = _build.generate
-    monkeypatch.setattr("jaxmono._build.generate", lambda *args: dataclasses.replace(
-        real(*args), binary=b"no shared object"))
+    monkeypatch.setattr("jaxmono._build.generate", lambda *args, **kw: dataclasses.replace(
+        real(*args, **kw), binary=b"no shared object"))
     falls_back(fresh(4.0), "lambda")
     with pytest.warns(jaxmono.JaxmonoWarning):
         report = jaxmono.jit(fresh(4.1), interpret=True).lower(X).explain()

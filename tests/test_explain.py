@@ -31,7 +31,7 @@ def mixed(x: Any) -> Any:
 
 def test_explain_plans_without_compiling_and_without_arrays(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxmono._build.generate", lambda *_: pytest.fail("explain compiled"))
+    monkeypatch.setattr("jaxmono._build.generate", lambda *_, **__: pytest.fail("explain compiled"))
     spec = jax.ShapeDtypeStruct((4, 8), jnp.float32), jax.ShapeDtypeStruct((8, 8), jnp.float32)
     report = jaxmono.explain(block, interpret=True)(*spec)
     assert report.kernels == 1 and not report.refused and not report.note

@@ -58,7 +58,7 @@ def part(root: Path) -> str:
         f"Microseconds on the GPU per call ({place or folder.name}{commit}); a ratio below 1 is "
         f"faster than XLA. [All rows, and pipelined times, latency, kernels, errors, failures]"
         f"({where}/results.md).", "",
-        *([f"Note: {told['note']}.", ""] if told.get("note") else []),
+        *([f"Note: {told['note'].rstrip('.')}.", ""] if told.get("note") else []),
         *device_table(results, _telling(results), ratios_of=("jaxmono",))]
     if (folder / PLOT).is_file():
         lines += ["", f"![Time as a multiple of XLA's, per model]({where}/{PLOT})"]

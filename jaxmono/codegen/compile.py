@@ -11,22 +11,23 @@ from jaxmono.codegen.target import Target
 
 
 def compile_kernel(source: str, target: Target, name: str, *, pointers: int, threads: int,
-                   shared_bytes: int, cache_dir: Path | None = None,
-                   split: bool = True) -> tuple[bytes, str, dict[str, int]]:
+                   shared_bytes: int, cache_dir: Path | None = None, split: bool = True,
+                   seconds: float | None = None) -> tuple[bytes, str, dict[str, int]]:
     """Compiles a kernel.
 
     Args:
       source: with ``#include "jaxmono/..."`` lines.
       name: of the ``__global__`` function. pointers: in its ``Params``.
       cache_dir: where the emulator's own object file is kept between processes.
-      split: over all CPUs (NVRTC).
+      split, seconds: of `compile_cuda`.
 
     Returns:
       The binary, the self-contained source (headers inserted), and the resource report.
     """
     whole = bundle(source)
     if target.kind == "cuda":
-        built = compile_cuda(whole, target.arch, name=f"{name}.cu", split=split)
+        built = compile_cuda(whole, target.arch, name=f"{name}.cu", split=split,
+                             seconds=seconds)
         resources = {"registers": built.registers, "spill_stores": built.spill_stores,
                      "spill_loads": built.spill_loads, "static_shared": built.static_shared}
         return built.cubin, whole, resources

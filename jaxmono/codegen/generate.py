@@ -87,7 +87,8 @@ def emit(plan: Plan, target: Target, device: Device, name: str,
 
 
 def generate(plan: Plan, target: Target, device: Device, name: str,
-             schedule: KernelSchedule | None = None, *, cache_dir: Path | None = None) -> Program:
+             schedule: KernelSchedule | None = None, *, cache_dir: Path | None = None,
+             seconds: float | None = None) -> Program:
     """Generates and compiles the kernel of a plan.
 
     Args:
@@ -95,6 +96,7 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
       name: of the kernel in profilers; made a C identifier.
       schedule: by default `default_schedule`.
       cache_dir: where the emulator's own object file is kept between processes.
+      seconds: that NVRTC may take.
 
     Raises:
       CodegenError: the plan holds something without code.
@@ -109,7 +111,7 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
     while True:
         binary, source, resources = compile_kernel(
             kernel.source, target, identifier(name), pointers=pointers, threads=kernel.threads,
-            shared_bytes=kernel.shared_bytes, cache_dir=cache_dir)
+            shared_bytes=kernel.shared_bytes, cache_dir=cache_dir, seconds=seconds)
         if chosen.blocks_per_sm == 1 or not resources.get("spill_stores"):
             break
         # A row kept in registers needs more of them than that many blocks leave it.

@@ -63,8 +63,8 @@ class CudaBinary:
     seconds: float
 
 
-def compile_cuda(source: str, arch: str, *, name: str = "jaxmono.cu",
-                 split: bool = False) -> CudaBinary:
+def compile_cuda(source: str, arch: str, *, name: str = "jaxmono.cu", split: bool = False,
+                 seconds: float | None = None) -> CudaBinary:
     """Compiles a self-contained source (`headers.bundle`).
 
     Args:
@@ -72,14 +72,16 @@ def compile_cuda(source: str, arch: str, *, name: str = "jaxmono.cu",
       name: file name in NVRTC's messages.
       split: over all CPUs, in a process of its own: where ptxas finds no registers (its error
         C7600) NVRTC 13.0 then aborts the process. Without ``split`` it says so, in this one.
+      seconds: that the process of its own may take; None: as long as it wants to. For some sources
+        that differ in a line from quick ones ptxas wants minutes and gigabytes.
 
     Raises:
       MissingNvrtcError: NVRTC cannot be loaded.
-      NvrtcError: the source does not compile.
+      NvrtcError: the source does not compile, or not in time.
     """
     start = time.perf_counter()
     nvrtc, options = _nvrtc(), (*_OPTIONS, f"--gpu-architecture={arch}")
-    made = _apart(source, name, options) if split else None
+    made = _apart(source, name, options, seconds) if split else None
     if made is None:
         try:
             made = nvrtc_child.compile_with(nvrtc, source, name, options)
@@ -104,26 +106,38 @@ class _EndedError(Exception):
     """A signal ended the process; its text says which."""
 
 
-def _apart(source: str, name: str, options: Sequence[str]) -> tuple[str, str, bytes] | None:
+def _apart(source: str, name: str, options: Sequence[str],
+           seconds: float | None) -> tuple[str, str, bytes] | None:
     """`nvrtc_child.compile_with` over all CPUs in a process of its own, and if that ends, over one
     in another. None, and a line of log, where no process can be asked.
 
     Raises:
-      NvrtcError: both have ended.
+      NvrtcError: both have ended, or the ``seconds`` for both.
     """
-    try:
-        return _ask(source, name, (*options, _SPLIT))
-    except _EndedError as error:
-        _log.info("NVRTC %s; once more without %s", error, _SPLIT)
-    try:
-        return _ask(source, name, options)
-    except _EndedError as error:
-        raise NvrtcError(f"NVRTC {error}", str(error)) from None
+    begin, ended = time.monotonic(), ""
+    for chosen in ((*options, _SPLIT), options):
+        left = None if seconds is None else max(begin + seconds - time.monotonic(), 0.0)
+        try:
+            return _ask(source, name, chosen, left)
+        except subprocess.TimeoutExpired as error:
+            said = (error.stderr or b"").decode(errors="replace")
+            raise NvrtcError(f"NVRTC took longer than {seconds:g} s and was ended; "
+                             "JAXMONO_COMPILE_SECONDS sets the limit", said) from None
+        except _EndedError as error:
+            ended = str(error)
+            _log.info("NVRTC %s, with %s", ended, chosen[-1])
+    raise NvrtcError(f"NVRTC {ended}", ended)
 
 
-def _ask(source: str, name: str, options: Sequence[str]) -> tuple[str, str, bytes] | None:
+def _ask(source: str, name: str, options: Sequence[str],
+         seconds: float | None) -> tuple[str, str, bytes] | None:
     """One process. What it says on standard error is part of the log: with ``_SPLIT`` some of
-    ptxas' warnings (C75xx, products that wait for each other) go there."""
+    ptxas' warnings (C75xx, products that wait for each other) go there.
+
+    Raises:
+      _EndedError: a signal has ended it.
+      subprocess.TimeoutExpired: it had no answer in time, and is ended.
+    """
     if not (python := _interpreter()):
         _log.info("NVRTC runs in this process: sys.executable is %r, no Python", sys.executable)
         return None
@@ -132,7 +146,8 @@ def _ask(source: str, name: str, options: Sequence[str]) -> tuple[str, str, byte
                "name": name, "options": list(options)}
     try:
         ended = subprocess.run([python, "-P", nvrtc_child.__file__], capture_output=True,
-                               input=json.dumps(request).encode() + b"\n", check=False)
+                               input=json.dumps(request).encode() + b"\n", check=False,
+                               timeout=seconds)
     except OSError as error:
         _log.warning("NVRTC runs in this process: no other one can be started (%s)", error)
         return None

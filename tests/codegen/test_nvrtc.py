@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import ahead, select
+from jaxmono import CompileError
 from jaxmono.codegen import headers, nvrtc, nvrtc_child
 
 GEMM = headers.bundle((Path(__file__).parent / "gemm_layernorm.cu").read_text())
@@ -85,6 +89,34 @@ def test_a_process_that_always_ends_is_an_error(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(nvrtc.NvrtcError, match=r"signal SIGABRT.*C7600") as caught:
         nvrtc.compile_cuda(SMALL, "sm_90a", split=True)
     assert "C7600" in caught.value.log
+
+
+def test_a_process_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch,
+                                                tmp_path: Path) -> None:
+    """The limit is for both tries; nothing is compiled in this process instead."""
+    child(monkeypatch, tmp_path, f"pid = open({str(tmp_path / 'pid')!r}, 'a')\n"
+          "print(os.getpid(), file=pid, flush=True)\nimport time\n"
+          f"if b'split-compile' in sys.stdin.buffer.readline():\n    time.sleep(1); {ABORT}\n"
+          "time.sleep(60)\n")
+    here = in_this_process(monkeypatch)
+    begin = time.monotonic()
+    with pytest.raises(nvrtc.NvrtcError, match=r"longer than 3 s.*JAXMONO_COMPILE_SECONDS"):
+        nvrtc.compile_cuda(SMALL, "sm_90a", split=True, seconds=3)
+    assert 2.9 < time.monotonic() - begin < 30 and here == []
+    first, second = map(int, (tmp_path / "pid").read_text().split())
+    assert first != second
+    for pid in (first, second):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_the_setting_limits_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAXMONO_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("JAXMONO_COMPILE_SECONDS", "1")
+    child(monkeypatch, tmp_path, "import time\ntime.sleep(60)\n")
+    (case,) = select.cases(["bert_base"], ["1"], ["bf16"], tiny=True)
+    with pytest.raises(CompileError, match="NVRTC took longer than 1 s"):
+        ahead.prepare(case, "monolithic", ahead.gpu_facts("NVIDIA H200"))
 
 
 def test_what_libraries_print_does_not_reach_the_answer(monkeypatch: pytest.MonkeyPatch,

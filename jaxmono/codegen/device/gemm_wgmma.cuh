@@ -157,10 +157,6 @@ struct GemmWgmma {
     const auto settle = [&] {
       if constexpr (RESIDENT > 0) {
         if (at.fresh) {
-          // the meeting has given the order; this one racecheck sees, too (2025.3: in VGG-16 b2 it
-          // took the reads of the stage before for a race).
-          named_barrier(PRODUCER_BARRIER, PRODUCERS);
-          mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
 #pragma unroll 1
           for (int t = 0; t < RESIDENT; ++t) fill_b(smem + t * TileB::BYTES, t);
         }

@@ -26,9 +26,8 @@ constexpr int CONSUMERS = 256, PRODUCERS = 128;
 // took registers). With 200 and 104 attention with a mask in memory does.
 constexpr int CONSUMER_REGISTERS = 208, PRODUCER_REGISTERS = 88;
 constexpr int MAX_SLOTS = 16;
-constexpr int PRODUCER_BARRIER = 4;  // attention has 2 and 3
-constexpr int SOURCE_BARRIER = 5;    // and the next: of a warpgroup
-constexpr int MEETING_BARRIER = 7;   // by __syncthreads ptxas did not end
+constexpr int MEETING_BARRIER = 4;  // attention has 2 and 3; by __syncthreads ptxas did not end
+constexpr int SOURCE_BARRIER = 5;   // and the next: of a warpgroup
 
 // One role's place in the ring. The bits of `phase` say which phase of a slot's barrier comes next, its
 // highest one that the producers have not heard yet that the grid barrier before their stage has opened.
