@@ -147,7 +147,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("JAXMONO_CACHE_MAX_BYTES", "cache_max_bytes", _parse_bytes, "1GiB", lambda: 2**30,
             "the least recently used kernels are removed above this size; `0` keeps none"),
     Setting("JAXMONO_COMPILE_SECONDS", "compile_seconds", _parse_int(1, 86400), "300", lambda: 300,
-            "how long NVRTC may take for one kernel; XLA runs what takes longer"),
+            "how long one run of NVRTC may take; XLA runs what takes longer. Not where a program "
+            "embeds Python: there is none to start, and NVRTC runs inside"),
     Setting("JAXMONO_INTERPRET_BLOCKS", "interpret_blocks", _parse_int(1, 64), "4", lambda: 4,
             "thread blocks that the SIMT interpreter runs side by side"),
     Setting("JAXMONO_INTERPRET_SEED", "interpret_seed", _parse_int(0, 2**64 - 1), "0", lambda: 0,

@@ -96,7 +96,7 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
       name: of the kernel in profilers; made a C identifier.
       schedule: by default `default_schedule`.
       cache_dir: where the emulator's own object file is kept between processes.
-      seconds: that NVRTC may take.
+      seconds: of `compile_cuda`; again for each number of blocks on an SM that is tried.
 
     Raises:
       CodegenError: the plan holds something without code.

@@ -73,7 +73,8 @@ def compile_cuda(source: str, arch: str, *, name: str = "jaxmono.cu", split: boo
       split: over all CPUs, in a process of its own: where ptxas finds no registers (its error
         C7600) NVRTC 13.0 then aborts the process. Without ``split`` it says so, in this one.
       seconds: that the process of its own may take; None: as long as it wants to. For some sources
-        that differ in a line from quick ones ptxas wants minutes and gigabytes.
+        that differ in a line from quick ones ptxas wants minutes and gigabytes. Without such a
+        process (no ``split``, or no Python to start) there is no limit.
 
     Raises:
       MissingNvrtcError: NVRTC cannot be loaded.

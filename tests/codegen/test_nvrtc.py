@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -94,20 +93,19 @@ def test_a_process_that_always_ends_is_an_error(monkeypatch: pytest.MonkeyPatch,
 def test_a_process_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch,
                                                 tmp_path: Path) -> None:
     """The limit is for both tries; nothing is compiled in this process instead."""
-    child(monkeypatch, tmp_path, f"pid = open({str(tmp_path / 'pid')!r}, 'a')\n"
-          "print(os.getpid(), file=pid, flush=True)\nimport time\n"
-          f"if b'split-compile' in sys.stdin.buffer.readline():\n    time.sleep(1); {ABORT}\n"
+    pids = tmp_path / "pids"
+    child(monkeypatch, tmp_path, f"import time\nwith open({str(pids)!r}, 'a') as file:\n"
+          "    file.write(str(os.getpid()) + chr(10))\n"
+          f"if b'split-compile' in sys.stdin.buffer.readline():\n    time.sleep(2); {ABORT}\n"
           "time.sleep(60)\n")
     here = in_this_process(monkeypatch)
     begin = time.monotonic()
-    with pytest.raises(nvrtc.NvrtcError, match=r"longer than 3 s.*JAXMONO_COMPILE_SECONDS"):
-        nvrtc.compile_cuda(SMALL, "sm_90a", split=True, seconds=3)
-    assert 2.9 < time.monotonic() - begin < 30 and here == []
-    first, second = map(int, (tmp_path / "pid").read_text().split())
-    assert first != second
-    for pid in (first, second):
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    with pytest.raises(nvrtc.NvrtcError, match=r"longer than 5 s.*JAXMONO_COMPILE_SECONDS"):
+        nvrtc.compile_cuda(SMALL, "sm_90a", split=True, seconds=5)
+    assert 4.9 < time.monotonic() - begin < 6.9 and here == []
+    started = pids.read_text().split()
+    assert len(set(started)) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
 
 
 def test_the_setting_limits_a_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
