@@ -28,7 +28,7 @@ __device__ __forceinline__ void jm_time(int which) {
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(jm_wall[which]));
 }
 """
-_OF, _LOADS = r"(?:roles->)?", r"(?:<\w+>)?"
+_OF, _TOLD = r"(?:roles->)?", r"(?:<[\w, ]+>)?"
 """Of a grid barrier in kernels with producers."""
 Mark = Callable[[Program], "str | None"]
 """The source of a program with clocks, or None for one that has nothing to tell."""
@@ -80,11 +80,11 @@ def compiled(folder: Path, to: Path, mark: Mark) -> dict[str, Program]:
 def framed(source: str, *, begin: str, arrive: str, passed: str, end: str) -> str:
     """A kernel's source with statements before and behind its grid barriers, at the begin (all
     threads) and at the end (those that compute)."""
-    source = re.sub(rf"^( *)(const uint32_t \w+ = {_OF}grid_arrive\()", rf"\1{arrive}\n\1\2",
+    source = re.sub(rf"^( *)(const uint32_t \w+ = {_OF}grid_arrive{_TOLD}\()", rf"\1{arrive}\n\1\2",
                     source, flags=re.M)
-    source = re.sub(rf"^( *)({_OF}grid_wait{_LOADS}\(&barrier_state, \w+\);)",
+    source = re.sub(rf"^( *)({_OF}grid_wait{_TOLD}\(&barrier_state, \w+\);)",
                     rf"\1\2\n\1{passed}", source, flags=re.M)
-    source = re.sub(rf"^( *)({_OF}grid_barrier{_LOADS}\(&barrier_state\);)",
+    source = re.sub(rf"^( *)({_OF}grid_barrier{_TOLD}\(&barrier_state\);)",
                     rf"\1{arrive}\n\1\2\n\1{passed}", source, flags=re.M)
     kernel = source.index('extern "C" __global__')
     before, body = source[:kernel], source[kernel:]

@@ -160,7 +160,7 @@ def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
               read_only: Sequence[Value]) -> None:
     """The producers' statements for one task (see `dot_wgmma.emit_load`)."""
     _emit_begin(w, code)
-    w.line("roles->await_open(opened);")
+    w.line("roles->await_open(at);")
     emit_range(w, code, pointers, read_only, visible=False)
     emit_loaders(w, code, pointers, read_only)
     w.line("A::produce(smem, roles, at, m0, first, last, load_q, load_k, load_v);")

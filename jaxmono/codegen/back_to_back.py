@@ -137,7 +137,7 @@ def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     weights = (code.k, code.v) if s.resident else (code.k,)
     if all(x.param in read_only and x.offset is not None and x.offset.is_static for x in weights):
         ahead = max(1, _AHEAD_BYTES // (_round(form.n.size) * 128))
-    w.line("const auto ready = [&] { roles->await_open(opened); };")
+    w.line("const auto ready = [&] { roles->await_open(at); };")
     loads = ["load_a", "load_b", "load_w"]
     if source := _source(code):
         emit_loader(w, "load_c", code.sig.body, source, source.value.type.dtype, pointers,

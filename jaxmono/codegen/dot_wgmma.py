@@ -177,8 +177,7 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
               read_only: Sequence[Value]) -> None:
     """The producers' statements for one task.
 
-    C variables in scope: ``int task``, ``unsigned char* smem``, ``Roles* roles``, ``Place at``,
-    ``uint32_t opened``: how many grid barriers must have opened before the left operand is read.
+    C variables in scope: ``int task``, ``unsigned char* smem``, ``Roles* roles``, ``Place at``.
     """
     form, s, body = code.form, code.s, code.sig.body
     assert code.element is not None
@@ -197,7 +196,7 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     if code.rhs.param in read_only and code.rhs.offset is not None and code.rhs.offset.is_static:
         ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * 128))) \
             if s.family == SWAPPED else max(1, _AHEAD_BYTES // (s.bn * deep(code)))
-    w.line("const auto ready = [&] { roles->await_open(opened); };")
+    w.line("const auto ready = [&] { roles->await_open(at); };")
     w.line(f"G::produce<{ahead}>(smem, roles, at, m0, n0, k0, k_tiles, ready, load_a, load_b);")
     if source := source_of(code):
         t = source.value.type.dtype

@@ -23,7 +23,16 @@ from jaxmono.codegen.calls import UNIT, Call, Span, Unit
 from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES, SWAPPED
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.names import storage
-from jaxmono.codegen.producers import emit_producers, goes_on, has_load, is_mixed, trips
+from jaxmono.codegen.producers import (
+    Boundary,
+    boundaries,
+    emit_producers,
+    goes_on,
+    has_load,
+    is_mixed,
+    meet_before_task,
+    trips,
+)
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Function, code_for
 from jaxmono.codegen.writer import Writer
@@ -251,7 +260,7 @@ class _Assembly:
         result = "void"
         if u.load is not None:
             result = "Place"
-            args = ", ".join([*ins, *outs, "Place at", "uint32_t opened", *tail])
+            args = ", ".join([*ins, *outs, "Place at", *tail])
             w.comment("producer warps")
             with w.block(f"{prefix} Place {u.name}_load({args})"):
                 begin()
@@ -284,7 +293,6 @@ class _Assembly:
             w.line("Place at;")
             with w.block("if (thread_id() >= CONSUMERS)"):
                 w.line("registers_decrease<PRODUCER_REGISTERS>();")
-                w.line("uint32_t released = 0, opened = 0;")
                 emit_producers(w, self.spans, self._dispatch)
             with w.block("else"):
                 w.line("registers_increase<CONSUMER_REGISTERS>();")
@@ -293,11 +301,15 @@ class _Assembly:
     def _stages(self, w: Writer) -> None:
         """The stages as the threads that compute run them."""
         for n, span in enumerate(self.spans):
-            after = self.spans[n + 1] if n + 1 < len(self.spans) else None
             with trips(w, span.trips):
                 for i in range(span.period):
                     self._stage(w, n, i)
-                    self._boundary(w, span, i, after)
+                    for k, b in enumerate(boundaries(self.spans, n, i)):
+                        if b.condition:
+                            with w.block("else" if k else f"if ({b.condition})"):
+                                self._barrier(w, b)
+                        else:
+                            self._barrier(w, b)
 
     def _spans(self) -> Iterator[Span]:
         """The stages as single ones and periodic runs, in order."""
@@ -312,32 +324,19 @@ class _Assembly:
             yield Span(at, period, trips, calls)
             at += period * trips
 
-    def _boundary(self, w: Writer, span: Span, i: int, after: Span | None) -> None:
-        """The barrier behind stage ``i`` of a span, with the prefetch of the stage that follows."""
-        if i + 1 < span.period:
-            self._barrier(w, span.calls[i + 1], "trip")
-            return
-        if span.trips > 1:
-            with w.block(f"if (trip < {span.trips - 1})"):
-                self._barrier(w, span.calls[0], "trip + 1")
-            if after is not None:
-                with w.block("else"):
-                    self._barrier(w, after.calls[0], "0")
-        elif after is not None:
-            self._barrier(w, after.calls[0], "0")
-
-    def _barrier(self, w: Writer, calls: tuple[Call, ...], trip: str) -> None:
-        """A grid barrier; ``calls``: of the stage behind it, in trip ``trip`` of its span."""
-        of, loads = "", ""
+    def _barrier(self, w: Writer, b: Boundary) -> None:
+        """A grid barrier, with the prefetch of the stage that follows."""
+        of = frees = loads = both = ""
         if self.roles:
-            of, loads = "roles->", f"<{'true' if has_load(calls) else 'false'}>"
-        if not any(c.unit.prefetch is not None for c in calls):
-            w.line(f"{of}grid_barrier{loads}(&barrier_state);")
+            told = ["true" if x else "false" for x in (b.frees, has_load(b.calls))]
+            of, frees, loads, both = "roles->", *(f"<{x}>" for x in (*told, ", ".join(told)))
+        if not any(c.unit.prefetch is not None for c in b.calls):
+            w.line(f"{of}grid_barrier{both}(&barrier_state);")
             return
         ticket = w.fresh("ticket")
-        w.line(f"const uint32_t {ticket} = {of}grid_arrive(&barrier_state);")
-        with w.block(f"if (const int t = block_id(); t < {sum(c.tasks for c in calls)})"):
-            self._dispatch(w, calls, trip, "_prefetch")
+        w.line(f"const uint32_t {ticket} = {of}grid_arrive{frees}(&barrier_state);")
+        with w.block(f"if (const int t = block_id(); t < {sum(c.tasks for c in b.calls)})"):
+            self._dispatch(w, b.calls, b.trip, "_prefetch")
         w.line(f"{of}grid_wait{loads}(&barrier_state, {ticket});")
 
     def _stage(self, w: Writer, n: int, i: int) -> None:
@@ -360,10 +359,8 @@ class _Assembly:
                 w.line("const bool fetched = false;" if first
                        else f"const bool fetched = t == block_id(){trip};")
             if is_mixed(calls):
-                w.line("at.slot = 0;  // rings of other lengths")
+                meet_before_task(w)
             self._dispatch(w, calls, "trip", "")
-            if is_mixed(calls):
-                w.line("roles->release();")
 
     def _dispatch(self, w: Writer, calls: tuple[Call, ...], trip: str, which: str) -> None:
         """Task ``t`` of a stage to a function of its group: "", "_prefetch" or "_load"."""
@@ -446,7 +443,7 @@ class _Assembly:
         own = u.name in self.called_often or u.load is not None
         tail = [task] if own else [task, "smem"]
         if which == "_load":
-            w.line(f"at = {u.name}_load({', '.join([*args, 'at', 'opened', *tail])});")
+            w.line(f"at = {u.name}_load({', '.join([*args, 'at', *tail])});")
             return
         if u.workspace:
             step = f" + (long long)group * {u.workspace}" if many else ""

@@ -1,18 +1,23 @@
 """The part of a kernel that its producer warps run: the stages once more, loads only.
 
     stage s     consumers                         producers
-                task, task, ...                   await_release: shared memory is theirs
-                release                           load, load, ...  (weights before the barrier
-                grid barrier, open                                  opens, the rest behind it)
+                task, task, ...
+                meet at the grid barrier          meet: shared memory is theirs
+                                                  load, load, ...  (weights)
+                the barrier opens: meet           meet
+                task, task, ...                   load, load, ...
 
-Where a stage's ring is that of the last stage that had one, nothing is awaited: tiles go on in it
-while the consumers of the stage before are in their epilogue (`goes_on`).
+Where a stage's ring is that of the last stage that had one, shared memory is not handed over: tiles
+go on in it while the consumers of the stage before are in their epilogue (`goes_on`). Where stages
+in between leave it alone (a normalisation, say), it is handed over before them (`boundaries`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Protocol
 
 from jaxmono.codegen.dot_wgmma import LOW_BYTES
@@ -72,9 +77,43 @@ def is_mixed(calls: Sequence[Call]) -> bool:
         c.unit.resident and (c.groups > 1 or len(calls) > 1) for c in calls))
 
 
+@dataclass(frozen=True)
+class Boundary:
+    """What a stage ends with.
+
+    ``condition``: in which trips, "" for all; of two, the second one has the others. ``calls``: of
+    the stage behind it, in its trip ``trip``. ``frees``: whether the consumers hand shared memory
+    over.
+    """
+
+    condition: str
+    calls: tuple[Any, ...]
+    trip: str
+    frees: bool
+
+
+def boundaries(spans: Sequence[Span], n: int, i: int) -> list[Boundary]:
+    """Behind stage ``i`` of span ``n``: none, one, or one for the trips before the last and one
+    for the last trip."""
+    span, inner = spans[n], i + 1 < spans[n].period
+    calls, trip = (span.calls[i + 1], "trip") if inner else (span.calls[0], "trip + 1")
+    found = list[Boundary]()
+    if span.trips > 1:
+        found.append(Boundary(f"trip < {span.trips - 1}", calls, trip,
+                              _frees(spans, n, i, last=False)))
+    if inner or n + 1 < len(spans):
+        if not inner:
+            calls, trip = spans[n + 1].calls[0], "0"
+        found.append(Boundary(f"trip == {span.trips - 1}" if span.trips > 1 else "", calls, trip,
+                              _frees(spans, n, i, last=True)))
+    if inner and len(found) == 2 and found[0].frees == found[1].frees:
+        return [replace(found[0], condition="")]
+    return found
+
+
 def emit_producers(w: Writer, spans: Sequence[Span],
                    dispatch: Callable[[Writer, Any, str, str], None]) -> None:
-    """The statements of the producer warps; in scope: ``roles``, ``at``, ``released``, ``opened``.
+    """The statements of the producer warps; in scope: ``roles``, ``at``.
 
     ``dispatch(w, calls, trip, "_load")`` writes the call for task ``t``.
     """
@@ -82,46 +121,59 @@ def emit_producers(w: Writer, spans: Sequence[Span],
         with trips(w, span.trips):
             for i, calls in enumerate(span.calls):
                 if has_load(calls):
-                    _stage(w, span, i, None if goes_on(spans, n, i) else _early(spans, n, i),
-                           dispatch)
-                if n + 1 < len(spans) or i + 1 < span.period or span.trips > 1:
-                    w.line("++released, ++opened;")
+                    _stage(w, spans, n, i, dispatch)
+                for b in boundaries(spans, n, i):
+                    if b.frees:
+                        w.line(f"if ({b.condition}) roles->meet();" if b.condition
+                               else "roles->meet();")
 
 
-def _stage(w: Writer, span: Span, i: int, early: int | None,
+def _stage(w: Writer, spans: Sequence[Span], n: int, i: int,
            dispatch: Callable[[Writer, Any, str, str], None]) -> None:
-    """``early``: of `_early`; None where the stage goes on in the ring."""
-    calls = span.calls[i]
-    mixed = is_mixed(calls)
-    ahead = f" - (t == block_id() ? {early} : 0)" if mixed else f" - {early}"
-    wait = f"roles->await_release(released{ahead if early else ''});"
+    span, calls = spans[n], spans[n].calls[i]
     w.line()
     w.comment(f"stage {span.start + i}" + (f" + {span.period} * trip" if span.trips > 1 else ""))
     fresh = " at.fresh = true;" if any(c.unit.resident for c in calls) else ""
-    if early is not None:
+    if not goes_on(spans, n, i):
         w.line(f"at.slot = 0;{fresh}")
-        if not mixed:
-            w.line(wait)
-    total = sum(c.tasks for c in calls)
-    with w.block(f"for (int t = block_id(); t < {total}; t += num_blocks())"):
-        if mixed:
-            w.line(f"at.slot = 0;{fresh}  // rings of other lengths")
-            w.line(wait)
+    begins = span.start == 0 and i == 0  # the kernel: no grid barrier is before it
+    if not begins or span.trips > 1:
+        w.line("if (trip > 0) at.close();" if begins else "at.close();")
+    with w.block(f"for (int t = block_id(); t < {sum(c.tasks for c in calls)}; "
+                 "t += num_blocks())"):
+        if is_mixed(calls):
+            # The tasks before may have been without loads: then the opening comes first.
+            meet_before_task(w, "roles->await_open(at), roles->meet()", fresh)
         dispatch(w, calls, "trip", "_load")
-        if mixed:
-            w.line("++released;")
+    if not begins or span.trips > 1:
+        w.line("roles->await_open(at);  // blocks without a task, too")
 
 
-def _early(spans: Sequence[Span], n: int, i: int) -> int:
-    """How many stages right before this one leave the ring alone: while the consumers run them (a
-    normalisation, say) the weights of this one are loaded. In a loop: whichever trip it is."""
-    return min(next((k for k, calls in enumerate(h) if _uses_ring(calls)), len(h))
-               for h in _histories(spans, n, i))
+def meet_before_task(w: Writer, meet: str = "roles->meet()", fresh: str = "") -> None:
+    """Both roles', in a stage whose tasks use shared memory differently."""
+    w.line(f"if (t != block_id()) {meet};")
+    w.line(f"at.slot = 0;{fresh}  // rings of other lengths")
+
+
+def _frees(spans: Sequence[Span], n: int, i: int, *, last: bool) -> bool:
+    """Whether stage ``i`` of span ``n``, in its last trip or one before, is the last one to use
+    shared memory before a stage with loads, which does not go on in the ring."""
+    if not _uses_ring(spans[n].calls[i]):
+        return False
+    rest = [(n, k) for k in range(i + 1, spans[n].period)]
+    behind = ((m, k) for m in range(n + 1, len(spans)) for k in range(spans[m].period))
+    again = ((n, k) for k in range(spans[n].period))
+    for m, k in chain(rest, behind if last else again):
+        if has_load(spans[m].calls[k]):
+            return not goes_on(spans, m, k)
+        if _uses_ring(spans[m].calls[k]):
+            return False
+    return False
 
 
 def goes_on(spans: Sequence[Span], n: int, i: int) -> bool:
     """Whether the last stage that used the ring's memory before this one used it alike, whichever
-    trip it is: then both roles go on in it, slot by slot, and no stage's end is waited for."""
+    trip it is: then both roles go on in it, slot by slot, and nothing is handed over."""
     calls = spans[n].calls[i]
     frame = _frame(calls)
     if frame is None:

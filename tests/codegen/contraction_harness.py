@@ -8,6 +8,7 @@ shows, whatever the size of the contraction.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -131,6 +132,15 @@ def wgmma(bm: int, bn: int, slots: int, warps: tuple[int, int, int], split: int 
           ) -> DotSchedule:
     """Tiles of 16-bit elements for Hopper's warpgroups; ``lines`` times 64 of k in a slot."""
     return DotSchedule("wgmma", bm, bn, 64 * lines, slots, warps, split)
+
+
+def handovers(program: Program) -> list[tuple[bool, bool]]:
+    """Of every grid barrier of a kernel with producers, in the order of the text: whether shared
+    memory is handed over there, and whether the stage behind it has loads."""
+    body = program.source[program.source.index('extern "C" __global__'):]
+    told = re.findall(r"roles->grid_(?:barrier<(\w+), (\w+)>|arrive<(\w+)>|wait<(\w+)>)", body)
+    flags = [x == "true" for line in told for x in line if x]
+    return list(zip(flags[::2], flags[1::2], strict=True))
 
 
 def run_wgmma(plan: Plan, *schedules: DotSchedule, seeds: Sequence[int] = (0, 1, 2)) -> None:

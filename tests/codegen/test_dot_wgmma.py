@@ -17,6 +17,7 @@ from contraction_harness import (
     check_near,
     dot_sigs,
     every_layout,
+    handovers,
     in_order,
     plan_of,
     small_integers,
@@ -27,6 +28,7 @@ from contraction_harness import (
     run_wgmma as run,
 )
 from harness import run_program
+from lost_waits import Case, failure
 from thinned import crossed, thinned
 
 from jaxmono.codegen import cuda_target, generate, headers, nvrtc
@@ -123,7 +125,8 @@ def test_only_the_first_task_of_a_mixed_stage_is_loaded_early() -> None:
     sigs = in_order(plan, wgmma(64, 48, 2, (1, 1, 2)), wgmma(64, 16, 3, (1, 1, 2)),
                   wgmma(64, 96, 2, (1, 1, 2)))
     program = build(plan, sigs, threads=256)
-    assert "released - " in program.source
+    assert handovers(program) == [(True, False), (False, True)]
+    assert "if (t != block_id()) roles->meet();" in program.source
     check_near(plan, program, smooth(plan.graph), 2e-2, seeds=tuple(range(8)), blocks=(1, 2))
 
 
@@ -172,7 +175,7 @@ def test_weights_are_loaded_while_a_stage_without_tiles_runs() -> None:
     for slots, awaited in ((3, True), (2, False)):  # another ring; the same, in which tiles go on
         sigs = in_order(plan, wgmma(64, 48, 2, (1, 1, 2)), wgmma(64, 48, slots, (1, 1, 2)))
         program = build(plan, sigs, threads=256)
-        assert ("roles->await_release(released - 1" in program.source) is awaited
+        assert handovers(program) == [(awaited, False), (False, True)]
         assert program.source.count("at.slot = 0;") == 2 * awaited
         check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1, 2))
 
@@ -187,11 +190,44 @@ def test_tiles_go_on_in_a_ring_that_stages_share() -> None:
                    Spec((48, 96), BF16))
     tile = wgmma(64, 48, 3, (1, 1, 2))
     program = build(plan, in_order(plan, tile, tile, tile), threads=256)
-    assert "await_release(released" not in program.source
+    assert handovers(program) == [(False, True)] * 2
     check_near(plan, program, smooth(plan.graph), 2e-2, seeds=tuple(range(8)), blocks=(1, 4, 7))
     other = build(plan, in_order(plan, tile, wgmma(64, 48, 2, (1, 1, 2)), tile), threads=256)
-    assert other.source.count("await_release(released)") == 2
+    assert handovers(other) == [(True, True)] * 2
     check_near(plan, other, smooth(plan.graph), 2e-2, seeds=(0, 1), blocks=(4,))
+
+
+def test_shared_memory_is_handed_over_at_a_loop_s_end() -> None:
+    """Where only the last trip is followed by another ring."""
+    def fn(x: Any, *weights: Any) -> Any:
+        for w in weights:
+            x = jnp.tanh(x @ w)
+        return x
+
+    plan = plan_of(fn, Spec((70, 96), BF16), *[Spec((96, 96), BF16)] * 4, Spec((96, 200), BF16))
+    assert [(x.start, x.period, x.trips) for x in plan.loops] == [(0, 1, 4)]
+    tile = wgmma(64, 48, 3, (1, 1, 2))
+    for last, frees in ((wgmma(64, 96, 2, (1, 1, 2)), True), (tile, False)):
+        program = build(plan, in_order(plan, tile, last), threads=256)
+        assert handovers(program) == [(False, True), (frees, True)]
+        assert ("if (trip == 3) roles->meet();" in program.source) is frees
+        check_near(plan, program, smooth(plan.graph, scale=0.3), 1e-1, seeds=(0, 1, 2),
+                   blocks=(1, 3))
+
+
+@pytest.mark.parametrize("change", [
+    pytest.param(lambda s: s.replace("roles->grid_barrier<true, ", "roles->grid_barrier<false, ")
+                 .replace(" roles->meet();", ""), id="handed over"),
+    pytest.param(lambda s: s.replace("roles->grid_barrier<true, true>",
+                                     "roles->grid_barrier<true, false>")
+                 .replace("if (at.closed()) meet();", ""), id="opened")])
+def test_every_meeting_matters(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of(lambda x, u, v: jnp.tanh(x @ u) @ v, Spec((130, 64), BF16),
+                   Spec((64, 192), BF16), Spec((192, 96), BF16))
+    sigs = in_order(plan, wgmma(64, 48, 3, (1, 1, 2)), wgmma(64, 96, 2, (1, 1, 2)))
+    case = Case(plan, sigs, smooth(plan.graph), 2e-2, threads=256)
+    assert failure(case, monkeypatch, lambda s: s) == ""
+    assert failure(case, monkeypatch, change) != ""
 
 
 def test_hopper_takes_large_products_and_leaves_small_ones() -> None:

@@ -56,8 +56,6 @@ struct BackToBack {
     if constexpr (RESIDENT > 0) {
       if (at.fresh) {  // landed, as B has, when the first k tile of A has
         if constexpr (AHEAD == 0) ready();
-        named_barrier(PRODUCER_BARRIER, PRODUCERS);  // as for B
-        mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
 #pragma unroll 1
         for (int c = 0; c < V; c += VC) fill(smem + W_AT + c / VC * TILES * TileW::BYTES, c, 0);
       }

@@ -157,10 +157,6 @@ struct GemmWgmma {
     const auto settle = [&] {
       if constexpr (RESIDENT > 0) {
         if (at.fresh) {
-          // await_release has given the order; this one is for racecheck (2025.3), which took the reads of
-          // the stage before for a race in VGG-16 b2; after changes elsewhere it did so again.
-          named_barrier(PRODUCER_BARRIER, PRODUCERS);
-          mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
 #pragma unroll 1
           for (int t = 0; t < RESIDENT; ++t) fill_b(smem + t * TileB::BYTES, t);
         }
@@ -171,8 +167,8 @@ struct GemmWgmma {
       if constexpr (LEFT) fetch_a(i, t);
       else fetch_b(i, t);
     };
-    constexpr bool ALONE = LEFT && PANEL_B && AHEAD;
-    constexpr int FIRST = ALONE || RESIDENT ? 0 : AHEAD < SLOTS ? AHEAD : SLOTS;
+    constexpr bool ALONE = LEFT && PANEL_B && AHEAD;  // as many as there is room for
+    constexpr int FIRST = RESIDENT ? 0 : AHEAD < SLOTS && !ALONE ? AHEAD : SLOTS;
     if constexpr (AHEAD > 0) settle();
     Place from = at;
 #pragma unroll 1
@@ -181,7 +177,7 @@ struct GemmWgmma {
       first(from.slot, t);
       from.template next<SLOTS>();
     }
-    if constexpr (!ALONE) ready();
+    ready();
     if constexpr (AHEAD == 0) settle();
     Place done = at;  // where the tiles are that have been requested and not rounded
 #pragma unroll 1

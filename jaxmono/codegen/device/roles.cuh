@@ -1,12 +1,16 @@
 // Warps with roles: the first eight of a block compute, four more bring what they compute with.
 //
 // A kernel that has producers defines JM_TEAM (the consumers' threads): syncthreads() and the grid
-// barrier are then the consumers' own. Both roles run through the same stages and tasks, so each
-// knows by counting where the other is:
+// barrier are then the consumers' own. Both roles run through the same stages and tasks, and meet, in a
+// barrier of all threads of the block, where one has to know of the other:
 //
-//   released   the consumers gave shared memory to the producers: behind every stage, and behind every
-//              task of a stage whose tasks use it differently
-//   opened     a grid barrier has opened: what other blocks wrote before it may be read
+//   consumers at a grid barrier     they give shared memory to the producers, where these do not go on in
+//                                   the ring of the stage before
+//   behind it                       it has opened: what other blocks wrote before it may be read; where
+//                                   the stage has loads
+//   before a task                   of a stage whose tasks use shared memory differently
+//
+// Which of these a stage has both know from its place in the plan (producers.py).
 #pragma once
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/ptx_mbarrier.cuh"
@@ -22,79 +26,13 @@ constexpr int CONSUMERS = 256, PRODUCERS = 128;
 // took registers). With 200 and 104 attention with a mask in memory does.
 constexpr int CONSUMER_REGISTERS = 208, PRODUCER_REGISTERS = 88;
 constexpr int MAX_SLOTS = 16;
-constexpr int PRODUCER_BARRIER = 4;  // attention has 2 and 3
-constexpr int SOURCE_BARRIER = 5;    // and the next: of a warpgroup
+constexpr int MEETING_BARRIER = 4;  // attention has 2 and 3; by __syncthreads ptxas did not end
+constexpr int SOURCE_BARRIER = 5;   // and the next: of a warpgroup
 
-// In shared memory for the whole launch.
-struct Roles {
-  uint64_t full[MAX_SLOTS], empty[MAX_SLOTS];
-  uint32_t released, opened;
-
-  JM_DEVICE void init() {  // all threads of the block
-    if (thread_id() == 0) {
-      for (int i = 0; i < MAX_SLOTS; ++i) {
-        mbarrier_init(&full[i], PRODUCERS);
-        mbarrier_init(&empty[i], CONSUMERS / 128);
-      }
-      released = 0;
-      opened = 0;
-      mbarrier_fence_init();
-    }
-    sync_all_threads();
-  }
-
-  // Consumers, all of them: they are done with shared memory.
-  JM_DEVICE void release() {
-    syncthreads();
-    tell_released();
-  }
-
-  // Consumers: a grid barrier, and its halves. Shared memory is released when it is reached. LOADS: the
-  // stage behind it has loads, which begin as soon as thread 0 has seen it open; otherwise it is the
-  // consumers who are waited for, and they go first.
-  template <bool LOADS>
-  JM_DEVICE void grid_barrier(GridBarrier* barrier) {
-    grid_wait<LOADS>(barrier, grid_arrive(barrier));
-  }
-  JM_DEVICE uint32_t grid_arrive(GridBarrier* barrier) {
-    syncthreads();
-    tell_released();
-    return grid_announce(barrier);
-  }
-  template <bool LOADS>
-  JM_DEVICE void grid_wait(GridBarrier* barrier, uint32_t ticket) {
-    grid_look(barrier, ticket);
-    if (LOADS && thread_id() == 0) red_add_release_shared(&opened, 1);
-    syncthreads();
-    if (!LOADS && thread_id() == 0) red_add_release_shared(&opened, 1);
-  }
-
-  // Producers, all of them: until shared memory was given `times` times. The barrier is an order that
-  // racecheck knows: without it, or with one consumer's arrival for all at an mbarrier, it takes what they
-  // write for a race (compute-sanitizer 2025.3). All look: where one did for all, ptxas spilled 200 bytes
-  // more in ViT-B/16 b32, which took 6 % longer.
-  JM_DEVICE void await_release(uint32_t times) const {
-    hear(&released, times, "consumers");
-    named_barrier(PRODUCER_BARRIER, PRODUCERS);
-  }
-  // Producers: until `times` grid barriers have opened. Each looks: with a barrier behind it the
-  // T5-base encoder took 1.4 % longer on an H200, and racecheck does not watch global memory.
-  JM_DEVICE void await_open(uint32_t times) const { hear(&opened, times, "the grid barrier"); }
-
- private:
-  // Thread 0, as of all else: told by the last warp, with which thread 0 goes on to the grid barrier at once,
-  // BERT-base b1 took 0.5 % longer on an H200 and the T5-base encoder b16 4 %.
-  JM_DEVICE void tell_released() {
-    if (thread_id() == 0) red_add_release_shared(&released, 1);
-  }
-
-  JM_DEVICE static void hear(const uint32_t* count, uint32_t value, const char* what) {
-    wait_until([&] { return static_cast<int32_t>(ld_acquire_shared(count) - value) >= 0; }, what);
-  }
-};
-
-// One role's place in the ring. The bits of `phase` say which phase of a slot's barrier comes next.
-// fresh: the producers have loaded nothing yet that stays for the tasks behind this one.
+// One role's place in the ring. The bits of `phase` say which phase of a slot's barrier comes next, its
+// highest one that the producers have not heard yet that the grid barrier before their stage has opened.
+// (In a member of its own: for BERT-base b1 ptxas found no registers.) fresh: they have loaded nothing yet
+// that stays for the tasks behind this one.
 struct Place {
   int slot = 0;
   uint32_t phase = 0;
@@ -109,6 +47,61 @@ struct Place {
   // Of a slot that is not one of the ring, whose phases come one after the other.
   JM_DEVICE uint32_t parity(int of) const { return phase >> of & 1; }
   JM_DEVICE void flip(int of) { phase ^= 1u << of; }
+
+  JM_DEVICE bool closed() const { return phase >> 31; }
+  JM_DEVICE void close() { phase |= 1u << 31; }
+  JM_DEVICE void open() { phase &= ~(1u << 31); }
+};
+
+// In shared memory for the whole launch.
+struct Roles {
+  uint64_t full[MAX_SLOTS], empty[MAX_SLOTS];
+
+  JM_DEVICE void init() {  // all threads of the block
+    if (thread_id() == 0) {
+      for (int i = 0; i < MAX_SLOTS; ++i) {
+        mbarrier_init(&full[i], PRODUCERS);
+        mbarrier_init(&empty[i], CONSUMERS / 128);
+      }
+      mbarrier_fence_init();
+    }
+    sync_all_threads();
+  }
+
+  // All threads of both roles.
+  JM_DEVICE void meet() const { named_barrier(MEETING_BARRIER, CONSUMERS + PRODUCERS); }
+
+  // Consumers: a grid barrier, and its halves. FREES: shared memory is the producers' when it is reached.
+  // LOADS: the stage behind it has loads. With words in shared memory, which thread 0 counted and producers
+  // looked at, in place of meetings BERT-base b1 took 1.2 % longer on an H200, ViT-B/16 b1 0.9, the T5-base
+  // encoder b1 2.8; and racecheck (compute-sanitizer 2025.3) does not know such words.
+  template <bool FREES, bool LOADS>
+  JM_DEVICE void grid_barrier(GridBarrier* barrier) {
+    grid_wait<LOADS>(barrier, grid_arrive<FREES>(barrier));
+  }
+  template <bool FREES>
+  JM_DEVICE uint32_t grid_arrive(GridBarrier* barrier) {
+    meet_if<FREES>();
+    return grid_announce(barrier);
+  }
+  template <bool LOADS>
+  JM_DEVICE void grid_wait(GridBarrier* barrier, uint32_t ticket) {
+    grid_look(barrier, ticket);
+    meet_if<LOADS>();
+  }
+
+  // Producers: until the grid barrier before the stage has opened; once a stage, with or without a task.
+  JM_DEVICE void await_open(Place& at) const {
+    if (at.closed()) meet();
+    at.open();
+  }
+
+ private:
+  template <bool WITH_PRODUCERS>
+  JM_DEVICE void meet_if() const {
+    if (WITH_PRODUCERS) meet();
+    else syncthreads();
+  }
 };
 
 }  // namespace jaxmono
