@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from jaxmono.codegen.errors import CodegenError, refuse
-from jaxmono.codegen.gelu import Whole, whole
+from jaxmono.codegen.finder import Whole
 from jaxmono.codegen.index_code import fits_int, guard_code
 from jaxmono.codegen.names import compute, is_narrow, literal, storage, stored_literal
 from jaxmono.codegen.narrowed import is_narrowed
@@ -34,6 +34,7 @@ from jaxmono.codegen.traverse import (
     uniform_guard,
     vector_width,
 )
+from jaxmono.codegen.whole import whole
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.demand import Demand, Guard, reduction_index
 from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize

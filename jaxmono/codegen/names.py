@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,12 @@ def literal(value: Any, dtype: DType) -> str:
     if dtype is DType.PRED:
         return "true" if bool(value) else "false"
     return _integer(int(value), dtype)
+
+
+def literal_value(text: str) -> float | None:
+    """The number that a `literal` of floats of up to 32 bits is; None for other expressions."""
+    found = re.fullmatch(r"\(?(-?[0-9][0-9.e+-]*)f\)?", text)
+    return float(found[1]) if found else None
 
 
 def stored_literal(value: Any, dtype: DType) -> str:

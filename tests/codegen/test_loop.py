@@ -421,6 +421,28 @@ def test_only_16_bit_quotients_are_approximate() -> None:
     assert "v_divide(" in source(DType.F32, None)
 
 
+@pytest.mark.parametrize(("dtype", "divisor"), [
+    (DType.F32, 6.0), (DType.F32, -768.0 / 7), (DType.F32, 3 * 2.0 ** -99),
+    (DType.F32, 2.0 ** 98 / 3), (DType.BF16, 6.0), (DType.BF16, 3 * 2.0 ** -99),
+    (DType.F16, 6.0), (DType.F16, -768.0 * 3)])
+def test_quotients_by_a_literal_are_products(dtype: DType, divisor: float) -> None:
+    x = value((64,), dtype)
+    dividends = (data(x, special=False).astype(np.float64) * divisor).astype(dtype.numpy)
+    dividends[:5] = [np.nan, np.inf, -np.inf, -0.0, 0.0]
+    made = _functions(run([x], lambda b, x: b.elementwise("divide", x, b.splat(
+        divisor, x.type)), dividends).source)
+    assert "v_multiply(" in made and "divide(" not in made
+
+
+@pytest.mark.parametrize(("dtype", "divisor"), [
+    (DType.F64, 6.0), (DType.F32, 0.0), (DType.F32, np.inf), (DType.F32, np.nan),
+    (DType.F32, 3e38), (DType.F32, 3e-38), (DType.BF16, 0.0)])
+def test_other_quotients_by_a_literal_stay(dtype: DType, divisor: float) -> None:
+    made = _functions(run([value((64,), dtype)], lambda b, x: b.elementwise("divide", x, b.splat(
+        divisor, x.type))).source)
+    assert "divide(" in made and "v_multiply(" not in made
+
+
 def test_16_bit_quotients_by_one_number_have_the_whole_range() -> None:
     """Where a reciprocal would be subnormal or infinite, and where it would not."""
     rows = np.array([1e-39, 3e38, 6.0, 0.0, np.inf, np.nan, -1e-31, -2.0], np.float32)

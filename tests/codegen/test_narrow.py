@@ -11,7 +11,7 @@ from jaxmono.hlo.types import DType
 
 EXACT = {"exponential": np.exp, "logistic": scipy.special.expit, "erf": scipy.special.erf,
          "erfc": scipy.special.erfc, "log_plus_one": np.log1p, "tanh": np.tanh,
-         "reciprocal": np.reciprocal}
+         "reciprocal": np.reciprocal, "softplus": lambda x: np.logaddexp(x, 0)}
 SCALE = 0.70703125  # sqrt(0.5) in bf16 and in f16
 BF16 = DType.BF16.numpy
 WHOLE = [("bf16_gelu", SCALE), ("bf16_gelu", 2.0 ** -8), ("bf16_gelu", 2.0 ** 8),

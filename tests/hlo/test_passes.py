@@ -310,6 +310,17 @@ RULES: dict[str, tuple[Callable[[Builder, Value], Value], list[str]]] = {
     "select not": (lambda b, x: b.elementwise("select", b.elementwise(
         "not", b.compare("LT", x, b.splat(0.0, x.type))), x, b.splat(1.0, x.type)),
         ["compare", "select"]),
+    # softplus
+    "select of NaN": (lambda b, x: b.elementwise("select", b.compare("NE", x, x), b.elementwise(
+        "add", x, x), b.elementwise("maximum", b.splat(0.0, x.type), x)), ["maximum"]),
+    "select of no NaN": (lambda b, x: b.elementwise("select", b.compare("EQ", x, x), b.elementwise(
+        "exponential", b.elementwise("negate", x)), x), ["negate", "exponential"]),
+    "select where NaN ends": (lambda b, x: b.elementwise("select", b.compare("NE", x, x), b.splat(
+        0.0, x.type), x), ["compare", "select"]),
+    "select where NaN may end": (lambda b, x: b.elementwise("select", b.compare("NE", x, x), x,
+        b.elementwise("power", x, b.splat(0.0, x.type))), ["compare", "power", "select"]),
+    "select of less": (lambda b, x: b.elementwise("select", b.compare("LE", x, x), x,
+        b.elementwise("negate", x)), ["compare", "negate", "select"]),
     "and true": (lambda b, x: b.elementwise("and", b.compare("EQ", x, x), b.splat(
         True, TensorType((4, 8), PRED))), ["compare"]),
     "known case": (lambda b, x: b.emit1(ops.Case, x.type, index=b.constant(5, S32), branches=(

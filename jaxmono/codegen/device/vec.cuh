@@ -92,7 +92,7 @@ JM_LIFT(erf_inv) JM_LIFT(erfc) JM_LIFT(is_inf) JM_LIFT(is_neg_inf) JM_LIFT(is_po
 JM_LIFT(lgamma) JM_LIFT(sinh) JM_LIFT(square)
 JM_LIFT(narrow_exponential) JM_LIFT(narrowed_exponential) JM_LIFT(narrow_logistic) JM_LIFT(narrow_erf) JM_LIFT(narrow_erfc)
 JM_LIFT(narrow_divide) JM_LIFT(narrow_reciprocal) JM_LIFT(narrow_log_plus_one) JM_LIFT(narrow_tanh)
-JM_LIFT(narrow_gelu) JM_LIFT(narrow_tanh_gate) JM_LIFT(bf16_gelu)
+JM_LIFT(narrow_gelu) JM_LIFT(narrow_tanh_gate) JM_LIFT(bf16_gelu) JM_LIFT(narrow_softplus)
 JM_LIFT(add) JM_LIFT(and) JM_LIFT(atan2) JM_LIFT(divide) JM_LIFT(maximum) JM_LIFT(minimum)
 JM_LIFT(multiply) JM_LIFT(or) JM_LIFT(power) JM_LIFT(remainder) JM_LIFT(shift_left)
 JM_LIFT(shift_right_arithmetic) JM_LIFT(shift_right_logical) JM_LIFT(subtract) JM_LIFT(xor)

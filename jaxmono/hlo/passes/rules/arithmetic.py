@@ -92,6 +92,12 @@ INVOLUTIONS = frozenset({"negate", "not", "conj"})
 PROJECTIONS = frozenset({"abs", "ceil", "floor", "round_nearest_afz", "round_nearest_even",
                          "sign"})
 
+NAN_COMES_THROUGH = frozenset({
+    "abs", "add", "divide", "erf", "erfc", "exponential", "exponential_minus_one", "log",
+    "log_plus_one", "logistic", "maximum", "minimum", "multiply", "negate", "sqrt", "subtract",
+    "tanh"})
+"""Kinds whose result is NaN if an operand is."""
+
 
 def binary_literal(op: ops.Elementwise, scope: Scope) -> Sequence[Value] | None:
     # x * 1  =>  x         max(x, -inf)  =>  x       and(x, true)  =>  x
@@ -180,6 +186,31 @@ def select_known(op: ops.Elementwise, scope: Scope) -> Sequence[Value] | None:
     return None
 
 
+def select_nan(op: ops.Elementwise, scope: Scope) -> Sequence[Value] | None:
+    # select(d != d, a, b)  =>  b      where both are NaN if d is: softplus' 0 + x, max(x, 0) + ...
+    # select(d == d, a, b)  =>  a
+    if op.kind != "select":
+        return None
+    pred, on_true, on_false = op.args
+    compare = scope.made_by(pred, ops.Compare)
+    if compare is None or compare.lhs is not compare.rhs or compare.direction not in ("EQ", "NE") \
+            or compare.compare_type == "TOTALORDER" or not compare.lhs.type.dtype.is_float \
+            or not op.result.type.dtype.is_float:
+        return None
+    if not all(_nan_comes_through(v, compare.lhs, scope) for v in (on_true, on_false)):
+        return None
+    return [on_false if compare.direction == "NE" else on_true]
+
+
+def _nan_comes_through(value: Value, source: Value, scope: Scope, depth: int = 8) -> bool:
+    """Whether ``value`` is NaN wherever ``source`` is; False where that is not easily seen."""
+    if value is source:
+        return True
+    op = scope.made_by(value, ops.Elementwise)
+    return op is not None and depth > 0 and op.kind in NAN_COMES_THROUGH and any(
+        _nan_comes_through(a, source, scope, depth - 1) for a in op.args)
+
+
 def clamp_unbounded(op: ops.Elementwise, scope: Scope) -> Sequence[Value] | None:
     # clamp(-inf, x, inf)  =>  x
     if op.kind != "clamp":
@@ -214,7 +245,8 @@ def compare_same(op: ops.Compare, scope: Scope) -> Sequence[Value] | None:
 
 
 ELEMENTWISE: tuple[Callable[[ops.Elementwise, Scope], Sequence[Value] | None], ...] = (
-    binary_literal, binary_same, divide_literal, unary_twice, select_known, clamp_unbounded)
+    binary_literal, binary_same, divide_literal, unary_twice, select_known, select_nan,
+    clamp_unbounded)
 RULES: Mapping[type[Op], Sequence[Rule]] = {
     ops.Elementwise: ELEMENTWISE,
     ops.Compare: (compare_pred, compare_same),

@@ -1,4 +1,4 @@
-"""gelu as one function of its argument: where it is, where it is not, and its values."""
+"""Ops that are one function of their argument: where they are, where not, and the values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from harness import check
 from jax import lax
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
-FUNCTIONS = ("bf16_gelu(", "narrow_gelu(", "narrow_tanh_gate(")
+FUNCTIONS = ("bf16_gelu(", "narrow_gelu(", "narrow_tanh_gate(", "narrow_logistic(",
+             "narrow_softplus(")
 
 
 def called(fn: Callable[..., Any], dtype: Any) -> list[str]:
@@ -42,8 +43,13 @@ def gelu_tanh(x: jax.Array) -> jax.Array:
     (lambda x: lax.erfc(x * -0.75) * (x * 0.5), BF16, "bf16_gelu("),  # in any order
     (lambda x: gelu(x + x) + 1, BF16, "bf16_gelu("),
     # The eighth power of this scale is 0 in f32.
-    (lambda x: 0.5 * x * lax.erfc(x * -2.0 ** -20), BF16, "narrow_gelu(")])
-def test_gelu_is_one_function_of_16_bit_values(fn: Callable[..., Any], dtype: Any,
+    (lambda x: 0.5 * x * lax.erfc(x * -2.0 ** -20), BF16, "narrow_gelu("),
+    (jax.nn.sigmoid, BF16, "narrow_logistic("), (jax.nn.silu, F16, "narrow_logistic("),
+    (lambda x: 1 / (jnp.exp(-x) + 1), BF16, "narrow_logistic("), (jax.nn.sigmoid, F32, None),
+    (jax.nn.softplus, BF16, "narrow_softplus("), (jax.nn.softplus, F16, "narrow_softplus("),
+    (lambda x: jnp.log1p(jnp.exp(-jnp.abs(x))) + jnp.maximum(0, x), BF16, "narrow_softplus("),
+    (jax.nn.softplus, F32, None)])
+def test_one_function_of_16_bit_values(fn: Callable[..., Any], dtype: Any,
                                                function: str | None) -> None:
     assert called(fn, dtype) == ([] if function is None else [function])
 
@@ -54,6 +60,12 @@ def test_gelu_is_one_function_of_16_bit_values(fn: Callable[..., Any], dtype: An
     lambda x: 0.5 * jnp.abs(x) * lax.erfc(-0.75 * x),
     lambda x: 0.5 * (2 + jnp.tanh(x)),
     lambda x: (lax.erfc(-0.75 * x), 0.5 * x * lax.erfc(-0.75 * x)),  # erfc is needed, too
-    lambda x: (jnp.tanh(x), 0.5 * (1 + jnp.tanh(x)))])
-def test_what_only_looks_like_gelu_is_computed_op_by_op(fn: Callable[..., Any]) -> None:
+    lambda x: (jnp.tanh(x), 0.5 * (1 + jnp.tanh(x))),
+    lambda x: 2 / (1 + jnp.exp(-x)), lambda x: 1 / (2 + jnp.exp(-x)),
+    lambda x: 1 / (1 + jnp.exp(x)), lambda x: (jnp.exp(-x), 1 / (1 + jnp.exp(-x))),
+    lambda x: jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-x)),
+    lambda x: jnp.maximum(x, 1) + jnp.log1p(jnp.exp(-jnp.abs(x))),
+    lambda x: jnp.maximum(-x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x))),
+    lambda x: jnp.minimum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x)))])
+def test_what_only_looks_like_one_is_computed_op_by_op(fn: Callable[..., Any]) -> None:
     assert called(fn, BF16) == []

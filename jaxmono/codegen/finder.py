@@ -1,0 +1,78 @@
+"""What forms of several ops are recognised with (whole.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Op, Value
+from jaxmono.hlo.rewrite import is_splat, splat_value
+
+
+@dataclass(frozen=True)
+class Whole:
+    """An op and the ops behind it, as a function of one value."""
+
+    operand: Value
+    function: str
+    """Of device/narrow.cuh, without its prefix."""
+    constants: tuple[str, ...] = ()
+    """The function's further arguments, in C."""
+
+
+@dataclass(frozen=True)
+class Finder:
+    """The ops behind a value.
+
+    ``inner``: whether nobody but its one user needs a value.
+    """
+
+    producer: Mapping[Value, Op]
+    inner: Callable[[Value], bool]
+
+    def made(self, value: Value, kind: str) -> ops.Elementwise | None:
+        """The op of that kind that makes a value for one user."""
+        op = self.producer.get(value)
+        if not isinstance(op, ops.Elementwise) or op.kind != kind or op.accuracy:
+            return None
+        return op if self.inner(value) else None
+
+    def operand(self, value: Value, *kinds: str) -> Value | None:
+        """What a chain of ops with one operand each, the last one first, makes a value of."""
+        for kind in kinds:
+            op = self.made(value, kind)
+            if op is None:
+                return None
+            value, = op.args
+        return value
+
+    def scaled(self, value: Value) -> tuple[Value, float] | None:
+        """``value`` as another one and its factor."""
+        if negate := self.made(value, "negate"):
+            return negate.args[0], -1.0
+        if product := self.made(value, "multiply"):
+            for x, y in orders(product):
+                if (factor := self.number(y)) is not None:
+                    return x, factor
+        return None
+
+    def without(self, op: ops.Elementwise, number: float) -> Value | None:
+        """The other operand of an op one of whose operands is a number."""
+        return next((x for x, y in orders(op) if self.number(y) == number), None)
+
+    def number(self, value: Value) -> float | None:
+        """What all elements of a constant are."""
+        op = self.producer.get(value)
+        if isinstance(op, ops.BroadcastInDim):
+            op = self.producer.get(op.operand)
+        if not isinstance(op, ops.Constant) or not is_splat(op.value):
+            return None
+        return float(splat_value(op.value))
+
+
+def orders(op: ops.Elementwise) -> Iterator[tuple[Value, Value]]:
+    """The two operands of an op, and the other way round."""
+    a, b = op.args
+    yield a, b
+    yield b, a

@@ -1,0 +1,38 @@
+"""Ops of f16 and bf16 values that are computed as one function of another value.
+
+    x ── abs ── negate ── exponential ── log_plus_one ── add        ──►   softplus(x)
+     └────────────────── maximum(0) ──────────────────────┘
+
+Op by op such a chain loses digits that it is there to give, or takes a multiple of the
+instructions. Nobody else may need what lies between. The functions are in device/narrow.cuh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from jaxmono.codegen import gelu, sigmoid
+from jaxmono.codegen.finder import Finder, Whole
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Op, Value
+from jaxmono.hlo.types import DType
+
+_FORMS: Mapping[str, tuple[Callable[[Finder, ops.Elementwise], Whole | None], ...]] = {
+    "multiply": (gelu.by_erfc, gelu.by_tanh),
+    "add": (sigmoid.softplus,),
+    "divide": (sigmoid.logistic,),
+}
+"""By the kind of their last op."""
+
+
+def whole(op: Op, producer: Mapping[Value, Op], inner: Callable[[Value], bool]) -> Whole | None:
+    """The function that ``op`` and the ops behind it are, else None.
+
+    Args:
+      inner: whether nobody but its one user needs a value.
+    """
+    if not isinstance(op, ops.Elementwise) or op.kind not in _FORMS \
+            or op.result.type.dtype not in (DType.F16, DType.BF16):
+        return None
+    find = Finder(producer, inner)
+    return next((found for form in _FORMS[op.kind] if (found := form(find, op))), None)
