@@ -77,7 +77,11 @@ struct SwizzledTile {
       const int col = first + thread % 8 * PIECE;
       if (first + ACROSS > COLS && col >= COLS) break;
       unsigned char* const to = reinterpret_cast<unsigned char*>(at(base, row, col));
-      const auto column = load.columns(tile, col);
+      // The tile's number is the same in all threads, but ptxas must not know it: it would make the
+      // column's offset and needs in the uniform datapath, whose ops wait for each other longer (31 of them
+      // in a tile of VGG-16 b32's, 12 so).
+      const int own = static_cast<int>(static_cast<unsigned>(opaque(thread)) / THREADS);
+      const auto column = load.columns(tile + own, col);
       const auto from = opaque(column.from);
 #pragma unroll
       for (int i = 0; i < Rows<THREADS>::COUNT; ++i)
