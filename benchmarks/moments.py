@@ -48,8 +48,8 @@ def _at(moment: str, thread: int = _CONSUMER) -> str:
 
 
 _EDITS = (
-    ("    ready();\n    if constexpr (AHEAD == 0) settle();\n",
-     f"    ready();\n    {_at('ready', _PRODUCER)}\n    if constexpr (AHEAD == 0) settle();\n"),
+    ("    ready();\n    settle();\n",
+     f"    ready();\n    {_at('ready', _PRODUCER)}\n    settle();\n"),
     ("    int before = -1;", "    mbarrier_wait(&roles->full[at.slot], at.parity());\n"
      f"    {_at('first')}\n    int before = -1;"),
     ("  }\n\n  // ---- consumers",

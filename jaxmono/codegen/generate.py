@@ -96,7 +96,7 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
       name: of the kernel in profilers; made a C identifier.
       schedule: by default `default_schedule`.
       cache_dir: where the emulator's own object file is kept between processes.
-      seconds: of `compile_cuda`; again for each number of blocks on an SM that is tried.
+      seconds: of `compile_cuda`; again for each text that is tried where one spills.
 
     Raises:
       CodegenError: the plan holds something without code.
@@ -108,15 +108,24 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
     inputs = tuple(v.type for v in plan.graph.inputs)
     outputs = tuple(v.type for v in plan.graph.outputs)
     pointers = len(inputs) + len(outputs) + (kernel.scratch_bytes > 0)
-    while True:
-        binary, source, resources = compile_kernel(
+
+    def compiled(kernel: Kernel) -> tuple[bytes, str, dict[str, int]]:
+        return compile_kernel(
             kernel.source, target, identifier(name), pointers=pointers, threads=kernel.threads,
             shared_bytes=kernel.shared_bytes, cache_dir=cache_dir, seconds=seconds)
-        if chosen.blocks_per_sm == 1 or not resources.get("spill_stores"):
-            break
+
+    binary, source, resources = compiled(kernel)
+    while chosen.blocks_per_sm > 1 and _spilled(resources):
         # A row kept in registers needs more of them than that many blocks leave it.
         chosen = replace(chosen, blocks_per_sm=chosen.blocks_per_sm // 2)
         kernel = emit(plan, target, device, name, chosen)
+        binary, source, resources = compiled(kernel)
+    if _spilled(resources) and kernel.wide_tiles is not None:
+        # By a few bytes ptxas may have the registers for the other text (CLIP b16: 8, and 0).
+        other = replace(chosen, wide_tiles=not kernel.wide_tiles)
+        again = compiled(emit(plan, target, device, name, other))
+        if _spilled(again[2]) < _spilled(resources):
+            binary, source, resources = again
     # Where registers allow for more than were asked for, more may run.
     resident = 1 if chosen.blocks_per_sm == 1 else _THREADS_PER_SM // kernel.threads
     return Program(
@@ -128,6 +137,10 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
         stages=len(plan.stages), barriers=plan.barriers, resources=resources,
         plan_text=plan_to_text(plan), compile_seconds=time.perf_counter() - begin,
         min_blocks=max(map(partners, chosen.sigs.values()), default=1))
+
+
+def _spilled(resources: Mapping[str, int]) -> int:
+    return resources.get("spill_stores", 0)
 
 
 def partners(schedule: Any) -> int:

@@ -39,7 +39,8 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
 
 _INCLUDES = {
-    "loop": ("padded",), "row": ("reduce",), "dot": ("gemm", "gemm_simt", "reduce", "split_k"),
+    "loop": ("padded",), "row": ("opaque", "reduce"),
+    "dot": ("gemm", "gemm_simt", "reduce", "split_k"),
     "attention": ("attention", "attention_flash", "reduce"),
 }
 """Device headers that a kind of Sig needs besides kernel and vec."""
@@ -51,7 +52,7 @@ _CONSTANT_BYTES = 32 * 1024
 """Larger tables of references leave constant memory."""
 _WIDE_SUMS = 128
 """Of a thread, from which on nothing stays in registers that can be found again (`fresh` in
-device/ptx_async.cuh)."""
+device/opaque.cuh)."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Kernel:
       scratch_bytes: the plan's, and the workspaces of its groups after that.
       waits: blocks wait for each other inside a stage.
       threads: of a block, producers included.
+      wide_tiles: `KernelSchedule.wide_tiles`, as it was taken; None where there are no producers.
     """
 
     source: str
@@ -71,6 +73,7 @@ class Kernel:
     max_blocks: int
     waits: bool
     threads: int
+    wide_tiles: bool | None = None
 
 
 def emit_kernel(plan: Plan, schedule: KernelSchedule, name: str, header: str = "") -> Kernel:
@@ -177,6 +180,9 @@ class _Assembly:
         self.called_often = {name for name in sites if sites.count(name) > 1}
         shared = max((u.shared for u in self.units.values()), default=0)
         roles_at = math.ceil(shared / 128) * 128
+        wide = self.schedule.wide_tiles
+        if wide is None:
+            wide = any(u.sums >= _WIDE_SUMS for u in self.units.values())
         functions = Writer(parent=self.w)
         for unit in self.units.values():
             if unit.tasks:
@@ -194,7 +200,7 @@ class _Assembly:
                 headers |= {"attention_wgmma", "back_to_back"}
             shared = roles_at + ROLES_BYTES
             w.line(f"#define JM_TEAM {CONSUMERS}  // threads of a block that compute")
-            if any(u.sums >= _WIDE_SUMS for u in self.units.values()):
+            if wide:
                 w.line("#define JM_WIDE_TILES  // whose sums leave few registers")
         w.lines += [f'#include "jaxmono/{x}.cuh"' for x in sorted(headers)]
         pointers = self.inputs + self.outputs + (self.scratch_bytes > 0)
@@ -213,7 +219,8 @@ class _Assembly:
         w.lines += [*functions.lines,
                     "}  // namespace jaxmono", "", *kernel.lines]
         waits = any(u.counters for u in self.units.values())
-        return Kernel(w.text(), shared, self.scratch_bytes, self.max_blocks, waits, self.threads)
+        return Kernel(w.text(), shared, self.scratch_bytes, self.max_blocks, waits, self.threads,
+                      wide if self.roles else None)
 
     @property
     def threads(self) -> int:

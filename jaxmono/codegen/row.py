@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from jaxmono.codegen.emit import BodyEmitter
@@ -77,6 +78,9 @@ class RowCode:
         assert isinstance(form, RowForm)
         space = RowSpace.of(form)
         team = _team(schedule, function)
+        if team.size > 1 and not team.lanes_on_rows:
+            w.line(f"const int rank = {team.rank} + of_this({function.task});")
+            team = replace(team, rank="rank")
         inside = _emit_row(w, schedule, function, space.row.size)
         lane = space.row if team.lanes_on_rows else space.col
         em = BodyEmitter(w, sig.body, function.pointers, lane=lane, lanes=schedule.lanes,

@@ -55,11 +55,14 @@ class KernelSchedule:
       threads: per block; a multiple of 32.
       blocks_per_sm: what registers and shared memory are limited for.
       sigs: schedule of every Sig, by its key.
+      wide_tiles: whether threads that compute keep next to nothing between stages that can be
+        found again (`fresh` in device/opaque.cuh); None: where a tile needs their registers.
     """
 
     threads: int = 256
     blocks_per_sm: int = 1
     sigs: Mapping[str, Any] = field(default_factory=dict)
+    wide_tiles: bool | None = None
 
 
 # ---- loops -------------------------------------------------------------------------------------

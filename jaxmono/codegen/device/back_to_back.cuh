@@ -39,8 +39,8 @@ struct BackToBack {
   template <class U>
   using Source = SourceTiles<U, BM, Staged::CHUNK, VC / Staged::CHUNK, 1, First::STAGE_BYTES, SLOTS>;
 
-  // AHEAD, ready, load_a, load_b: as in GemmWgmma::produce; where B and W stay, AHEAD > 0 if neither waits
-  // for ready(). load_w(to, row, col): of W's tile. load_c: of the source, if there is one.
+  // AHEAD, ready, load_a, load_b: as in GemmWgmma::produce; W waits as a resident B does where both stay.
+  // load_w(to, row, col): of W's tile. load_c: of the source, if there is one.
   template <int AHEAD, class Ready, class LoadA, class LoadB, class LoadW, class... LoadC>
   JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int row0, int tiles,
                                 const Ready& ready, const LoadA& load_a, const LoadB& load_b,
@@ -55,7 +55,7 @@ struct BackToBack {
     };
     if constexpr (RESIDENT > 0) {
       if (at.fresh) {  // landed, as B has, when the first k tile of A has
-        if constexpr (AHEAD == 0) ready();
+        ready();
 #pragma unroll 1
         for (int c = 0; c < V; c += VC) fill(smem + W_AT + c / VC * TILES * TileW::BYTES, c, 0);
       }

@@ -26,6 +26,7 @@
 // blocks take as long (three products; 2048x2304x768 5 % less); [k][m] or [k][n] make 0 to 9 %.
 #pragma once
 #include "jaxmono/gathered.cuh"
+#include "jaxmono/opaque.cuh"
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/roles.cuh"
 #include "jaxmono/split_k.cuh"
@@ -129,7 +130,8 @@ struct GemmWgmma {
   // Requests all k tiles of a task. AHEAD: of the first tiles one operand, the left one if LEFT, is
   // requested before ready() returns, which waits until the other one may be read; where that is a
   // panel there is nothing to wait for. A resident B comes with the block's first task (at.fresh), and has
-  // landed when the first k tile of A has.
+  // landed when the first k tile of A has. It, too, waits for ready(): what comes behind a single meeting of
+  // the block racecheck (2025.3) takes for a race with what consumers read before it (VGG-16 b2).
   template <int AHEAD, bool LEFT = false, class Ready, class LoadA, class LoadB>
   JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int row0, int col0,
                                 int k0, int tiles, const Ready& ready, const LoadA& load_a,
@@ -169,7 +171,6 @@ struct GemmWgmma {
     };
     constexpr bool ALONE = LEFT && PANEL_B && AHEAD;  // as many as there is room for
     constexpr int FIRST = RESIDENT ? 0 : AHEAD < SLOTS && !ALONE ? AHEAD : SLOTS;
-    if constexpr (AHEAD > 0) settle();
     Place from = at;
 #pragma unroll 1
     for (int t = 0; t < FIRST && t < tiles; ++t) {
@@ -178,7 +179,7 @@ struct GemmWgmma {
       from.template next<SLOTS>();
     }
     ready();
-    if constexpr (AHEAD == 0) settle();
+    settle();
     Place done = at;  // where the tiles are that have been requested and not rounded
 #pragma unroll 1
     for (int t = 0; t < tiles + LAG; ++t) {
@@ -211,7 +212,8 @@ struct GemmWgmma {
 
   JM_DEVICE static int warpgroup() { return warp_id() / 4; }
   JM_DEVICE static int first_row() {
-    return (WG_M == 2 ? warpgroup() * 64 : 0) + warp_id() % 4 * 16;
+    const int warp = fresh(warp_id());
+    return (WG_M == 2 ? warp / 4 * 64 : 0) + warp % 4 * 16;
   }
   JM_DEVICE static int first_col() { return WG_N == 2 ? warpgroup() * N : 0; }
   JM_DEVICE static int own_col() { return HALVES ? warpgroup() * (N / 2) : first_col(); }

@@ -7,6 +7,7 @@
 // A chunk is what the epilogue stages at a time (staged_rows.cuh), of all rows of the tile. Loaded where it
 // is added, by the consumers, it is some pieces in flight, and a wait for each.
 #pragma once
+#include "jaxmono/opaque.cuh"
 #include "jaxmono/roles.cuh"
 #include "jaxmono/swizzled_tile.cuh"
 #include "jaxmono/vec.cuh"

@@ -8,6 +8,7 @@
 // bank. So the even groups of a row are in its first half and the odd ones in the second, which begins
 // 4 banks further: stores and loads both fall on all 32.
 #pragma once
+#include "jaxmono/opaque.cuh"
 #include "jaxmono/platform.cuh"
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/source_tiles.cuh"

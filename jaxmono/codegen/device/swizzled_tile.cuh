@@ -1,6 +1,7 @@
 // A tile in shared memory as wgmma reads it, and the threads that fill it.
 #pragma once
 #include "jaxmono/gathered.cuh"
+#include "jaxmono/opaque.cuh"
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/types.cuh"
 

@@ -66,12 +66,6 @@ inline void choose_early(Copies& q) {
 
 }  // namespace emulate
 
-template <class T>
-inline T* opaque(T* p) {
-  return p;
-}
-inline int opaque(int x) { return x; }
-inline int fresh(int x) { return x; }
 inline void cp_async_16(void* smem, const void* gmem, bool pred = true) {
   emulate::cp_async<16>(smem, gmem, pred);
 }

@@ -1,0 +1,50 @@
+// What a compiler must not know of a value, where what it would make of it costs registers or time.
+#pragma once
+#include "jaxmono/platform.cuh"
+
+namespace jaxmono {
+
+// The same pointer, of which the compiler does not know how it was made: sums with it stay sums with it
+// (two instructions each; it would add their parts in another order, with four).
+template <class T>
+JM_DEVICE T* opaque(T* p) {
+#ifndef JAXMONO_EMULATE
+  asm("" : "+l"(p));
+#endif
+  return p;
+}
+
+// The same number, which is found again each time: the compiler would keep what a stage makes of a
+// thread's number from one stage to the next, in registers that others lack.
+JM_DEVICE int opaque(int x) {
+#ifndef JAXMONO_EMULATE
+  asm volatile("" : "+r"(x));
+#endif
+  return x;
+}
+
+// x, which a source that defines JM_WIDE_TILES finds again each time, as it does the block's number: a
+// thread with 128 sums and more has no registers for what is made of either once for all stages and
+// barriers. CLIP b32 reloaded spilled words at 97 places, ViT-B/16 b32 at 10. Others have the registers,
+// and would wait for it behind each grid barrier.
+JM_DEVICE int fresh(int x) {
+#ifdef JM_WIDE_TILES
+  return opaque(x);
+#else
+  return x;
+#endif
+}
+
+// 0, in kernels with producers as if it were another number in each task: what is made of it is not kept
+// from one task to the next. They have a task or two of a stage of rows, for which ptxas kept all that the
+// rows share, a normalisation's scale and offset (BERT-base b32: 80 bytes of it spilled).
+JM_DEVICE int of_this(int task) {
+#ifdef JM_TEAM
+  return opaque(task) >> 30;
+#else
+  (void)task;
+  return 0;
+#endif
+}
+
+}  // namespace jaxmono
