@@ -59,6 +59,11 @@ def identity(kind: str, dtype: DType) -> str:
     return literal(low if kind == "maximum" else high, dtype)
 
 
+def _commutes(kind: str | None, dtypes: tuple[DType, ...]) -> bool:
+    """Whether the order of two operands does not show: of a float's maximum +0 and -0 may."""
+    return kind in ("add", "multiply") or (kind is not None and not dtypes[0].is_float)
+
+
 def _range(dtype: DType) -> tuple[object, object]:
     if dtype is DType.PRED:
         return False, True
@@ -81,6 +86,8 @@ def declare_reducer(em: BodyEmitter, op: ops.Reduce) -> Reducer:
                 w.line(f"{t} a{i};")
             if kind is None:
                 w.line("bool any;")
+        commutes = "true" if _commutes(kind, dtypes) else "false"
+        w.line(f"static constexpr bool COMMUTES = {commutes};")
         elements = ", ".join(f"{t} x{i}" for i, t in enumerate(types))
         fields = ", ".join(f"x{i}" for i in range(len(types)))
         full = "" if kind is not None else ", true"

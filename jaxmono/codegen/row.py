@@ -112,7 +112,8 @@ def _team(s: RowSchedule, function: Function) -> Team:
     if s.tier == "warp":
         return warp_team(s.group)
     if s.tier == "block":
-        return block_team(function.threads, function.smem, group=s.group)
+        return block_team(function.threads, function.smem, group=s.group,
+                          idle=function.fetched)
     return slice_team(function.threads, function.smem)
 
 

@@ -41,6 +41,7 @@ class Team:
       combine: template of device/reduce.cuh: combine_warp, combine_block or combine_slice.
       argument: second template argument of `combine`.
       smem: C pointer to shared memory for `combine`, where it needs any.
+      idle: C bool, whether a barrier lies behind whoever used ``smem`` before the row.
       lanes_on_rows: the vectorised Var runs along rows: every lane has a row of its own.
     """
 
@@ -49,6 +50,7 @@ class Team:
     combine: str
     argument: int
     smem: str = ""
+    idle: str = "false"
     lanes_on_rows: bool = False
 
 
@@ -58,16 +60,17 @@ def warp_team(size: int = 32) -> Team:
     return Team(size, rank, "combine_warp", size)
 
 
-def block_team(threads: int, smem: str, *, group: int = 0) -> Team:
+def block_team(threads: int, smem: str, *, group: int = 0, idle: str = "false") -> Team:
     """All threads of the block, or ``group`` neighbouring ones (a power of two)."""
     size = group or threads
     rank = "thread_id()" if size == threads else f"(thread_id() & {size - 1})"
-    return Team(size, rank, "combine_block", size, smem)
+    return Team(size, rank, "combine_block", size, smem, idle)
 
 
 def slice_team(threads: int, smem: str) -> Team:
     """Lanes of a warp have different rows; the block's warps share the columns."""
-    return Team(threads // 32, "warp_id()", "combine_slice", threads // 32, smem, True)
+    return Team(threads // 32, "warp_id()", "combine_slice", threads // 32, smem,
+                lanes_on_rows=True)
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class _RowChain:
         self.kept: dict[Key, int] = {}
         self.early: list[Key] = []
         self._plan_registers(keep_words)
+        self.combined = False
         self.arrays: dict[Key, tuple[str, Emitted]] = {}
 
     # ---- analysis ------------------------------------------------------------------------------
@@ -265,11 +269,15 @@ class _RowChain:
     def _combine(self, states: list[tuple[str, str]]) -> list[str]:
         """The states of the team for (reducer, state of this thread), as C expressions.
 
-        A block combines all of a sweep at once: each time costs two barriers, a tree of shuffles
-        and a trip through shared memory, 0.2 us of a layer norm's 2.5.
+        A block combines all of a sweep at once: each time costs two barriers (the first one of a
+        task that was fetched for, one), a tree of shuffles and a trip through shared memory, 0.2 us
+        of a layer norm's 2.5.
         """
         team, w = self.team, self.em.w
         smem = f", {team.smem}" if team.smem else ""
+        if team.combine == "combine_block" and team.idle != "false" and not self.combined:
+            smem += f", {team.idle}"
+        self.combined = True
         if team.combine != "combine_block" or len(states) == 1:
             return [f"{team.combine}<{r}, {team.argument}>({x}{smem})" for r, x in states]
         (kind, value), *others = states

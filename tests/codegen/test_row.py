@@ -142,6 +142,20 @@ def test_reducers_of_every_type(dtype: DType) -> None:
     check(g, [data(x, special=True, scale=scale)])
 
 
+@pytest.mark.parametrize(("kind", "dtype", "commutes"), [
+    ("add", F32, True), ("multiply", DType.F64, True), ("maximum", F32, False),
+    ("maximum", DType.S32, True), ("and", DType.PRED, True), (None, F32, False)])
+def test_lanes_keep_their_order_where_it_shows(kind: str | None, dtype: DType,
+                                               commutes: bool) -> None:
+    """Of equal bits a float's maximum is not (+0, -0), and what argmax keeps of two alike."""
+    def make(b: Builder, x: Value) -> tuple[Value, ...]:
+        return (b.reduce(x, start(b, kind, dtype), kind, (1,)),) if kind else argmax(b, x)
+
+    source = compile_graph(graph([value((3, 40), dtype)], make)).source
+    assert f"COMMUTES = {str(commutes).lower()};" in source
+    assert f"COMMUTES = {str(not commutes).lower()};" not in source
+
+
 @pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1), (0, 1, 2)])
 def test_any_dimensions(dims: tuple[int, ...]) -> None:
     check(graph([value((5, 34, 12))], lambda b, x: b.reduce(x, start(b, "add", F32), "add", dims)),

@@ -5,6 +5,7 @@
 //   static State identity();           combine(identity(), s) is s
 //   static State of(elements...);      the state of one element
 //   static State combine(a, b);
+//   static constexpr bool COMMUTES;    combine(a, b) and combine(b, a) are the same bits (NaN aside)
 // States are combined in a fixed order, and every thread of the team gets the same bits.
 #pragma once
 #include "jaxmono/platform.cuh"
@@ -42,6 +43,7 @@ JM_DEVICE typename R::State fold(const typename R::State (&acc)[N]) {
 // Two reducers as one: the partial states of both travel together.
 template <class A, class B>
 struct Both {
+  static constexpr bool COMMUTES = A::COMMUTES && B::COMMUTES;
   struct State {
     typename A::State a;
     typename B::State b;
@@ -54,24 +56,25 @@ struct Both {
 // Groups of G neighbouring lanes of a warp. All lanes of the warp take part.
 template <class R, int G>
 JM_DEVICE typename R::State combine_warp(typename R::State s) {
-using S = typename R::State;
-  return warp_reduce<G>(s, [](const S& a, const S& b) { return R::combine(a, b); });
+  using S = typename R::State;
+  return warp_reduce<G, !R::COMMUTES>(s, [](const S& a, const S& b) { return R::combine(a, b); });
 }
 
-// THREADS neighbouring threads of the block, all of which take part. smem: one State per warp.
+// THREADS neighbouring threads of the block, all of which take part. smem: one State per warp. idle: a
+// barrier lies behind whoever read it last.
 template <class R, int THREADS>
-JM_DEVICE typename R::State combine_block(typename R::State s, unsigned char* smem) {
+JM_DEVICE typename R::State combine_block(typename R::State s, unsigned char* smem, bool idle = false) {
   constexpr int WARPS = THREADS / 32;
   auto* part = reinterpret_cast<typename R::State*>(smem);
   s = combine_warp<R, 32>(s);
-  syncthreads();  // earlier readers of smem are done
+  if (!idle) syncthreads();
   if (lane_id() == 0) part[warp_id()] = s;
   syncthreads();
   part += warp_id() / WARPS * WARPS;
-  s = part[0];
+  typename R::State all[WARPS];
 #pragma unroll
-  for (int w = 1; w < WARPS; ++w) s = R::combine(s, part[w]);
-  return s;
+  for (int w = 0; w < WARPS; ++w) all[w] = part[w];
+  return fold<R>(all);
 }
 
 // Every lane has N rows of its own; the WARPS warps of the block have slices of the columns.

@@ -170,6 +170,28 @@ constexpr bool same_type = false;
 template <class A>
 constexpr bool same_type<A, A> = true;
 
+// Two bf16 as floats.
+JM_DEVICE void bf16x2_to_floats(uint32_t pair, float& low, float& high) {
+  low = bitcast<float>(pair << 16);
+  high = bitcast<float>(pair & 0xffff0000u);
+}
+
+template <class To, class T, int N>
+JM_DEVICE Vec<To, N> convert(const Vec<T, N>& v);
+
+// Pairs of bf16 as words: as elements, the second of a pair is first taken out, then shifted back.
+template <class To, class T, int N>
+JM_DEVICE Vec<To, N> from_raw(const Raw<T, N>& raw) {
+  if constexpr (N % 2 == 0 && same_type<T, bf16> && same_type<To, float>) {
+    Vec<float, N> r;
+#pragma unroll
+    for (int i = 0; i < N; i += 2) bf16x2_to_floats(raw.pair[i / 2], r.x[i], r.x[i + 1]);
+    return r;
+  } else {
+    return convert<To>(raw.v);
+  }
+}
+
 template <class To, class T, int N>
 JM_DEVICE Vec<To, N> convert(const Vec<T, N>& v) {
   Vec<To, N> r;
@@ -189,14 +211,9 @@ JM_DEVICE Vec<To, N> convert(const Vec<T, N>& v) {
       r.x[i + 1] = To{static_cast<uint8_t>(pair >> 8)};
     }
   } else if constexpr (N % 2 == 0 && same_type<T, bf16> && same_type<To, float>) {
-    // As words: as elements, the second of a pair is first taken out, then shifted back.
     Raw<T, N> raw;
     raw.v = v;
-#pragma unroll
-    for (int i = 0; i < N; i += 2) {
-      r.x[i] = bitcast<float>(raw.pair[i / 2] << 16);
-      r.x[i + 1] = bitcast<float>(raw.pair[i / 2] & 0xffff0000u);
-    }
+    return from_raw<To>(raw);
   } else if constexpr (N % 2 == 0 && is_f8<T> && same_type<To, float>) {
 #pragma unroll
     for (int i = 0; i < N; i += 2) {
@@ -227,7 +244,15 @@ JM_DEVICE float rounded(const T& x) {
 }
 template <class To, class T, int N>
 JM_DEVICE Vec<float, N> rounded(const Vec<T, N>& v) {
-  return convert<float>(convert<To>(v));
+  if constexpr (N % 2 == 0 && same_type<T, float> && same_type<To, bf16>) {
+    Vec<float, N> r;
+#pragma unroll
+    for (int i = 0; i < N; i += 2)
+      bf16x2_to_floats(floats_to_bf16x2(v.x[i], v.x[i + 1]), r.x[i], r.x[i + 1]);
+    return r;
+  } else {
+    return convert<float>(convert<To>(v));
+  }
 }
 
 // ---- memory --------------------------------------------------------------------------------------
@@ -238,7 +263,7 @@ JM_DEVICE Vec<To, N> load(const T* p) {
 #pragma unroll
   for (int i = 0; i < Raw<T, N>::BYTES / Raw<T, N>::PIECE; ++i)
     raw.piece[i] = reinterpret_cast<const typename Raw<T, N>::Piece*>(p)[i];
-  return convert<To>(raw.v);
+  return from_raw<To>(raw);
 }
 template <class To, class T>
 JM_DEVICE To load(const T* p) {
@@ -252,7 +277,7 @@ JM_DEVICE Vec<To, N> load_ro(const T* p) {
 #pragma unroll
   for (int i = 0; i < Raw<T, N>::BYTES / Raw<T, N>::PIECE; ++i)
     raw.piece[i] = ld_nc(reinterpret_cast<const typename Raw<T, N>::Piece*>(p) + i);
-  return convert<To>(raw.v);
+  return from_raw<To>(raw);
 }
 template <class To, class T>
 JM_DEVICE To load_ro(const T* p) {

@@ -9,8 +9,9 @@
 //   T shfl_xor<T>(T x, int mask), T shfl_idx<T>(T x, int lane)         any T of whole bytes
 //   bool warp_any(bool), bool warp_all(bool), uint32_t warp_ballot(bool)
 //   int uniform(int x)                  lane 0's x; the compiler then knows that all lanes have the same
-//   T warp_reduce<WIDTH = 32>(T x, F f)   f over each WIDTH neighbouring lanes, in lane order; the
-//                                         result in all of them, the same bits
+//   T warp_reduce<WIDTH = 32, ORDERED = true>(T x, F f)   f over each WIDTH neighbouring lanes, in
+//                                         lane order unless f commutes; the result in all of them,
+//                                         the same bits
 //   T block_reduce(T x, F f, void* smem)  f over the block, in thread order, result in all threads;
 //                                         smem: sizeof(T) per warp, free again on return
 #pragma once
@@ -86,13 +87,13 @@ JM_DEVICE bool warp_any(bool x) { return __any_sync(ALL_LANES, x); }
 JM_DEVICE bool warp_all(bool x) { return __all_sync(ALL_LANES, x); }
 JM_DEVICE uint32_t warp_ballot(bool x) { return __ballot_sync(ALL_LANES, x); }
 
-template <int WIDTH = 32, class T, class F>
+template <int WIDTH = 32, bool ORDERED = true, class T, class F>
 JM_DEVICE T warp_reduce(T x, const F& f) {
-  // Ordered by lane, so that all lanes agree even where f does not commute.
+  // Ordered by lane, so that all lanes agree even where f does not commute: two selects a word.
 #pragma unroll
   for (int offset = 1; offset < WIDTH; offset *= 2) {
     const T other = shfl_xor(x, offset);
-    x = (lane_id() & offset) ? f(other, x) : f(x, other);
+    x = ORDERED && (lane_id() & offset) ? f(other, x) : f(x, other);
   }
   return x;
 }

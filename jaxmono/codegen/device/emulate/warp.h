@@ -82,7 +82,7 @@ inline T shfl_xor(T x, int mask) {
   return shfl_idx(x, emulate::self().lane_id ^ mask);
 }
 
-template <int WIDTH = 32, class T, class F>
+template <int WIDTH = 32, bool ORDERED = true, class T, class F>
 inline T warp_reduce(T x, const F& f) {
   emulate::Reduction<T, F> arg = {x, &f};
   emulate::collective(&arg, emulate::reduce<WIDTH, T, F>, "warp_reduce");
