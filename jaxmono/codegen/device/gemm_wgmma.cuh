@@ -128,7 +128,7 @@ struct GemmWgmma {
 
   // Requests all k tiles of a task. AHEAD: of the first tiles one operand, the left one if LEFT, is
   // requested before ready() returns, which waits until the other one may be read; where that is a
-  // panel there is nothing to wait for. A resident B comes with the block's first task (at.fresh), and has
+  // panel, of as many tiles as there is room for. A resident B comes with the block's first task (at.fresh), and has
   // landed when the first k tile of A has.
   template <int AHEAD, bool LEFT = false, class Ready, class LoadA, class LoadB>
   JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int row0, int col0,
