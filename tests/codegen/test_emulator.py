@@ -336,23 +336,26 @@ TEAM = """
 #define JM_TEAM 64
 """ + kernel_source("""
   auto* out = static_cast<int*>(p.buf[0]);
-  auto* ready = reinterpret_cast<uint32_t*>(dynamic_shared());
+  auto* ready = reinterpret_cast<uint64_t*>(dynamic_shared());
   auto* slots = reinterpret_cast<int*>(dynamic_shared() + 64);
   const int fault = *static_cast<const int*>(p.buf[1]);
-  if (thread_id() == 0) *ready = 0;
+  if (thread_id() == 0) {
+    mbarrier_init(ready, 1);
+    mbarrier_fence_init();
+  }
   if (thread_id() != 70 || fault != 1) sync_all_threads();
   if (thread_id() >= 64) {  // two warps help, each for as long as it likes
     if (fault == 2) syncthreads();
     if (warp_id() == 3) return;
     slots[32 + lane_id()] = 1000 + lane_id();
     syncwarp();
-    if (thread_id() == 64) red_add_release_shared(ready, 1);
+    if (thread_id() == 64) mbarrier_arrive(ready);
     return;
   }
   if (fault == 3) named_barrier(1, 64);
   if (warp_id() == 0) slots[31 - lane_id()] = lane_id();
   syncthreads();
-  wait_until([&] { return ld_acquire_shared(ready) == 1; }, "the helpers");
+  mbarrier_wait(ready, 0);
   const int sum = block_reduce(slots[thread_id()], Sum{}, dynamic_shared() + 512);
   out[block_id() * 64 + thread_id()] = sum;
   grid_barrier(&grid);

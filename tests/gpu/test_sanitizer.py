@@ -27,9 +27,9 @@ def test_clean(tool: str) -> None:
     numbers += ["vgg16:2", "residual_1280_3072_768:1"]
     done = watched(tool, [sys.executable, str(script), *numbers])
     if done.returncode == FOUND and tool == "racecheck":
-        # It does not know the counter by which consumers give shared memory to producers
-        # (device/roles.cuh), and once, beside eleven other tests on the GPU, took the order that
-        # it makes for a race (VGG-16 b2); alone it did not. What it reports twice counts.
+        # VGG-16 b2: it takes weights that stay for a race with what consumers read before they met
+        # the producers in one bar.sync of all (device/roles.cuh), and does so twice. What it
+        # reported once beside eleven other tests on the GPU, and alone did not, does not count.
         done = watched(tool, [sys.executable, str(script), *numbers])
     told = done.stdout[-6000:] + done.stderr[-2000:]
     assert done.returncode == 0, told

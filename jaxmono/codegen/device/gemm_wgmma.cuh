@@ -129,9 +129,9 @@ struct GemmWgmma {
 
   // Requests all k tiles of a task. AHEAD: of the first tiles one operand, the left one if LEFT, is
   // requested before ready() returns, which waits until the other one may be read; where that is a
-  // panel there is nothing to wait for. A resident B comes with the block's first task (at.fresh), and has
-  // landed when the first k tile of A has. It, too, waits for ready(): what comes behind a single meeting of
-  // the block racecheck (2025.3) takes for a race with what consumers read before it (VGG-16 b2).
+  // panel, of as many tiles as there is room for. A resident B comes with the block's first task (at.fresh),
+  // and has landed when the first k tile of A has. It, too, waits for ready(): what comes behind a single
+  // meeting of the block racecheck (2025.3) takes for a race with what consumers read before it (VGG-16 b2).
   template <int AHEAD, bool LEFT = false, class Ready, class LoadA, class LoadB>
   JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int row0, int col0,
                                 int k0, int tiles, const Ready& ready, const LoadA& load_a,

@@ -28,8 +28,6 @@
 //   void mbarrier_wait(uint64_t* bar, uint32_t parity)   until the phase of that parity is complete
 //   void fence_proxy_async()         wgmmas that follow (after a barrier: in any thread) read what
 //                                    this thread has written to shared memory, or seen written
-//   uint32_t ld_acquire_shared(const uint32_t*)      between the threads of a block; to wait for a
-//   void red_add_release_shared(uint32_t*, uint32_t) value, sync.cuh's wait_until
 //  ptx_wgmma.cuh (sm_90a). All threads of a warpgroup: warps 4 i .. 4 i + 3.
 //   uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t stride_bytes)
 //   uint64_t wgmma_descriptor_at(uint64_t first, int bytes)   of an operand so far behind

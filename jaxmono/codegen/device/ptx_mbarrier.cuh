@@ -47,21 +47,6 @@ JM_DEVICE void mbarrier_wait(uint64_t* bar, uint32_t parity) {
 
 JM_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-JM_DEVICE uint32_t ld_acquire_shared(const uint32_t* p) {
-  uint32_t x;
-  asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];"
-               : "=r"(x)
-               : "r"(shared_address(p))
-               : "memory");
-  return x;
-}
-// An atomic, though one thread alone counts: racecheck takes a plain store, st.release too, and the
-// loads of those who wait for it for a race.
-JM_DEVICE void red_add_release_shared(uint32_t* p, uint32_t x) {
-  asm volatile("red.release.cta.shared::cta.add.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(x)
-               : "memory");
-}
-
 }  // namespace jaxmono
 
 #endif

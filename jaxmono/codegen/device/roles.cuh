@@ -73,8 +73,9 @@ struct Roles {
 
   // Consumers: a grid barrier, and its halves. FREES: shared memory is the producers' when it is reached.
   // LOADS: the stage behind it has loads. With words in shared memory, which thread 0 counted and producers
-  // looked at, in place of meetings BERT-base b1 took 1.2 % longer on an H200, ViT-B/16 b1 0.9, the T5-base
-  // encoder b1 2.8; and racecheck (compute-sanitizer 2025.3) does not know such words.
+  // looked at, in place of meetings BERT-base b1 took 1.2 % longer on an H200, ViT-B/16 b1 1.6, the T5-base
+  // encoder b1 1.8, ResNet-50 b1 2, and VGG-16 b32 3.4 % less (on another GPU as long); and racecheck
+  // (compute-sanitizer 2025.3) does not know such words.
   template <bool FREES, bool LOADS>
   JM_DEVICE void grid_barrier(GridBarrier* barrier) {
     grid_wait<LOADS>(barrier, grid_arrive<FREES>(barrier));

@@ -28,13 +28,4 @@ inline void mbarrier_wait(uint64_t* bar, uint32_t parity) {
 }
 inline void fence_proxy_async() { emulate::fence_proxy_async(); }
 
-inline uint32_t ld_acquire_shared(const uint32_t* p) {
-  emulate::check_shared(emulate::self(), p, 4, "ld_acquire_shared");
-  return ld_acquire_gpu(p);
-}
-inline void red_add_release_shared(uint32_t* p, uint32_t x) {
-  emulate::check_shared(emulate::self(), p, 4, "red_add_release_shared");
-  red_add_release_gpu(p, x);
-}
-
 }  // namespace jaxmono
