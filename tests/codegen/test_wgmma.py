@@ -66,7 +66,8 @@ REPLACED = {  # in place of a step
     "producer says when the tile has landed": "mbarrier_arrive(&roles->full[at.slot]);",
     "consumer waits for the products of the tile before": "wgmma_wait<2>();",
     "consumer waits for the last products": "wgmma_wait<1>();",
-    "barriers are initialised": "syncwarp();"}
+    "barriers are initialised": "syncwarp();",
+    "the team meets the producers that load h": "syncthreads();"}
 TASKS, WIDTH = 3, 192
 
 

@@ -14,7 +14,6 @@ struct Params {
 };
 struct Roles {
   uint64_t full[SLOTS], empty[SLOTS];
-  uint32_t written;  // rows of h: tasks that are done with it
 };
 
 struct Place {
@@ -93,20 +92,16 @@ extern "C" __global__ void __launch_bounds__(384, 1) test_kernel(const __grid_co
       mbarrier_init(&roles->full[i], 128);
       mbarrier_init(&roles->empty[i], 2);
     }
-    roles->written = 0;
     mbarrier_fence_init();
   }
   sync_all_threads();  // [barriers are initialised]
 
   Place at;
-  uint32_t done = 0;
   if (thread_id() >= JM_TEAM) {
     registers_decrease<40>();
     for (int task = block_id(); task < tasks; task += num_blocks()) {
       produce(p, roles, ring, at, a + task * 128 * K, K, b, change);
-      ++done;
-      const auto written = [&] { return ld_acquire_shared(&roles->written) == done; };
-      wait_until(written, "the rows of h");  // [producer waits for the rows of h]
+      named_barrier(4, 384);  // [producer meets the team that has written h]
       produce(p, roles, ring, at, h + task * 128 * N, N, c, change);
     }
   } else {
@@ -120,10 +115,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) test_kernel(const __grid_co
 #pragma unroll
         for (int e = 0; e < 4; ++e)
           h[(task * 128 + row + e / 2 * 8) * N + j * 8 + col + e % 2] = from_float<bf16>(acc[j][e]);
-      syncthreads();  // [the team has written h]
-      ++done;
-      if (thread_id() == 0)
-        red_add_release_shared(&roles->written, 1);  // [team says that h is written]
+      named_barrier(4, 384);  // [the team meets the producers that load h]
       consume(p, roles, ring, at, N / 64, acc, change);
 #pragma unroll
       for (int j = 0; j < 16; ++j)
