@@ -101,18 +101,21 @@ def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings
     chain    one warpgroup alone: scores -> maximum -> exponentials -> probabilities
     load     K and V out of L2
 
-    In the middle the longest of these, since the warpgroups take turns. The first scores and the
-    last values run under nothing. Not faster than global memory gives all operands once; with a
-    single chunk, K and V of the next task are on their way before its queries have a place.
+    In the middle the longest of these; of narrow heads (`NARROW`) as measured: tensor and two
+    thirds of lanes one after the other, or a longer chain (chunks of 64, 96, 128 and 176 keys take
+    0.70, 0.90, 1.06 and 1.42 us). The first scores and the last values run under nothing. Not
+    faster than global memory gives all operands once; with a single chunk, K and V of the next task
+    are on their way before its queries have a place.
     """
     d, dv = _round(form.k.size), _round(form.v.size)
     cols = s.chunk * s.bq // 128
     # 1760 multiplications a clock were measured, and 128 bytes a clock come out of shared memory.
     scores = max(128 * cols * d / 1760, (64 + cols) * d * 4 / 128)
     values = max(128 * cols * dv / 1760, cols * dv * 4 / 128)
+    narrow = d <= 64 and dv <= 64
     each = 4.5 if keys.simple else 9.0  # instructions an element
-    lanes = max(8.0 * cols, (cols / 2 * each + 180) * 2)
-    chain = scores / 2 + 5.5 * cols + (each - 4.5) * cols / 2 + 350
+    lanes = max(8.0 * cols, (cols / 2 * each + (90 if narrow else 180)) * 2)
+    chain = scores / 2 + 5.5 * cols + (each - 4.5) * cols / 2 + (680 if narrow else 350)
     load = s.chunk * (d + dv) * 2 / LOAD
     moved = (s.bq + form.n.size * min(1.0, s.bq / form.m.size)) * (d + dv) * 2 / GLOBAL
     end = s.bq * dv / 128 * 4 + (250 if s.bq == 64 else 100)
@@ -120,8 +123,9 @@ def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings
         end += 2500 + s.bq * dv * 8 / 20
 
     def clocks(chunks: Numbers) -> Numbers:
-        middle = max(scores + values + 100, lanes, chain, load)
-        once = scores + lanes + values + 300
+        busy = scores + values + (lanes * 2 / 3 if narrow else 100)
+        middle = max(busy, lanes, chain, load)
+        once = (scores + lanes + values) * (1.3 if narrow else 1.0) + 300
         return np.maximum(chunks - 1, 0) * middle + max(once, load) + 250 + end
 
     tiles = form.batch.size * siblings * math.ceil(form.m.size / s.bq)

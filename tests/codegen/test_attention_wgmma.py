@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from contraction_harness import build, check_near, dot_sigs, plan_of, smooth
 from lost_waits import Case, failure, own_text, removed
@@ -82,6 +83,35 @@ def test_rows_that_see_nothing_and_rows_that_begin_late(s: AttentionSchedule) ->
     run(plan, s, given, blocks=(4,), seeds=(0, 1))
 
 
+@pytest.mark.parametrize("d", [24, 80])
+@pytest.mark.parametrize("slope", [0.02, 0.3, 40.0])
+def test_maxima_that_grow(slope: float, d: int) -> None:
+    """By less and by more than weights have room for, and past what one multiply-add can subtract;
+    from below zero, where floats are not in the order of their bits. Rows of a warp differ."""
+    def fn(q: Any, k: Any, v: Any) -> Any:
+        rows, keys = jnp.arange(130) % 3, jnp.arange(300)
+        s = jnp.einsum("bhmd,bhnd->bhmn", q, k).astype(F32) * 0.25
+        s = s + slope * (keys - 150 * rows[:, None] + 40)
+        return jnp.einsum("bhmn,bhnd->bhmd", jax.nn.softmax(s, -1).astype(v.dtype), v)
+
+    plan = plan_of(fn, *qkv(130, 300, d, BF16))
+    for s in (wgmma(64, 64, 2), wgmma(128, 64, 3)):
+        run(plan, s, rtol=4e-2)
+
+
+@pytest.mark.parametrize("d", [24, 80])
+def test_nan_and_infinity(d: int) -> None:
+    """They reach exactly the rows that they reach in the program, in the first chunk and later."""
+    plan = plan_of(attend, *qkv(130, 640, d, BF16))
+    given = smooth(plan.graph)
+    given[0][0, 0, 3, 5] = np.nan
+    given[0][0, 1, 79, 0] = np.inf
+    given[1][0, 0, 470, :] = -np.inf  # a NaN, inf or -inf score, by the signs of the query
+    given[2][0, 1, 599, 2] = np.inf
+    for s in (wgmma(64, 64, 2), wgmma(128, 64, 3)):
+        run(plan, s, given)
+
+
 def layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any) -> Any:
     def heads(w: Any) -> Any:
         return (x @ w).reshape(2, -1, 2, 16)
@@ -124,8 +154,8 @@ def test_unlike_attentions_in_a_stage() -> None:
 
 @functools.cache
 def case(slots: int) -> Case:
-    """Of five chunks of keys, or of six, from which on maxima are found beside products."""
-    plan = plan_of(attend, *qkv(130, 300 if slots == 4 else 330, 32, BF16, heads=3))
+    """Of five chunks of keys; with four slots, of heads too wide for exponentials in between."""
+    plan = plan_of(attend, *qkv(130, 300, 80 if slots == 4 else 32, BF16, heads=3))
     return Case(plan, {attention_sig(plan).key: wgmma(64, 64, slots)}, smooth(plan.graph), 0.04,
                 threads=256)
 

@@ -87,7 +87,7 @@ struct FlashAttention {
       float s[1][NT][4];
       scores(s, q, slot(t));
       uint32_t p[NT / 2][4];
-      rows.template weigh<KEYS, KEYS % BK != 0>(s[0], t * BK + first_col(), logits);
+      rows.template weigh<SHARE == 1, KEYS, KEYS % BK != 0>(s[0], t * BK + first_col(), logits);
       if constexpr (SHARE > 1) rows.fade_sums();
       Rows::pack(p, s[0]);
       if constexpr (STAGES == 1) {

@@ -22,13 +22,16 @@ namespace jaxmono {
 
 JM_DEVICE float minus_infinity() { return bitcast<float>(0xff800000u); }
 
-// 2^x; 0 where that is subnormal, which saves three instructions.
+// 2^x; 0 where that is subnormal, which saves three instructions. PLACED: where it is written, between
+// products (attention_wgmma.cuh).
+template <bool PLACED = false>
 JM_DEVICE float flushed_exp2(float x) {
 #ifdef JAXMONO_EMULATE
   return exp2f(x);
 #else
   float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  if constexpr (PLACED) asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  else asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #endif
 }
@@ -173,12 +176,17 @@ struct AttentionRows {
 
   // Of a thread's rows g and g + 8; sums are of its own columns until `finish`. max: what weights are
   // relative to, at most GROWTH / unit below the largest logit.
-  float max[2], sum[2], fade[2];
+  float max[2], sum[2];
+  // Of `weigh`: whether there is a new maximum in the warp, and then what sums of before are multiplied by;
+  // whether max * unit, all that is subtracted from the exponents, is small enough, and else 0.
+  bool fades, near;
+  float fade[2], shift[2];
   float o[NV][4];
 
   JM_DEVICE void reset() {
     max[0] = max[1] = minus_infinity();
-    sum[0] = sum[1] = 0.0f;
+    sum[0] = sum[1] = shift[0] = shift[1] = 0.0f;
+    fades = near = false;
 #pragma unroll
     for (int i = 0; i < NV; ++i)
 #pragma unroll
@@ -187,31 +195,30 @@ struct AttentionRows {
 
   // Scores of keys key0, key0 + 1... to weights relative to the maximum so far. O and what follows
   // from it is that of the maximum before until `fade_sums`. KEYS: those from there on do not count.
-  template <int KEYS, bool PARTIAL, int NT, class L>
+  // FIRST: no keys have been before.
+  template <bool FIRST, int KEYS, bool PARTIAL, int NT, class L>
   JM_DEVICE void weigh(float (&s)[NT][4], int key0, const L& logits) {
-    float most[2] = {max[0], max[1]};
+    aim<FIRST, KEYS, PARTIAL>(s, key0, logits);
+    float total[4] = {};  // short chains of additions
 #pragma unroll
-    for (int j = 0; j < NT; ++j) look(s[j], key0 + j * 8, logits, most);
-    weigh<KEYS, PARTIAL>(s, key0, logits, most);
+    for (int j = 0; j < NT; ++j) raise<false, KEYS, PARTIAL>(s[j], key0 + j * 8, logits, total);
+    add<FIRST>(total);
   }
 
-  // The first part of it, of keys key, key + 1... of one fragment: scores to logits, the largest to most.
-  template <class L>
-  JM_DEVICE void look(float (&s)[4], int key, const L& logits, float (&most)[2]) const {
+  // Its steps. Scores to logits, and what weights are relative to.
+  template <bool FIRST, int KEYS, bool PARTIAL, int NT, class L>
+  JM_DEVICE void aim(float (&s)[NT][4], int key0, const L& logits) {
     const int g = lane_id() / 4, t = lane_id() % 4, row = first_row() + g;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const Vec<float, 2> x =
-          logits.logit(row + 8 * h, key + 2 * t, Vec<float, 2>{s[2 * h], s[2 * h + 1]});
-      s[2 * h] = x.x[0], s[2 * h + 1] = x.x[1];
-      most[h] = fmaxf(most[h], fmaxf(x.x[0], x.x[1]));
-    }
-  }
-
-  // The rest of it; most: the largest that `look` has seen, and the maximum of before.
-  template <int KEYS, bool PARTIAL, int NT, class L>
-  JM_DEVICE void weigh(float (&s)[NT][4], int key0, const L& logits, float (&most)[2]) {
-    const int g = lane_id() / 4, t = lane_id() % 4, row = first_row() + g;
+    for (int j = 0; j < NT; ++j)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const Vec<float, 2> x = logits.logit(row + 8 * h, key0 + j * 8 + 2 * t,
+                                             Vec<float, 2>{s[j][2 * h], s[j][2 * h + 1]});
+        s[j][2 * h] = x.x[0], s[j][2 * h + 1] = x.x[1];
+      }
+    float most[2];
+    largest<FIRST>(most, s);
     if (key0 < logits.low || key0 + NT * 8 - 1 > logits.high) {  // not all keys for all rows
       most[0] = max[0], most[1] = max[1];
 #pragma unroll
@@ -226,70 +233,84 @@ struct AttentionRows {
           most[h] = fmaxf(most[h], fmaxf(s[j][2 * h], s[j][2 * h + 1]));
         }
     }
+    // Weights of f16 that are multiplied by anything get no room. -inf - -inf is no growth.
+    constexpr float room = L::FACTORS && is_same<T, f16> ? 0.0f : GROWTH;
+    const auto grows = [&](int h) { return (most[h] - max[h]) * logits.unit > room; };
+    // Seldom, and so asked of the warp before its rows: what is below takes a chunk 200 cycles longer.
+    fades = !FIRST && !warp_all(!grows(0) && !grows(1));
+    if (FIRST || fades) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      most[h] = quad_max(most[h]);
-      // Weights of f16 that are multiplied by anything get no room. -inf - -inf is no growth.
-      constexpr float room = L::FACTORS && is_same<T, f16> ? 0.0f : GROWTH;
-      const float next = (most[h] - max[h]) * logits.unit > room ? most[h] : max[h];
-      fade[h] = next == max[h] ? 1.0f : softmax_exp(max[h], softmax_base(next), logits.unit);
-      max[h] = next;
+      for (int h = 0; h < 2; ++h) {
+        most[h] = quad_max(most[h]);
+        const float next = FIRST || grows(h) ? most[h] : max[h];
+        fade[h] = FIRST || next == max[h] ? 1.0f
+                                          : softmax_exp(max[h], softmax_base(next), logits.unit);
+        max[h] = next;
+        shift[h] = next * logits.unit;
+      }
+      // One multiply-add an element: the difference of products is exact enough unless they are large.
+      near = warp_all(fabsf(shift[0]) <= NEAR && fabsf(shift[1]) <= NEAR);
+      if (!near) shift[0] = shift[1] = 0.0f;
     }
-    // One multiply-add an element: the difference of products is exact enough unless they are large.
-    float shift[2] = {max[0] * logits.unit, max[1] * logits.unit};
-    if (!warp_all(fabsf(shift[0]) <= NEAR && fabsf(shift[1]) <= NEAR)) {
+    if (!near) {
       const float base[2] = {softmax_base(max[0]), softmax_base(max[1])};
 #pragma unroll
       for (int j = 0; j < NT; ++j)
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[j][e] -= base[e / 2];
-      shift[0] = shift[1] = 0.0f;
     }
+  }
+
+  // Logits of one fragment, of keys key, key + 1..., to what is multiplied with the values.
+  template <bool PLACED, int KEYS, bool PARTIAL, class L>
+  JM_DEVICE void raise(float (&s)[4], int key, const L& logits, float (&total)[4]) const {
 #pragma unroll
-    for (int j = 0; j < NT; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[j][e] = flushed_exp2(fmaf(s[j][e], logits.unit, -shift[e / 2]));
-    float total[4] = {};  // short chains of additions
-#pragma unroll
-    for (int j = 0; j < NT; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) total[e] += s[j][e];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) sum[h] = sum[h] * fade[h] + (total[2 * h] + total[2 * h + 1]);
+    for (int e = 0; e < 4; ++e) {
+      s[e] = flushed_exp2<PLACED>(fmaf(s[e], logits.unit, -shift[e / 2]));
+      total[e] += s[e];
+    }
     if constexpr (L::FACTORS) {
+      const int row = first_row() + lane_id() / 4, own = key + lane_id() % 4 * 2;
 #pragma unroll
-      for (int j = 0; j < NT; ++j)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int key = key0 + j * 8 + 2 * t;
-          const Vec<float, 2> x =
-              logits.factor(row + 8 * h, key, Vec<float, 2>{s[j][2 * h], s[j][2 * h + 1]});
-          s[j][2 * h] = !PARTIAL || key < KEYS ? x.x[0] : 0.0f;
-          s[j][2 * h + 1] = !PARTIAL || key + 1 < KEYS ? x.x[1] : 0.0f;
-        }
+      for (int h = 0; h < 2; ++h) {
+        const Vec<float, 2> x =
+            logits.factor(row + 8 * h, own, Vec<float, 2>{s[2 * h], s[2 * h + 1]});
+        s[2 * h] = !PARTIAL || own < KEYS ? x.x[0] : 0.0f;
+        s[2 * h + 1] = !PARTIAL || own + 1 < KEYS ? x.x[1] : 0.0f;
+      }
     }
+  }
+
+  template <bool FIRST>
+  JM_DEVICE void add(const float (&total)[4]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      sum[h] = (FIRST ? 0.0f : fades ? sum[h] * fade[h] : sum[h]) + (total[2 * h] + total[2 * h + 1]);
   }
 
   // O relative to the maximum that `weigh` has left, which rarely is a new one.
   JM_DEVICE void fade_sums() {
-    if (warp_all(fade[0] == 1.0f && fade[1] == 1.0f)) return;
+    if (!fades) return;
 #pragma unroll
     for (int i = 0; i < NV; ++i)
 #pragma unroll
       for (int e = 0; e < 4; ++e) o[i][e] *= fade[e / 2];
   }
 
-  // Weights in the fragments of a left operand.
+  // Weights in the fragments of a left operand: all, or those of step i of the products.
   template <int NT>
   JM_DEVICE static void pack(uint32_t (&p)[NT / 2][4], const float (&s)[NT][4]) {
 #pragma unroll
-    for (int i = 0; i < NT / 2; ++i)
+    for (int i = 0; i < NT / 2; ++i) pack(p, s, i);
+  }
+  template <int NT>
+  JM_DEVICE static void pack(uint32_t (&p)[NT / 2][4], const float (&s)[NT][4], int i) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float(&x)[4] = s[2 * i + e / 2];
-        p[i][e] = is_same<T, bf16> ? floats_to_bf16x2(x[e % 2 * 2], x[e % 2 * 2 + 1])
-                                   : floats_to_f16x2(x[e % 2 * 2], x[e % 2 * 2 + 1]);
-      }
+    for (int e = 0; e < 4; ++e) {
+      const float(&x)[4] = s[2 * i + e / 2];
+      p[i][e] = is_same<T, bf16> ? floats_to_bf16x2(x[e % 2 * 2], x[e % 2 * 2 + 1])
+                                 : floats_to_f16x2(x[e % 2 * 2], x[e % 2 * 2 + 1]);
+    }
   }
 
   // Calls f(r, c, out) for every LANES neighbouring elements of the tile, `valid` rows of it, the
@@ -384,6 +405,32 @@ struct AttentionRows {
   }
 
  private:
+  // The largest of the logits and the maximum so far, by row. Floats that are not negative have the order of
+  // their bits, of which three are compared in one instruction (VIMNMX3).
+  template <bool FIRST, int NT>
+  JM_DEVICE void largest(float (&most)[2], const float (&s)[NT][4]) const {
+    if (!FIRST && warp_all(max[0] >= 0.0f && max[1] >= 0.0f)) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        int top[2] = {bitcast<int>(max[h]), bitcast<int>(max[h])};  // two chains
+#pragma unroll
+        for (int j = 0; j < NT; ++j) {
+          const Most larger;
+          top[j % 2] = larger(larger(top[j % 2], bitcast<int>(s[j][2 * h])), bitcast<int>(s[j][2 * h + 1]));
+        }
+        most[h] = bitcast<float>(Most{}(top[0], top[1]));
+      }
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        most[h] = max[h];
+#pragma unroll
+        for (int j = 0; j < NT; ++j)
+          most[h] = fmaxf(most[h], fmaxf(s[j][2 * h], s[j][2 * h + 1]));
+      }
+    }
+  }
+
   JM_DEVICE void stage(float* own, const float (&scale)[2]) const {
     const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll

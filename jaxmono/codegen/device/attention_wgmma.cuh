@@ -4,11 +4,11 @@
 //   producers: K0, Q; K1, V0, K2, V1... into the slots of a ring, tasks ahead of the consumers
 //   consumers: S1 = Q K1^T and O += P0 V0 are issued together; AttentionRows::weigh makes P1 of S1
 //              while the second runs; S2 = Q K2^T and O += P1 V1...
-//              (BESIDE: O += P0 V0 is issued when S1 is there, between the steps of finding its maxima)
+//              (NARROW: O += P0 V0 between the first exponentials of S1, P1 between the others)
 //
-// So products run under a warpgroup's own exponentials and under those of the other one: they take turns
-// in asking for products (the ping-pong of FlashAttention-3: Shah et al. 2024), else both would wait for
-// their scores at the same time and then for the unit that computes exponentials.
+// So products run under a warpgroup's own exponentials and under those of the other one, which begins a
+// task a softmax later (LAGS). Turns for every chunk (the ping-pong of FlashAttention-3: Shah et al. 2024)
+// are more waits than they save: without, 12 heads of 64 take up to 5 % less time on an H200, 32 of 128 1 %.
 #pragma once
 #include "jaxmono/attention_rows.cuh"
 #include "jaxmono/gemm_wgmma.cuh"
@@ -26,13 +26,13 @@ struct FlashWgmma {
   static constexpr int DVP = Rows::DVP, FLOATS = Rows::FLOATS;
   static constexpr int CHUNKS = (KEYS + BK - 1) / BK, SHARE = (CHUNKS + SPLIT - 1) / SPLIT;
   static constexpr int Q_SLOT = MAX_SLOTS - 1;  // whose `empty` says when Q may be overwritten
-  // With wider heads, products take so long that exponentials are hidden anyway.
-  static constexpr bool TURNS = DP <= 128 && DVP <= 128;
-  static constexpr int TURN_BARRIER = 2;  // and the next
-  // A warp that has asked for products waits until the tensor cores take them: with narrow heads it finds
-  // the maximum of its scores meanwhile, and so asks for the values' only when it has these. 2048 and 8192
-  // keys with 12 heads of 64: 2.5 to 3.4 % less time; heads of 128: 2 to 3 % more, 512 keys b1 4 % more.
-  static constexpr bool BESIDE = DP <= 64 && DVP <= 64 && SHARE >= 6;
+  // A warp that has asked for products waits until the tensor cores take them. With narrow heads, whose
+  // products take no longer than the exponentials, these are asked for one by one, with exponentials in
+  // between; and where they are done, P is made of what is at hand, between the rest of the exponentials.
+  // With 2048 and 8192 keys of 12 heads of 64 5 to 7 % less time; heads of 128 take 2 to 4 % more.
+  static constexpr bool NARROW = DP <= 64 && DVP <= 64;
+  // With 512 keys of 12 heads of 64 3 % less time, with 2048 the same, 8192 and a causal mask 5 % more.
+  static constexpr bool LAGS = NARROW && SHARE > 1 && SHARE <= 8;
   static_assert(WG_M == 1 || WG_M == 2, "two warpgroups");
   static_assert(COLS % 16 == 0 && COLS <= 256 && SLOTS >= 2 && SLOTS <= Q_SLOT, "");
   // A slice along the keys begins at a panel of 64 columns.
@@ -127,76 +127,83 @@ struct FlashWgmma {
     const auto release = [&](int i) {
       if (speaks) mbarrier_arrive(&roles->empty[i]);
     };
-    // One turn a chunk each, the first warpgroup's first. Nothing but speed depends on them.
-    const auto take_turn = [&] {
-      if constexpr (TURNS) named_barrier(TURN_BARRIER + wg, CONSUMERS);
-    };
-    const auto pass_turn = [&](bool more) {
-      if constexpr (TURNS)
-        if (more || wg == 0) named_barrier_arrive(TURN_BARRIER + (wg ^ 1), CONSUMERS);
-    };
-    if constexpr (TURNS)
-      if (wg == 1) named_barrier_arrive(TURN_BARRIER, CONSUMERS);
     ready();
-    take_turn();
+    // The first warpgroup is at most this task ahead: the next one's queries have the place of these.
+    if constexpr (LAGS)
+      if (wg == 1) named_barrier(LAG_BARRIER, CONSUMERS);
     wgmma_fence();
     scores(s, q, wgmma_descriptor_at(keys, at.slot * SLOT));
     wgmma_commit();
-    pass_turn(first + 1 < last);
     wgmma_wait<0>();
     release(at.slot);
     if (first + 1 == last) release(Q_SLOT);
     at.template next<SLOTS>();
-    rows.template weigh<KEYS, KEYS % BK != 0>(s, first * BK + col, logits);
+    rows.template weigh<true, KEYS, KEYS % BK != 0>(s, first * BK + col, logits);
+    if constexpr (LAGS)
+      if (wg == 0) named_barrier_arrive(LAG_BARRIER, CONSUMERS);
     Rows::pack(p, s);
     if constexpr (SHARE > 1) {
       if (first + 1 < last) next_ready();
 #pragma unroll 1
       for (int t = first + 1; t < last; ++t) {
-        const int k = at.slot;
+        const int k = at.slot, key0 = t * BK + col;
         at.template next<SLOTS>();
-        take_turn();
         wgmma_fence();
         scores(s, q, wgmma_descriptor_at(keys, k * SLOT));
         wgmma_commit();
         rows.fade_sums();
         if constexpr (!TOGETHER) ready();
+        const int v = at.slot;
+        const uint64_t value = wgmma_descriptor_at(values, v * SLOT);
         const auto scored = [&] {
           wgmma_results(s);
           release(k);
           if (t + 1 == last) release(Q_SLOT);
         };
-        float most[2] = {rows.max[0], rows.max[1]};
-        const auto look = [&](int i) {
-          rows.look(s[2 * i], t * BK + col + i * 16, logits, most);
-          rows.look(s[2 * i + 1], t * BK + col + i * 16 + 8, logits, most);
+        const auto added = [&] {
+          at.template next<SLOTS>();
+          // In front, because ptxas moves the wait for the values up to the first exponentials where no
+          // other wait is between them.
+          if (t + 1 < last) next_ready();
+          wgmma_wait<0>();
+          wgmma_results(rows.o);
+          release(v);
         };
-        if constexpr (BESIDE) {
+        if constexpr (NARROW) {
+          constexpr int STEPS = NT / 2, HALF = STEPS / 2;
+          float total[4] = {};
+          const auto raise = [&](int i) {
+            rows.template raise<true, KEYS, KEYS % BK != 0>(s[2 * i], key0 + i * 16, logits, total);
+            rows.template raise<true, KEYS, KEYS % BK != 0>(s[2 * i + 1], key0 + i * 16 + 8, logits,
+                                                              total);
+          };
           wgmma_wait<0>();
           scored();
-        }
-        wgmma_fence();
-        accumulate(rows, p, wgmma_descriptor_at(values, at.slot * SLOT), [&](int i) {
-          if constexpr (BESIDE) look(i);
-        });
-        wgmma_commit();
-        pass_turn(t + 1 < last);
-        if constexpr (!BESIDE) {
+          rows.template aim<false, KEYS, KEYS % BK != 0>(s, key0, logits);
+          wgmma_fence();
+          accumulate(rows, p, value, [&](int i) {
+            if (i % 2 == 1) raise(i / 2);
+          });
+          wgmma_commit();
+          added();
+#pragma unroll
+          for (int i = HALF; i < STEPS; ++i) {
+            raise(i);
+            if (i < 2 * HALF) Rows::pack(p, s, i - HALF);
+          }
+#pragma unroll
+          for (int i = HALF; i < STEPS; ++i) Rows::pack(p, s, i);
+          rows.template add<false>(total);
+        } else {
+          wgmma_fence();
+          accumulate(rows, p, value, [](int) {});
+          wgmma_commit();
           wgmma_wait<1>();
           scored();
-#pragma unroll
-          for (int i = 0; i < NT / 2; ++i) look(i);
+          rows.template weigh<false, KEYS, KEYS % BK != 0>(s, key0, logits);
+          added();
+          Rows::pack(p, s);
         }
-        rows.template weigh<KEYS, KEYS % BK != 0>(s, t * BK + col, logits, most);
-        const int v = at.slot;
-        at.template next<SLOTS>();
-        // Here, because ptxas moves the wait for the values up to the first exponentials where no other
-        // wait is between them.
-        if (t + 1 < last) next_ready();
-        wgmma_wait<0>();
-        wgmma_results(rows.o);
-        release(v);
-        Rows::pack(p, s);
       }
       rows.fade_sums();
     }
@@ -225,7 +232,7 @@ struct FlashWgmma {
                                        operand_slice<TileK, K_D_MAJOR>(k, 0, d));
   }
 
-  // beside(i): what is done while the products of step i, and those before, are waited for.
+  // beside(i): what is done when the products of step i have been asked for.
   template <class Beside>
   JM_DEVICE static void accumulate(Rows& rows, const uint32_t (&p)[NT / 2][4], uint64_t v,
                                    const Beside& beside) {

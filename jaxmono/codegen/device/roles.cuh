@@ -26,7 +26,8 @@ constexpr int CONSUMERS = 256, PRODUCERS = 128;
 // took registers). With 200 and 104 attention with a mask in memory does.
 constexpr int CONSUMER_REGISTERS = 208, PRODUCER_REGISTERS = 88;
 constexpr int MAX_SLOTS = 16;
-constexpr int MEETING_BARRIER = 4;  // attention has 2 and 3; by __syncthreads ptxas did not end
+constexpr int LAG_BARRIER = 2;      // of attention
+constexpr int MEETING_BARRIER = 4;  // by __syncthreads ptxas did not end
 constexpr int SOURCE_BARRIER = 5;   // and the next: of a warpgroup
 
 // One role's place in the ring. The bits of `phase` say which phase of a slot's barrier comes next, its
