@@ -111,7 +111,7 @@ def error(found: X, wanted: X) -> float:
 
 
 @pytest.mark.parametrize("name", [
-    n if n in ("grouped", "channels_first", "large_windows") else
+    n if n in ("grouped", "channels_first") else
     pytest.param(n, marks=pytest.mark.slow) for n in NETS])
 def test_a_network_is_one_kernel(name: str) -> None:
     net, shapes = NETS[name]

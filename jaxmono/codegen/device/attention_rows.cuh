@@ -236,7 +236,7 @@ struct AttentionRows {
     // Weights of f16 that are multiplied by anything get no room. -inf - -inf is no growth.
     constexpr float room = L::FACTORS && is_same<T, f16> ? 0.0f : GROWTH;
     const auto grows = [&](int h) { return (most[h] - max[h]) * logits.unit > room; };
-    // Seldom, and so asked of the warp before its rows: what is below takes a chunk 200 cycles longer.
+    // Seldom, and so asked of the warp first: 2 % of the time with 2048 keys of 12 heads of 64.
     fades = !FIRST && !warp_all(!grows(0) && !grows(1));
     if (FIRST || fades) {
 #pragma unroll

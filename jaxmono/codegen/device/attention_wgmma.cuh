@@ -8,7 +8,8 @@
 //
 // So products run under a warpgroup's own exponentials and under those of the other one, which begins a
 // task a softmax later (LAGS). Turns for every chunk (the ping-pong of FlashAttention-3: Shah et al. 2024)
-// are more waits than they save: without, 12 heads of 64 take up to 5 % less time on an H200, 32 of 128 1 %.
+// are more waits than they save: with them 12 heads of 64 take 4 to 10 % more time on an H200, 32 of 128
+// 0.4 to 1.3 %. Nor did exponentials by polynomials, an eighth of them to all, help: 0.4 to 31 % more.
 #pragma once
 #include "jaxmono/attention_rows.cuh"
 #include "jaxmono/gemm_wgmma.cuh"
@@ -29,7 +30,7 @@ struct FlashWgmma {
   // A warp that has asked for products waits until the tensor cores take them. With narrow heads, whose
   // products take no longer than the exponentials, these are asked for one by one, with exponentials in
   // between; and where they are done, P is made of what is at hand, between the rest of the exponentials.
-  // With 2048 and 8192 keys of 12 heads of 64 5 to 7 % less time; heads of 128 take 2 to 4 % more.
+  // With 2048 and 8192 keys of 12 heads of 64 5 to 10 % less time; heads of 128 take 3 to 6 % more.
   static constexpr bool NARROW = DP <= 64 && DVP <= 64;
   // With 512 keys of 12 heads of 64 3 % less time, with 2048 the same, 8192 and a causal mask 5 % more.
   static constexpr bool LAGS = NARROW && SHARE > 1 && SHARE <= 8;

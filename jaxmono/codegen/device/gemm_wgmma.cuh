@@ -132,6 +132,7 @@ struct GemmWgmma {
   // panel, of as many tiles as there is room for. A resident B comes with the block's first task (at.fresh),
   // and has landed when the first k tile of A has. It, too, waits for ready(): what comes behind a single
   // meeting of the block racecheck (2025.3) takes for a race with what consumers read before it (VGG-16 b2).
+  // RepVGG-A0 b32 takes 0.9 % more time so, CLIP b16 1.5 % less, others the same.
   template <int AHEAD, bool LEFT = false, class Ready, class LoadA, class LoadB>
   JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int row0, int col0,
                                 int k0, int tiles, const Ready& ready, const LoadA& load_a,
