@@ -191,8 +191,8 @@ def emit_logits(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
         _emit_pairs(w, code, "factor", form.probs, form.p_index, factor, pointers, read_only)
     else:
         w.line(f"const auto factor = [](int, int, {own}) {{ return dot; }};")
-    flag = "true" if softmax.factors else "false"
-    w.line(f"const auto logits = make_logits<{flag}>(unit, {low}, {high}, logit, mask, factor);")
+    flags = ", ".join("true" if x else "false" for x in (scaled is not None, softmax.factors))
+    w.line(f"const auto logits = make_logits<{flags}>(unit, {low}, {high}, logit, mask, factor);")
 
 
 def _float(x: float) -> str:

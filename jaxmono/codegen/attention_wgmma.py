@@ -89,7 +89,10 @@ def registers(form: AttentionForm, s: AttentionSchedule, keys: Keys) -> int:
     rest = {"": 36, "range": 44, "any": 58}[keys.mask] if keys.simple else 58
     if keys.simple and keys.mask == "any" and form.n.size % s.chunk:
         rest += 16  # places in the mask are then limited one by one
-    return cols * 3 // 4 + _round(form.v.size) // 2 + rest
+    places = 1
+    if keys.simple and _narrow(form) and form.n.size > s.chunk:
+        places, rest = 2, min(rest, 40)  # of 128 keys; no mask was seen to spill then
+    return cols * (2 + places) // 4 + _round(form.v.size) // 2 + rest
 
 
 def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings: int,
@@ -112,7 +115,7 @@ def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings
     # 1760 multiplications a clock were measured, and 128 bytes a clock come out of shared memory.
     scores = max(128 * cols * d / 1760, (64 + cols) * d * 4 / 128)
     values = max(128 * cols * dv / 1760, cols * dv * 4 / 128)
-    narrow = d <= 64 and dv <= 64
+    narrow = _narrow(form)
     each = 4.5 if keys.simple else 9.0  # instructions an element
     lanes = max(8.0 * cols, (cols / 2 * each + (90 if narrow else 180)) * 2)
     chain = scores / 2 + 5.5 * cols + (each - 4.5) * cols / 2 + (680 if narrow else 350)
@@ -131,6 +134,11 @@ def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings
     tiles = form.batch.size * siblings * math.ceil(form.m.size / s.bq)
     least = tiles / device.sm_count * (moved + (500 if form.n.size > s.chunk else 0))
     return max(total_us(form, s, device, siblings, keys, clocks, 2000), least / CLOCKS_PER_US)
+
+
+def _narrow(form: AttentionForm) -> bool:
+    """As `NARROW` of device/attention_wgmma.cuh."""
+    return _round(form.k.size) <= 64 and _round(form.v.size) <= 64
 
 
 def _round(x: int) -> int:

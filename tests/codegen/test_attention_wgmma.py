@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from contraction_harness import build, check_near, dot_sigs, plan_of, smooth
 from lost_waits import Case, failure, own_text, removed
-from test_attention import attend, attention_sig, qkv
+from test_attention import attention_sig, qkv
 from test_attention_flash import masked
 from thinned import thinned, thinned_rows
 
@@ -29,6 +29,14 @@ Spec = jax.ShapeDtypeStruct
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 RTOL = {BF16: 2e-2, F16: 4e-3}
 H200 = Device()
+
+
+def attend(q: Any, k: Any, v: Any, *, layout: str = "bhmd") -> Any:
+    """Logits are scores in f32, as models ask for them."""
+    a, b = layout, layout.replace("m", "n")
+    s = jnp.einsum(f"{a},{b}->bhmn", q, k, preferred_element_type=F32)
+    s = s / math.sqrt(q.shape[a.index("d")])
+    return jnp.einsum(f"bhmn,{b}->{a}", jax.nn.softmax(s, -1).astype(v.dtype), v)
 
 
 def wgmma(bq: int, chunk: int, slots: int, split: int = 1) -> AttentionSchedule:
@@ -97,6 +105,20 @@ def test_maxima_that_grow(slope: float, d: int) -> None:
     plan = plan_of(fn, *qkv(130, 300, d, BF16))
     for s in (wgmma(64, 64, 2), wgmma(128, 64, 3)):
         run(plan, s, rtol=4e-2)
+
+
+@pytest.mark.parametrize(("slope", "dtype"), thinned_rows(
+    [(0.4, F16), (0.02, BF16), (40.0, BF16), (0.02, F16), (40.0, F16), (3.0, BF16)]))
+def test_scores_that_grow(slope: float, dtype: Any) -> None:
+    """Where logits are scores, weights are made before anybody compares these with the maximum:
+    past what f16 and f32 hold, and past what one multiply-add can subtract. Rows of a warp differ;
+    chunks are odd and even in number."""
+    plan = plan_of(attend, *qkv(130, 300, 24, dtype))
+    given = smooth(plan.graph)
+    given[0][..., 0] = np.resize([1.0, 0.25, -1.0], 130)
+    given[1][..., 0] = slope * (np.arange(300) - 40)
+    for s in (wgmma(64, 64, 2), wgmma(128, 32, 3)):
+        run(plan, s, given, rtol=4e-2)
 
 
 @pytest.mark.parametrize("d", [24, 80])

@@ -46,22 +46,23 @@ JM_DEVICE float softmax_base(float max) { return max == minus_infinity() ? 0.0f 
 // The logits of a row, as generated code gives them for two neighbouring keys: logit(row, key, scores)
 // for all keys, then mask(row, key, logits) for keys outside low .. high; row is in the tile, and
 // places outside of everything give what the last ones inside give. Weights are 2^(unit (x - max)), so
-// a factor of all scores can be part of `unit`. FACTORS: factor(row, key, weights) gives what is
-// multiplied with the values; the sum is that of the weights.
-template <bool FACTORS_, class Logit, class Mask, class Factor>
+// a factor of all scores can be part of `unit`. SCALED: logits are scores. FACTORS: factor(row, key,
+// weights) gives what is multiplied with the values; the sum is that of the weights.
+template <bool SCALED_, bool FACTORS_, class Logit, class Mask, class Factor>
 struct Logits {
-  static constexpr bool FACTORS = FACTORS_;
+  static constexpr bool SCALED = SCALED_, FACTORS = FACTORS_;
   float unit;
   int low, high;
   const Logit& logit;
   const Mask& mask;
   const Factor& factor;
 };
-template <bool FACTORS, class Logit, class Mask, class Factor>
-JM_DEVICE Logits<FACTORS, Logit, Mask, Factor> make_logits(float unit, int low, int high,
-                                                           const Logit& logit, const Mask& mask,
-                                                           const Factor& factor) {
-  return Logits<FACTORS, Logit, Mask, Factor>{unit, low, high, logit, mask, factor};
+template <bool SCALED, bool FACTORS, class Logit, class Mask, class Factor>
+JM_DEVICE Logits<SCALED, FACTORS, Logit, Mask, Factor> make_logits(float unit, int low, int high,
+                                                                   const Logit& logit,
+                                                                   const Mask& mask,
+                                                                   const Factor& factor) {
+  return {unit, low, high, logit, mask, factor};
 }
 
 // Exponents of 2 up to here are rounded by less than 1e-4.
@@ -198,16 +199,18 @@ struct AttentionRows {
   // FIRST: no keys have been before.
   template <bool FIRST, int KEYS, bool PARTIAL, int NT, class L>
   JM_DEVICE void weigh(float (&s)[NT][4], int key0, const L& logits) {
-    aim<FIRST, KEYS, PARTIAL>(s, key0, logits);
+    to_logits<KEYS, PARTIAL>(s, key0, logits);
+    aim<FIRST>(s, logits);
     float total[4] = {};  // short chains of additions
 #pragma unroll
-    for (int j = 0; j < NT; ++j) raise<false, KEYS, PARTIAL>(s[j], key0 + j * 8, logits, total);
+    for (int j = 0; j < NT; ++j)
+      raise<false, KEYS, PARTIAL>(s[j], s[j], key0 + j * 8, logits, total);
     add<FIRST>(total);
   }
 
-  // Its steps. Scores to logits, and what weights are relative to.
-  template <bool FIRST, int KEYS, bool PARTIAL, int NT, class L>
-  JM_DEVICE void aim(float (&s)[NT][4], int key0, const L& logits) {
+  // Its steps.
+  template <int KEYS, bool PARTIAL, int NT, class L>
+  JM_DEVICE static void to_logits(float (&s)[NT][4], int key0, const L& logits) {
     const int g = lane_id() / 4, t = lane_id() % 4, row = first_row() + g;
 #pragma unroll
     for (int j = 0; j < NT; ++j)
@@ -217,10 +220,7 @@ struct AttentionRows {
                                              Vec<float, 2>{s[j][2 * h], s[j][2 * h + 1]});
         s[j][2 * h] = x.x[0], s[j][2 * h + 1] = x.x[1];
       }
-    float most[2];
-    largest<FIRST>(most, s);
     if (key0 < logits.low || key0 + NT * 8 - 1 > logits.high) {  // not all keys for all rows
-      most[0] = max[0], most[1] = max[1];
 #pragma unroll
       for (int j = 0; j < NT; ++j)
 #pragma unroll
@@ -230,9 +230,15 @@ struct AttentionRows {
               logits.mask(row + 8 * h, key, Vec<float, 2>{s[j][2 * h], s[j][2 * h + 1]});
           s[j][2 * h] = !PARTIAL || key < KEYS ? x.x[0] : minus_infinity();
           s[j][2 * h + 1] = !PARTIAL || key + 1 < KEYS ? x.x[1] : minus_infinity();
-          most[h] = fmaxf(most[h], fmaxf(s[j][2 * h], s[j][2 * h + 1]));
         }
     }
+  }
+
+  // What weights are relative to.
+  template <bool FIRST, int NT, class L>
+  JM_DEVICE void aim(float (&s)[NT][4], const L& logits) {
+    float most[2];
+    largest<FIRST>(most, s);
     // Weights of f16 that are multiplied by anything get no room. -inf - -inf is no growth.
     constexpr float room = L::FACTORS && is_same<T, f16> ? 0.0f : GROWTH;
     const auto grows = [&](int h) { return (most[h] - max[h]) * logits.unit > room; };
@@ -261,24 +267,35 @@ struct AttentionRows {
     }
   }
 
-  // Logits of one fragment, of keys key, key + 1..., to what is multiplied with the values.
+  // Logits x of one fragment, of keys key, key + 1..., to what is multiplied with the values.
   template <bool PLACED, int KEYS, bool PARTIAL, class L>
-  JM_DEVICE void raise(float (&s)[4], int key, const L& logits, float (&total)[4]) const {
+  JM_DEVICE void raise(float (&w)[4], const float (&x)[4], int key, const L& logits,
+                       float (&total)[4]) const {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      s[e] = flushed_exp2<PLACED>(fmaf(s[e], logits.unit, -shift[e / 2]));
-      total[e] += s[e];
+      w[e] = flushed_exp2<PLACED>(fmaf(x[e], logits.unit, -shift[e / 2]));
+      total[e] += w[e];
     }
     if constexpr (L::FACTORS) {
       const int row = first_row() + lane_id() / 4, own = key + lane_id() % 4 * 2;
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const Vec<float, 2> x =
-            logits.factor(row + 8 * h, own, Vec<float, 2>{s[2 * h], s[2 * h + 1]});
-        s[2 * h] = !PARTIAL || own < KEYS ? x.x[0] : 0.0f;
-        s[2 * h + 1] = !PARTIAL || own + 1 < KEYS ? x.x[1] : 0.0f;
+        const Vec<float, 2> y =
+            logits.factor(row + 8 * h, own, Vec<float, 2>{w[2 * h], w[2 * h + 1]});
+        w[2 * h] = !PARTIAL || own < KEYS ? y.x[0] : 0.0f;
+        w[2 * h + 1] = !PARTIAL || own + 1 < KEYS ? y.x[1] : 0.0f;
       }
     }
+  }
+
+  // Whether weights cannot stay relative to the maximum of before, which nobody has compared with these
+  // logits: their sums are larger than those of as many weights of 2^GROWTH, or NaN, or there is no
+  // such maximum yet.
+  template <int NT>
+  JM_DEVICE bool outgrown(const float (&total)[4]) const {
+    static_assert(GROWTH == 8.0f, "");
+    constexpr float most = 2 * NT * 256.0f;
+    return !near || !warp_all(total[0] + total[1] <= most && total[2] + total[3] <= most);
   }
 
   template <bool FIRST>
@@ -297,19 +314,18 @@ struct AttentionRows {
       for (int e = 0; e < 4; ++e) o[i][e] *= fade[e / 2];
   }
 
-  // Weights in the fragments of a left operand: all, or those of step i of the products.
+  // Weights in the fragments of a left operand: all, or those of one step of the products.
   template <int NT>
   JM_DEVICE static void pack(uint32_t (&p)[NT / 2][4], const float (&s)[NT][4]) {
 #pragma unroll
-    for (int i = 0; i < NT / 2; ++i) pack(p, s, i);
+    for (int i = 0; i < NT / 2; ++i) pack(p[i], s[2 * i], s[2 * i + 1]);
   }
-  template <int NT>
-  JM_DEVICE static void pack(uint32_t (&p)[NT / 2][4], const float (&s)[NT][4], int i) {
+  JM_DEVICE static void pack(uint32_t (&p)[4], const float (&a)[4], const float (&b)[4]) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const float(&x)[4] = s[2 * i + e / 2];
-      p[i][e] = is_same<T, bf16> ? floats_to_bf16x2(x[e % 2 * 2], x[e % 2 * 2 + 1])
-                                 : floats_to_f16x2(x[e % 2 * 2], x[e % 2 * 2 + 1]);
+      const float(&x)[4] = e / 2 ? b : a;
+      p[e] = is_same<T, bf16> ? floats_to_bf16x2(x[e % 2 * 2], x[e % 2 * 2 + 1])
+                              : floats_to_f16x2(x[e % 2 * 2], x[e % 2 * 2 + 1]);
     }
   }
 

@@ -4,7 +4,7 @@
 //   producers: K0, Q; K1, V0, K2, V1... into the slots of a ring, tasks ahead of the consumers
 //   consumers: S1 = Q K1^T and O += P0 V0 are issued together; AttentionRows::weigh makes P1 of S1
 //              while the second runs; S2 = Q K2^T and O += P1 V1...
-//              (NARROW: O += P0 V0 between the first exponentials of S1, P1 between the others)
+//              (NARROW: O += P0 V0 between the first exponentials of S1)
 //
 // So products run under a warpgroup's own exponentials and under those of the other one, which begins a
 // task a softmax later (LAGS). Turns for every chunk (the ping-pong of FlashAttention-3: Shah et al. 2024)
@@ -29,7 +29,7 @@ struct FlashWgmma {
   static constexpr int Q_SLOT = MAX_SLOTS - 1;  // whose `empty` says when Q may be overwritten
   // A warp that has asked for products waits until the tensor cores take them. With narrow heads, whose
   // products take no longer than the exponentials, these are asked for one by one, with exponentials in
-  // between; and where they are done, P is made of what is at hand, between the rest of the exponentials.
+  // between.
   // With 2048 and 8192 keys of 12 heads of 64 5 to 10 % less time; heads of 128 take 3 to 6 % more.
   static constexpr bool NARROW = DP <= 64 && DVP <= 64;
   // With 512 keys of 12 heads of 64 3 % less time, with 2048 the same, 8192 and a causal mask 5 % more.
@@ -106,7 +106,7 @@ struct FlashWgmma {
     const int wg = uniform(warp_id() / 4);
     const int row = WG_M == 2 ? wg * 64 : 0, col = WG_M == 2 ? 0 : wg * COLS;
     const bool speaks = thread_id() % 128 == 0;
-    const uint64_t q = operand_slice<TileQ, Q_D_MAJOR>(smem, row, 0);
+    const uint64_t queries = operand_slice<TileQ, Q_D_MAJOR>(smem, row, 0);
     const uint64_t keys = operand_slice<TileK, K_D_MAJOR>(slot(smem, 0), col, 0);
     const uint64_t values = operand_slice<TileV, V_KEY_MAJOR>(slot(smem, 0), 0, col);
     float s[NT][4];
@@ -133,7 +133,7 @@ struct FlashWgmma {
     if constexpr (LAGS)
       if (wg == 1) named_barrier(LAG_BARRIER, CONSUMERS);
     wgmma_fence();
-    scores(s, q, wgmma_descriptor_at(keys, at.slot * SLOT));
+    scores(s, queries, wgmma_descriptor_at(keys, at.slot * SLOT));
     wgmma_commit();
     wgmma_wait<0>();
     release(at.slot);
@@ -143,14 +143,31 @@ struct FlashWgmma {
     if constexpr (LAGS)
       if (wg == 0) named_barrier_arrive(LAG_BARRIER, CONSUMERS);
     Rows::pack(p, s);
-    if constexpr (SHARE > 1) {
-      if (first + 1 < last) next_ready();
-#pragma unroll 1
-      for (int t = first + 1; t < last; ++t) {
+    const auto last_values = [&](const uint32_t (&p)[NT / 2][4]) {
+      ready();
+      wgmma_fence();
+      accumulate(rows, p, wgmma_descriptor_at(values, at.slot * SLOT), [](int) {});
+      wgmma_commit();
+      wgmma_wait<0>();
+      release(at.slot);
+      at.template next<SLOTS>();
+    };
+    if constexpr (SHARE == 1) {
+      last_values(p);
+    } else {
+      // What is multiplied with the weights takes the registers for the other order (dropout: spills).
+      constexpr bool BETWEEN = NARROW && !L::FACTORS;
+      // Where there are registers for weights of two chunks, scores can stay until it is known what to make
+      // of them: weights are relative to the maximum of before, unless their sums say that it is too
+      // small. So no maximum is looked for, and no weights are moved: 12 heads of 64 take 2 to 11 % less
+      // time, half of it for either.
+      constexpr bool TWICE = BETWEEN && L::SCALED;
+      // Scores of chunk t to weights q beside the products of weights p.
+      const auto step = [&](int t, const uint32_t (&p)[NT / 2][4], uint32_t (&q)[NT / 2][4]) {
         const int k = at.slot, key0 = t * BK + col;
         at.template next<SLOTS>();
         wgmma_fence();
-        scores(s, q, wgmma_descriptor_at(keys, k * SLOT));
+        scores(s, queries, wgmma_descriptor_at(keys, k * SLOT));
         wgmma_commit();
         rows.fade_sums();
         if constexpr (!TOGETHER) ready();
@@ -170,17 +187,36 @@ struct FlashWgmma {
           wgmma_results(rows.o);
           release(v);
         };
-        if constexpr (NARROW) {
+        if constexpr (BETWEEN) {
           constexpr int STEPS = NT / 2, HALF = STEPS / 2;
           float total[4] = {};
           const auto raise = [&](int i) {
-            rows.template raise<true, KEYS, KEYS % BK != 0>(s[2 * i], key0 + i * 16, logits, total);
-            rows.template raise<true, KEYS, KEYS % BK != 0>(s[2 * i + 1], key0 + i * 16 + 8, logits,
-                                                              total);
+            float(&a)[4] = s[2 * i], (&b)[4] = s[2 * i + 1];
+            constexpr bool PART = KEYS % BK != 0;
+            if constexpr (TWICE) {
+              float x[4], y[4];
+              rows.template raise<true, KEYS, PART>(x, a, key0 + i * 16, logits, total);
+              rows.template raise<true, KEYS, PART>(y, b, key0 + i * 16 + 8, logits, total);
+              Rows::pack(q[i], x, y);
+            } else {
+              rows.template raise<true, KEYS, PART>(a, a, key0 + i * 16, logits, total);
+              rows.template raise<true, KEYS, PART>(b, b, key0 + i * 16 + 8, logits, total);
+            }
+          };
+          const auto pack = [&](int i) {
+            if constexpr (!TWICE) Rows::pack(q[i], s[2 * i], s[2 * i + 1]);
           };
           wgmma_wait<0>();
           scored();
-          rows.template aim<false, KEYS, KEYS % BK != 0>(s, key0, logits);
+          rows.template to_logits<KEYS, KEYS % BK != 0>(s, key0, logits);
+          if constexpr (TWICE) {
+            rows.fades = false;
+            // The end of a block of instructions, over which ptxas takes no exponential: 2048 and 8192
+            // keys take 3 to 6 % less time.
+            if (!rows.near) nanosleep(0);
+          } else {
+            rows.template aim<false>(s, logits);
+          }
           wgmma_fence();
           accumulate(rows, p, value, [&](int i) {
             if (i % 2 == 1) raise(i / 2);
@@ -190,10 +226,18 @@ struct FlashWgmma {
 #pragma unroll
           for (int i = HALF; i < STEPS; ++i) {
             raise(i);
-            if (i < 2 * HALF) Rows::pack(p, s, i - HALF);
+            if (i < 2 * HALF) pack(i - HALF);
           }
 #pragma unroll
-          for (int i = HALF; i < STEPS; ++i) Rows::pack(p, s, i);
+          for (int i = HALF; i < STEPS; ++i) pack(i);
+          if constexpr (TWICE)
+            if (rows.template outgrown<NT>(total)) {
+              rows.template aim<false>(s, logits);
+#pragma unroll
+              for (int e = 0; e < 4; ++e) total[e] = 0.0f;
+#pragma unroll
+              for (int i = 0; i < STEPS; ++i) raise(i);
+            }
           rows.template add<false>(total);
         } else {
           wgmma_fence();
@@ -203,18 +247,34 @@ struct FlashWgmma {
           scored();
           rows.template weigh<false, KEYS, KEYS % BK != 0>(s, key0, logits);
           added();
-          Rows::pack(p, s);
+          Rows::pack(q, s);
         }
+      };
+      if (first + 1 < last) next_ready();
+      if constexpr (TWICE) {
+        uint32_t q[NT / 2][4];
+#pragma unroll 1
+        for (int t = first + 1;; t += 2) {
+          if (t == last) {
+            rows.fade_sums();
+            last_values(p);
+            break;
+          }
+          step(t, p, q);
+          if (t + 1 == last) {
+            rows.fade_sums();
+            last_values(q);
+            break;
+          }
+          step(t + 1, q, p);
+        }
+      } else {
+#pragma unroll 1
+        for (int t = first + 1; t < last; ++t) step(t, p, p);
+        rows.fade_sums();
+        last_values(p);
       }
-      rows.fade_sums();
     }
-    ready();
-    wgmma_fence();
-    accumulate(rows, p, wgmma_descriptor_at(values, at.slot * SLOT), [](int) {});
-    wgmma_commit();
-    wgmma_wait<0>();
-    release(at.slot);
-    at.template next<SLOTS>();
   }
 
   template <int LANES, class F>
