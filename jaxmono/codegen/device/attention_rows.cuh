@@ -288,14 +288,13 @@ struct AttentionRows {
     }
   }
 
-  // Whether weights cannot stay relative to the maximum of before, which nobody has compared with these
-  // logits: their sums are larger than those of as many weights of 2^GROWTH, or NaN, or there is no
-  // such maximum yet.
+  // Whether weights are too large, relative to a maximum that nobody has compared with their logits: their
+  // sums exceed those of as many weights of 2^GROWTH, or are NaN.
   template <int NT>
-  JM_DEVICE bool outgrown(const float (&total)[4]) const {
+  JM_DEVICE static bool outgrown(const float (&total)[4]) {
     static_assert(GROWTH == 8.0f, "");
     constexpr float most = 2 * NT * 256.0f;
-    return !near || !warp_all(total[0] + total[1] <= most && total[2] + total[3] <= most);
+    return !warp_all(total[0] + total[1] <= most && total[2] + total[3] <= most);
   }
 
   template <bool FIRST>

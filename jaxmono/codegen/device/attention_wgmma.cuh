@@ -231,7 +231,7 @@ struct FlashWgmma {
 #pragma unroll
           for (int i = HALF; i < STEPS; ++i) pack(i);
           if constexpr (TWICE)
-            if (rows.template outgrown<NT>(total)) {
+            if (!rows.near || Rows::template outgrown<NT>(total)) {
               rows.template aim<false>(s, logits);
 #pragma unroll
               for (int e = 0; e < 4; ++e) total[e] = 0.0f;
