@@ -129,3 +129,13 @@ def test_nan_and_infinity_stay_in_their_rows() -> None:
     q, k, v = given(shape(2, 300, 300, 4, 64), BF16)
     q = q.at[0, 17, 1, 3].set(jnp.nan).at[1, 250, 2, 0].set(jnp.inf)
     check(attend, [q, k, v])
+
+
+@pytest.mark.parametrize(("slope", "dtype"), [(0.4, F16), (0.4, BF16), (40.0, BF16)])
+def test_scores_that_grow(slope: float, dtype: Any) -> None:
+    """Far past the first chunk's maximum, with causal rows and without; rows of a warp differ."""
+    q, k, v = given(shape(4, 768, 768, 12, 64), dtype)
+    q = q.at[..., 0].set(jnp.resize(jnp.asarray([1.0, 0.25, -1.0], dtype), (768,))[:, None])
+    k = k.at[..., 0].set((slope * (jnp.arange(768) - 40)).astype(dtype)[:, None])
+    for fn in (attend, causal):
+        check(fn, [q, k, v])
