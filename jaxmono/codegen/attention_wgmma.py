@@ -105,10 +105,10 @@ def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings
     load     K and V out of L2
 
     In the middle the longest of these; of narrow heads (`NARROW`) as measured: tensor and two
-    thirds of lanes one after the other, or a longer chain (chunks of 64, 96, 128 and 176 keys take
-    0.70, 0.90, 1.06 and 1.42 us). The first scores and the last values run under nothing. Not
-    faster than global memory gives all operands once; with a single chunk, K and V of the next task
-    are on their way before its queries have a place.
+    thirds of lanes one after the other, or a longer chain (chunks of 64, 96, 128 and 176 keys took
+    0.70, 0.90, 1.06 and 1.42 us; 128 take 0.98 since weights have two places). The first scores and
+    the last values run under nothing. Not faster than global memory gives all operands once; with a
+    single chunk, K and V of the next task are on their way before its queries have a place.
     """
     d, dv = _round(form.k.size), _round(form.v.size)
     cols = s.chunk * s.bq // 128
