@@ -29,7 +29,8 @@ def compile_kernel(source: str, target: Target, name: str, *, pointers: int, thr
         built = compile_cuda(whole, target.arch, name=f"{name}.cu", split=split,
                              seconds=seconds)
         resources = {"registers": built.registers, "spill_stores": built.spill_stores,
-                     "spill_loads": built.spill_loads, "static_shared": built.static_shared}
+                     "spill_loads": built.spill_loads, "static_shared": built.static_shared,
+                     "serialized": built.serialized}
         return built.cubin, whole, resources
     whole += (f"\nJAXMONO_EMULATE_MAIN({name}, jaxmono::Params, {max(pointers, 1)}, {threads}, "
               f"{shared_bytes})\n")

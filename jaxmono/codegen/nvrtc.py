@@ -28,6 +28,7 @@ ViT were as fast, within 0.4 %. BERT-base at batch 16 takes 4.9 s on 2 CPUs, 5.9
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _SHARED = re.compile(r"(\d+) bytes smem")
+_SERIALIZED = re.compile(r"wgmma\.mma_async instructions are serialized")
 
 
 class MissingNvrtcError(CompileError):
@@ -51,6 +52,8 @@ class CudaBinary:
       registers: per thread, the most that any kernel of the binary uses.
       spill_stores, spill_loads: bytes per thread, likewise.
       static_shared: bytes per block, likewise.
+      serialized: functions in which ptxas waits for every wgmma before it issues the next (its
+        notes C7510 and on, for lack of registers or for calls between them).
       seconds: compile time.
     """
 
@@ -60,6 +63,7 @@ class CudaBinary:
     spill_stores: int
     spill_loads: int
     static_shared: int
+    serialized: int
     seconds: float
 
 
@@ -100,6 +104,7 @@ def compile_cuda(source: str, arch: str, *, name: str = "jaxmono.cu", split: boo
         spill_stores=max((int(s) for s, _ in spills), default=0),
         spill_loads=max((int(n) for _, n in spills), default=0),
         static_shared=max((int(n) for n in _SHARED.findall(log)), default=0),
+        serialized=len(_SERIALIZED.findall(log)),
         seconds=time.perf_counter() - start)
 
 

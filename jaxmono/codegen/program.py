@@ -48,7 +48,8 @@ class Program:
       cooperative: has grid barriers, so all blocks must be resident together.
       aliases: (output index, input index) pairs that are the same buffer, updated in place.
       stages, barriers: phases, and grid barriers that one launch executes.
-      resources: registers, spill_stores, spill_loads, static_shared (bytes; per thread or block).
+      resources: registers, spill_stores, spill_loads, static_shared (bytes; per thread or block),
+        serialized (functions whose wgmmas wait for each other).
       compile_seconds: what generating and compiling took when it was done.
     """
 

@@ -120,6 +120,8 @@ class CompilePool:
         spilled = answer["resources"].get("spill_stores", 0)
         if spilled:
             return f"it spills {spilled} bytes of registers"
+        if answer["resources"].get("serialized"):
+            return "its products wait for each other, for lack of registers"
         return Compiled({
             "cubin": str(cubin), "name": _NAME, "threads": kernel.threads,
             "shared_bytes": kernel.shared_bytes, "max_blocks": kernel.max_blocks,

@@ -33,6 +33,19 @@ def test_over_all_cpus_with_the_same_report(capfd: pytest.CaptureFixture[str]) -
     assert "".join(capfd.readouterr()) == ""
 
 
+def test_products_that_wait_for_each_other_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ptxas says so of each function; of registers that it moves it also has notes of that kind."""
+    log = ("ptxas info    : (C7519) warpgroup.arrive is injected in around line 6295 by compiler\n"
+           "ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are "
+           "serialized due to insufficient register resources in the function 'f'\n"
+           "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
+           "serialized due to the presence of Extern calls in the function 'g'\n")
+    monkeypatch.setattr(nvrtc, "_apart", lambda *_: ("done", log, b"cubin"))
+    assert nvrtc.compile_cuda(SMALL, "sm_90a", split=True).serialized == 2
+    monkeypatch.setattr(nvrtc, "_apart", lambda *_: ("done", log.splitlines()[0], b"cubin"))
+    assert nvrtc.compile_cuda(SMALL, "sm_90a", split=True).serialized == 0
+
+
 SMALL = 'extern "C" __global__ void f(int* p) { *p = 1; }'
 ABORT = "os.write(2, b'(C7600) Register allocation failed'); os.abort()"
 

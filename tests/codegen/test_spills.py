@@ -18,6 +18,21 @@ WIDE = "#define JM_WIDE_TILES"
 module = import_module("jaxmono.codegen.generate")  # the package has its function by that name
 
 
+@pytest.mark.parametrize(("faults", "taken"), [
+    ({True: (1, 0), False: (0, 0)}, False), ({True: (1, 0), False: (0, 24)}, False),
+    ({True: (0, 24), False: (1, 0)}, True), ({True: (1, 0), False: (1, 0)}, True)])
+def test_products_that_wait_for_each_other_are_worse_than_spills(
+        faults: dict[bool, tuple[int, int]], taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(source: str, *_: Any, **kw: Any) -> tuple[bytes, str, dict[str, int]]:
+        serialized, spilled = faults[WIDE in source]
+        return b"", source, {"spill_stores": spilled, "serialized": serialized}
+
+    monkeypatch.setattr(module, "compile_kernel", fake)
+    made = module.generate(plan(4096, 4096), cuda_target("sm_90a"), Device(), "k")
+    assert (WIDE in made.source) == taken
+    assert made.resources["serialized"] == faults[taken][0]
+
+
 @pytest.mark.parametrize(("n", "spills", "tried", "taken"), [
     (4096, {True: 0}, [True], True),  # of 128 x 256
     (4096, {True: 8, False: 0}, [True, False], False),

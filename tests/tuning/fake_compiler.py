@@ -1,7 +1,7 @@
 """A compile worker that writes what the test wants: ``python fake_compiler.py <behaviours.json>``.
 
 The behaviours are a list; the n-th candidate that is submitted becomes the n-th (see
-`fake_cuda`), or fails to compile where there is an ``error`` or ``spills``.
+`fake_cuda`), or fails to compile where there is an ``error``, ``spills`` or ``serialized``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ for line in sys.stdin:
         os._exit(3)
     Path(request["cubin"]).write_text(json.dumps(what))
     answer = {"error": what["error"]} if "error" in what else {
-        "resources": {"spill_stores": what.get("spills", 0)}}
+        "resources": {"spill_stores": what.get("spills", 0),
+                      "serialized": what.get("serialized", 0)}}
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
