@@ -3,8 +3,8 @@
     kernels (emitted here) -> compile workers, one per CPU -> the GPU worker -> rows
 
 A candidate that does not compile, spills registers, lets its products wait for each other, hangs,
-crashes or computes something else than the analytic choice becomes a row with a reason; the others go
-on, in a new process if need be.
+crashes or computes something else than the analytic choice becomes a row with a reason; the others
+go on, in a new process if need be.
 """
 
 from __future__ import annotations
