@@ -130,7 +130,7 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
         if _faults(again[2]) < _faults(resources):
             binary, source, resources = again
     if resources.get("serialized"):
-        _log.info("%s: ptxas lets products wait for each other, for lack of registers", name)
+        _log.info("%s: ptxas lets products wait for each other", name)
     # Where registers allow for more than were asked for, more may run.
     resident = 1 if chosen.blocks_per_sm == 1 else _THREADS_PER_SM // kernel.threads
     return Program(
@@ -149,8 +149,8 @@ def _spilled(resources: Mapping[str, int]) -> int:
 
 
 def _faults(resources: Mapping[str, int]) -> tuple[int, int]:
-    """Of what ptxas made, the worst first: ViT-B/16 b16 took 10 % more time with products that wait
-    for each other, CLIP b16 1 % with 8 bytes spilled."""
+    """Of what ptxas made, the worst first: a text of ViT-B/16 b16 whose products wait for each
+    other took 10 % more time."""
     return resources.get("serialized", 0), _spilled(resources)
 
 

@@ -121,7 +121,7 @@ class CompilePool:
         if spilled:
             return f"it spills {spilled} bytes of registers"
         if answer["resources"].get("serialized"):
-            return "its products wait for each other, for lack of registers"
+            return "ptxas lets its products wait for each other"
         return Compiled({
             "cubin": str(cubin), "name": _NAME, "threads": kernel.threads,
             "shared_bytes": kernel.shared_bytes, "max_blocks": kernel.max_blocks,

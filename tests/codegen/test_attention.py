@@ -27,10 +27,11 @@ RTOL = {BF16: 2e-2, F16: 4e-3, F32: 4e-3}
 
 
 def attend(q: Any, k: Any, v: Any, mask: Any = None, *, layout: str = "bhmd",
-           wide: bool = True) -> Any:
-    """softmax(q k^T / sqrt(d), masked) v in the dimension order ``layout``."""
+           wide: bool = True, scores: Any = None) -> Any:
+    """softmax(q k^T / sqrt(d), masked) v in the dimension order ``layout``; of ``scores`` in f32
+    logits are multiples."""
     a, b = layout, layout.replace("m", "n")
-    s = jnp.einsum(f"{a},{b}->bhmn", q, k)
+    s = jnp.einsum(f"{a},{b}->bhmn", q, k, preferred_element_type=scores)
     s = (s.astype(F32) if wide else s) / math.sqrt(q.shape[layout.index("d")])
     if mask is not None:
         s = jnp.where(mask, s, jnp.finfo(F32).min)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_attention
 from contraction_harness import build, check_near, dot_sigs, plan_of, smooth
 from lost_waits import Case, failure, own_text, removed
 from test_attention import attention_sig, qkv
@@ -29,14 +30,7 @@ Spec = jax.ShapeDtypeStruct
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 RTOL = {BF16: 2e-2, F16: 4e-3}
 H200 = Device()
-
-
-def attend(q: Any, k: Any, v: Any, *, layout: str = "bhmd") -> Any:
-    """Logits are scores in f32, as models ask for them."""
-    a, b = layout, layout.replace("m", "n")
-    s = jnp.einsum(f"{a},{b}->bhmn", q, k, preferred_element_type=F32)
-    s = s / math.sqrt(q.shape[a.index("d")])
-    return jnp.einsum(f"bhmn,{b}->{a}", jax.nn.softmax(s, -1).astype(v.dtype), v)
+attend = functools.partial(test_attention.attend, scores=F32)  # as models ask for them
 
 
 def wgmma(bq: int, chunk: int, slots: int, split: int = 1) -> AttentionSchedule:

@@ -40,7 +40,7 @@ def test_every_candidate_gets_a_time_and_the_fastest_is_chosen(tmp_path: Path) -
     ({"error": "syntax"}, "it does not compile: syntax"),
     ({"error": "crash"}, "the compiler failed: its process ended with status 3"),
     ({"us": 1.0, "value": 1.0, "spills": 8}, "it spills 8 bytes"),
-    ({"us": 1.0, "value": 1.0, "serialized": 1}, "its products wait for each other"),
+    ({"us": 1.0, "value": 1.0, "serialized": 1}, "ptxas lets its products wait for each other"),
     ({"us": 1.0, "value": 1.2}, "its results differ from the analytic choice's by 0.2"),
     ({"do": "refuse"}, "CUDA_ERROR_INVALID_IMAGE"),
     ({"do": "fault"}, "CUDA_ERROR_ILLEGAL_ADDRESS"),

@@ -292,8 +292,7 @@ struct AttentionRows {
   // sums exceed those of as many weights of 2^GROWTH, or are NaN.
   template <int NT>
   JM_DEVICE static bool outgrown(const float (&total)[4]) {
-    static_assert(GROWTH == 8.0f, "");
-    constexpr float most = 2 * NT * 256.0f;
+    constexpr float most = 2 * NT * static_cast<float>(1 << static_cast<int>(GROWTH));
     return !warp_all(total[0] + total[1] <= most && total[2] + total[3] <= most);
   }
 
