@@ -159,7 +159,8 @@ def weights_k_major(sig: Sig) -> bool:
 def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                 pointers: Mapping[Value, str], names: Mapping[Var, str],
                 read_only: Sequence[Value], tiles: Mapping[Var, int], *,
-                strided: bool = False, gathered: bool = False, pair: str = "") -> None:
+                strided: bool = False, gathered: bool = False, pair: str = "",
+                copy: str = "cp_async_16") -> None:
     """``const auto NAME = [&](void* to, int <outer or k>, int <k or outer>)``: fills one piece.
 
     The two indices come in the order of the tile's rows and columns: columns are ``x.major``.
@@ -171,6 +172,7 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
       tiles: extent of a tile along the operand's Vars; no test is made where it divides the size.
       strided, gathered: the family knows ``Strided``; ``Gathered``, for this operand.
       pair: C type of two neighbouring bytes, of which the family makes tiles; `is_strided` holds.
+      copy: what copies a piece that lies in memory as the tile has it.
     """
     if strided and _emit_strided(w, name, body, x, element, pointers, names, tiles, pair):
         return
@@ -186,7 +188,7 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
     inside = " && ".join(bounds) or "true"
     with w.block(f"const auto {name} = [&](void* to, int {r}, int {c})", "};"):
         if x.param is not None:
-            _emit_copy(w, body, x, piece, inside, pointers, own, read_only)
+            _emit_copy(w, body, x, piece, inside, pointers, own, read_only, copy)
             return
         w.line(f"Piece<{t}> piece{{}};")
         wide = vector_width(body, [(x.value, x.index)], [], x.major, limit=piece) == piece
@@ -242,7 +244,7 @@ def is_strided(x: Operand) -> bool:
 
 def _emit_copy(w: Writer, body: Graph, x: Operand, piece: int, inside: str,
                pointers: Mapping[Value, str], names: Mapping[Var, str],
-               read_only: Sequence[Value]) -> None:
+               read_only: Sequence[Value], copy: str) -> None:
     """One 16-byte cp.async, of zeros where the piece is outside or padding."""
     assert x.param is not None and x.offset is not None
     em = BodyEmitter(w, body, pointers, lane=x.major, lanes=piece, var_names=names,
@@ -255,14 +257,14 @@ def _emit_copy(w: Writer, body: Graph, x: Operand, piece: int, inside: str,
         for s in reversed(x.others):
             choice = guard_code(s.where, em.code, branches=False)
             source = f"({choice}) ? {pointers[s.param]} + {em.code(s.offset)} : {source}"
-        w.line(f"cp_async_16(to, {source}, {test});")
+        w.line(f"{copy}(to, {source}, {test});")
         return
     with w.block(f"if ({inside})"):  # no index may be read for elements outside
         guard = guard_code(x.guard, em.code)
         with w.block(f"if ({guard})" if guard else ""):
-            w.line(f"cp_async_16(to, {pointers[x.param]} + {em.code(x.offset)}, true);")
+            w.line(f"{copy}(to, {pointers[x.param]} + {em.code(x.offset)}, true);")
             w.line("return;")
-    w.line(f"cp_async_16(to, {pointers[x.param]}, false);")
+    w.line(f"{copy}(to, {pointers[x.param]}, false);")
 
 
 def _emit_picks(w: Writer, body: Graph, source: Source, t: str, piece: int,

@@ -201,7 +201,7 @@ def _emit_load_b(w: Writer, code: DotCode, pointers: Mapping[Value, str],
     tiles = {form.n: form.n.size + 1 if of.n_tail else s.bn,
              form.k: form.k.size + 1 if of.k_tail else 1}
     emit_loader(w, "load_b", code.sig.body, code.rhs, code.element, pointers, {form.batch: "b"},
-                read_only, tiles)
+                read_only, tiles, copy="cp_async_stream_16")
 
 
 def _emit_x(w: Writer, code: DotCode, pointers: Mapping[Value, str], read_only: Sequence[Value],

@@ -52,6 +52,10 @@ _BAND, _MANY = 2, 16
 1 to 2 % longer on an H200, CLIP b32, ViT-B/16 b16, BERT-base b16 and the T5-base encoder b16 0.5 to
 1 %; with 1 or 4 about as long as with 2. Where there are fewer rows, bands cost CLIP b16 2 to 3 %.
 Nobody knows why: what is read together is about as much in each."""
+_TALL_BAND, _LARGE_BYTES = 16, 6 << 20
+"""The same where the right operand has more bytes than these: 132 tiles of a low band would read
+all of it. 2048x8192x2048 takes 5.6 % less time so, 2048 cubed 3.0, 4096x4096x1024 1.3, 4096 cubed
+0.9, 8192 cubed 0.6."""
 SWAPPED = "swapped"
 """Family of the same products with the weights on the left (device/gemm_swapped.cuh)."""
 _IN_FLIGHT_BYTES = 80 * 1024
@@ -385,7 +389,8 @@ def emit_begin(w: Writer, code: DotCode) -> None:
         w.line(f"const int split = task % {s.split_k}, tile = task / {s.split_k};")
         tile = "tile"
     tm, tn = code.tiles_m, code.tiles_n
-    band = _BAND if tm >= _MANY else tm
+    large = code.form.n.size * code.form.k.size * code.element.itemsize > _LARGE_BYTES
+    band = tm if tm < _MANY else _TALL_BAND if large else _BAND
     if tm <= band or tn == 1:
         w.line(f"const int m0 = {tile} % {tm} * {s.bm};")
         w.line(f"const int n0 = {tile} / {tm} % {tn} * {s.bn};")

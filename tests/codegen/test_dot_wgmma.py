@@ -31,7 +31,7 @@ from harness import run_program
 from lost_waits import Case, failure
 from thinned import crossed, thinned
 
-from jaxmono.codegen import cuda_target, generate, headers, nvrtc
+from jaxmono.codegen import cuda_target, dot_wgmma, generate, headers, nvrtc
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
@@ -45,12 +45,15 @@ BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 H200 = Device()
 
 
-@pytest.mark.parametrize("rows", [16, 17])
-def test_bands_of_many_rows_of_tiles(rows: int) -> None:
+@pytest.mark.parametrize(("rows", "large", "band"),
+                         [(16, False, 2), (17, False, 2), (18, True, 16)])
+def test_bands_of_many_rows_of_tiles(rows: int, large: bool, band: int,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tile once, where the last band is not whole, either; a third of them a block."""
+    monkeypatch.setattr(dot_wgmma, "_LARGE_BYTES", 64 * 80 * 2 - large)
     p = plan_of(lambda x, w: x @ w, Spec((rows * 64 - 5, 64), BF16), Spec((64, 80), BF16))
     made = build(p, in_order(p, wgmma(64, 32, 2, (1, 1, 2))), threads=256)
-    assert f"min(2, {rows} - band * 2)" in made.source
+    assert f"min({band}, {rows} - band * {band})" in made.source
     check_exact(p, made, seeds=(0,), blocks=(3,))
 
 

@@ -69,6 +69,9 @@ inline void choose_early(Copies& q) {
 inline void cp_async_16(void* smem, const void* gmem, bool pred = true) {
   emulate::cp_async<16>(smem, gmem, pred);
 }
+inline void cp_async_stream_16(void* smem, const void* gmem, bool pred = true) {
+  emulate::cp_async<16>(smem, gmem, pred);
+}
 inline void cp_async_8(void* smem, const void* gmem, bool pred = true) {
   emulate::cp_async<8>(smem, gmem, pred);
 }
