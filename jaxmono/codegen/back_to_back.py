@@ -24,7 +24,7 @@ from jaxmono.codegen.dot_wgmma import (
     staging_bytes,
     tile_bytes,
 )
-from jaxmono.codegen.early_loads import early_loads, emit_fetch
+from jaxmono.codegen.early_loads import bind_early, column_loads, early_loads, emit_fetch
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
 from jaxmono.codegen.epilogue_source import source_operand
 from jaxmono.codegen.operand import Operand
@@ -52,6 +52,9 @@ _REGISTERS = 90
 need the rest of 168 (with 128 columns of each, 96 registers, 12 bytes were spilled)."""
 _PIECE_COLUMNS = 24
 """What beginning another piece costs, in columns."""
+_COLUMN_BYTES = 64
+"""Of what the ops between read by column (a bias), that a thread requests before the first product:
+pairs of convolutions 2 to 4 % (b2b_conv_2, 3, 5, 6), others as long as without."""
 
 
 def schedule(sig: Sig, device: Device, *, shared_bytes: int) -> AttentionSchedule | None:
@@ -162,7 +165,7 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     emit_fetch(w, body, early, m=form.m, n=form.v, tile_m=ROWS, tile_n=s.chunk, lanes=lanes,
                pointers=pointers, names={form.batch: "b"})
     element = f", {c_type(source.value.type.dtype)}" if source else ""
-    head = (f"G::consume<{lanes}{element}>(smem, roles, at, k_tiles, middle, fetch, "
+    head = (f"G::consume<{lanes}{element}>(smem, roles, at, k_tiles, columns, middle, fetch, "
             f"[&](int r, int c, const float (&acc)[{lanes}], const auto& early"
             f"{', const auto& source' if source else ''})")
     with w.block(head, "});"):
@@ -202,11 +205,17 @@ def _result_index(code: AttentionCode) -> IndexMap:
 
 def _emit_middle(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
                  read_only: Sequence[Value]) -> None:
-    """``middle(row of the tile, column, sums)``: two neighbouring elements of the second product's
-    left operand. Rows and columns outside give what the last ones inside give."""
+    """``columns(0, column)``: what two neighbouring elements of the second product's left operand
+    take that is the same in all rows; ``middle(row of the tile, column, sums, columns)``: the two.
+    Rows and columns outside give what the last ones inside give."""
     form, body, n = code.form, code.sig.body, code.form.n
     lanes = vector_width(body, [(form.probs, form.p_index)], [], n, limit=2)
     m = "m0 + row" if form.m.size % ROWS == 0 else f"min(m0 + row, {form.m.size - 1})"
+    ahead = column_loads(body, (form.probs, form.p_index), form.first.result, n, lanes, form.m)
+    if sum(v.type.dtype.itemsize for v, _ in ahead) * _round(n.size) // 4 > _COLUMN_BYTES:
+        ahead = []
+    emit_fetch(w, body, ahead, m=form.m, n=n, tile_m=ROWS, tile_n=_round(n.size), lanes=lanes,
+               pointers=pointers, names={form.batch: "b"}, name="columns")
 
     def element(column: str) -> None:
         w.line(f"const int m = {m}, n = {column};")
@@ -214,10 +223,12 @@ def _emit_middle(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
         em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
                          var_names={form.batch: "b", form.m: "m", n: "n"}, read_only=read_only)
         em.bind(form.first.result, _result_index(code), "dot", vector=lanes > 1)
+        bind_early(em, ahead)
         w.line(f"return convert<float>({em.emit(form.probs, form.p_index)});")
 
     inside = n.size % 16 == 0
-    head = "const auto middle = [&](int row, int column, const Vec<float, 2>& dot)"
+    head = ("const auto middle = [&](int row, int column, const Vec<float, 2>& dot, "
+            "const auto& early)")
     if lanes == 2:
         with w.block(f"{head} -> Vec<float, 2>", "};"):
             element("column" if inside else f"min(column, {n.size - 2})")

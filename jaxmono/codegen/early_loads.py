@@ -66,12 +66,24 @@ def early_loads(body: Graph, stores: Sequence[Store], result: Value, lane: Var, 
     return found
 
 
+def column_loads(body: Graph, root: Root, result: Value, lane: Var, lanes: int,
+                 rows: Var) -> list[Root]:
+    """As `early_loads` of the elements ``root``, those that are the same in all rows."""
+    split = Lane(lane, lanes)
+    return [(value, index) for value, index in _reads(body, [root], result)
+            if not any(i.depends_on(rows) for i in index) and _is_vector(value, index, split)]
+
+
 def reads(body: Graph, stores: Sequence[Store], result: Value) -> list[Root]:
     """(input, index) of what every element of the epilogue reads besides its sum, each once."""
+    return _reads(body, [(body.outputs[s.result], s.index) for s in stores], result)
+
+
+def _reads(body: Graph, roots: Sequence[Root], result: Value) -> list[Root]:
     inputs = set(body.inputs)
     found: dict[Root, None] = {}
     seen: set[Root] = set()
-    work: list[Root] = [(body.outputs[s.result], s.index) for s in stores]
+    work = list(roots)
     while work:
         value, index = work.pop()
         if (value, index) in seen or value is result:
@@ -98,28 +110,29 @@ def _is_vector(value: Value, index: IndexMap, lane: Lane) -> bool:
 
 def emit_fetch(w: Writer, body: Graph, loads: Sequence[Root], *, m: Var, n: Var, tile_m: int,
                tile_n: int, lanes: int, pointers: Mapping[Value, str],
-               names: Mapping[Var, str]) -> None:
-    """``const auto fetch = [&](int r, int c)``: an ``Early`` with a member x0, x1... per load.
+               names: Mapping[Var, str], name: str = "fetch") -> None:
+    """``const auto NAME = [&](int r, int c)``: a struct with a member x0, x1... per load.
 
     Pieces outside the operand load what the last ones inside load; nobody uses it.
     """
     if not loads:
-        w.line("const auto fetch = [](int, int) { return NoEarly{}; };")
+        w.line(f"const auto {name} = [](int, int) {{ return NoEarly{{}}; }};")
         return
     members = " ".join(f"Vec<{c_type(v.type.dtype)}, {lanes}> x{k};"
                        for k, (v, _) in enumerate(loads))
     by_column = "" if any(i.depends_on(m) for _, index in loads for i in index) \
         else " using BY_COLUMN = void;"
-    w.line(f"struct Early {{ {members}{by_column} }};")
-    with w.block("const auto fetch = [&](int r, int c)", "};"):
-        for name, at, var, tile, piece in (("m", "m0 + r", m, tile_m, 1),
-                                           ("n", "n0 + c", n, tile_n, lanes)):
-            w.line(f"const int {name} = " + (f"min({at}, {var.size - piece});"
-                                             if var.size % tile else f"{at};"))
+    kind = "Early" if name == "fetch" else f"Early_{name}"
+    w.line(f"struct {kind} {{ {members}{by_column} }};")
+    with w.block(f"const auto {name} = [&](int r, int c)", "};"):
+        for of, at, var, tile, piece in (("m", "m0 + r", m, tile_m, 1),
+                                         ("n", "n0 + c", n, tile_n, lanes)):
+            w.line(f"const int {of} = " + (f"min({at}, {var.size - piece});"
+                                           if var.size % tile else f"{at};"))
         w.line("(void)m, (void)n;")
         em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
                          var_names={**names, m: "m", n: "n"})
-        w.line("Early early;")
+        w.line(f"{kind} early;")
         for k, (v, index) in enumerate(loads):
             offset: Index = linearize(index, v.type.dims)
             t = c_type(v.type.dtype)

@@ -177,11 +177,11 @@ def case(slots: int) -> Case:
 
 
 STATEMENT = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_arrive"
-                       r"|fence_proxy_async|wgmma_fence|wgmma_commit|wgmma_wait<0>)\([^;{}]*\);")
+                       r"|wgmma_fence|wgmma_commit|wgmma_wait<0>)\([^;{}]*\);")
 
 
 def statements() -> list[Any]:
-    """Waits, arrivals and fences of the header."""
+    """Waits and arrivals of the header, and the fences of its accumulators."""
     found = enumerate(STATEMENT.finditer(own_text("attention_wgmma.cuh")))
     return [pytest.param(i, id=f"{i}-{m[0]}") for i, m in found]
 

@@ -219,8 +219,8 @@ def case() -> Case:
 
 
 STATEMENT = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_arrive"
-                       r"|fence_proxy_async|wgmma_fence|wgmma_commit|wgmma_wait<0>)\([^;{}]*\);")
-COUNT = 8
+                       r"|wgmma_fence|wgmma_commit|wgmma_wait<0>)\([^;{}]*\);")
+COUNT = 7
 
 
 @pytest.mark.parametrize("number", range(COUNT))

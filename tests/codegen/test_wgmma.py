@@ -63,7 +63,7 @@ STEPS = {m[3]: m[2] for m in _STEP.finditer(PIPELINE)}
 REPLACED = {  # in place of a step
     "consumer waits for the tile": "mbarrier_wait(&roles->full[at.slot], at.parity ^ 1);",
     "producer waits for a free slot": "mbarrier_wait(&roles->empty[at.slot], at.parity);",
-    "producer says when the tile has landed": "mbarrier_arrive(&roles->full[at.slot]);",
+    "producer says when the left tile has landed": "mbarrier_arrive(&roles->full[at.slot]);",
     "consumer waits for the products of the tile before": "wgmma_wait<2>();",
     "consumer waits for the last products": "wgmma_wait<1>();",
     "barriers are initialised": "syncwarp();",
@@ -126,7 +126,7 @@ def test_a_deadlock_names_barriers_and_their_arrivals() -> None:
     assert run_pipeline(blocks=1, seed=0, change=step) == (
         "deadlock: no thread can go on. "
         "block 0 threads 0-255: mbarrier_wait for parity 1 at shared memory offset 0 "
-        "(0 of 128 arrivals); "
+        "(0 of 256 arrivals); "
         "block 0 threads 256-383: mbarrier_wait for parity 0 at shared memory offset 16 "
         "(0 of 2 arrivals)")
 

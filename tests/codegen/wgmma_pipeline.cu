@@ -1,11 +1,13 @@
-// h = a b, y = h c, by warp-specialised blocks: 4 producer warps fill a ring of SLOTS tiles, 2
-// warpgroups multiply. Each block has 128 rows; a [rows][K], b [K][128], h [rows][128] in bf16,
-// c [128][128], y [rows][128] in f32. The test changes the statements named in [brackets].
+// h = a b, y = h c, by warp-specialised blocks: 4 producer warps fill a ring of SLOTS tiles (the left
+// operand's by cp.async, the right one's by stores), 2 warpgroups multiply. Each block has 128 rows;
+// a [rows][K], b [K][128], h [rows][128] in bf16, c [128][128], y [rows][128] in f32. The test changes
+// the statements named in [brackets].
 #define JM_TEAM 256
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/ptx_mbarrier.cuh"
 #include "jaxmono/ptx_wgmma.cuh"
 #include "jaxmono/sync.cuh"
+#include "jaxmono/vec.cuh"
 using namespace jaxmono;
 
 constexpr int SLOTS = 2, N = 128, A_BYTES = 128 * 128, SLOT_BYTES = 2 * A_BYTES;
@@ -40,8 +42,10 @@ JM_DEVICE void produce(const Params& p, Roles* roles, unsigned char* ring, Place
       cp_async_16(piece(a, 128, i / 8, i % 8), left + i / 8 * width + k + i % 8 * 8);
 #pragma unroll 1
     for (int i = t; i < 64 * 16; i += 128)
-      cp_async_16(piece(a + A_BYTES, 64, i / 16, i % 16), right + (k + i / 16) * N + i % 16 * 8);
-    cp_async_mbarrier_arrive(&roles->full[at.slot]);  // [producer says when the tile has landed]
+      store<bf16, 8>(reinterpret_cast<bf16*>(piece(a + A_BYTES, 64, i / 16, i % 16)),
+                     load<bf16, 8>(right + (k + i / 16) * N + i % 16 * 8));
+    cp_async_mbarrier_arrive(&roles->full[at.slot]);  // [producer says when the left tile has landed]
+    mbarrier_arrive(&roles->full[at.slot]);  // [producer says that it has stored the right tile]
     at.next();
   }
 }
@@ -89,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) test_kernel(const __grid_co
   unsigned char* const ring = dynamic_shared() + 1024;
   if (thread_id() == 0) {
     for (int i = 0; i < SLOTS; ++i) {
-      mbarrier_init(&roles->full[i], 128);
+      mbarrier_init(&roles->full[i], 256);
       mbarrier_init(&roles->empty[i], 2);
     }
     mbarrier_fence_init();

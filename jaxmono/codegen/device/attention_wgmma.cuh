@@ -110,11 +110,8 @@ struct FlashWgmma {
     const uint64_t values = operand_slice<TileV, V_KEY_MAJOR>(slot(smem, 0), 0, col);
     float s[NT][4];
     uint32_t p[NT / 2][4];
-    const auto ready = [&] {
-      mbarrier_wait(&roles->full[at.slot], at.parity());
-      fence_proxy_async();  // cp.async wrote the tiles as ordinary stores do
-    };
-    // Both tiles that the next products need, with one fence. Of two slots one is still in use.
+    const auto ready = [&] { mbarrier_wait(&roles->full[at.slot], at.parity()); };
+    // Both tiles that the next products need. Of two slots one is still in use.
     constexpr bool TOGETHER = SLOTS > 2;
     const auto next_ready = [&] {
       mbarrier_wait(&roles->full[at.slot], at.parity());
@@ -122,7 +119,6 @@ struct FlashWgmma {
         const int v = at.slot + 1 == SLOTS ? 0 : at.slot + 1;
         mbarrier_wait(&roles->full[v], at.parity(v));
       }
-      fence_proxy_async();
     };
     const auto release = [&](int i) {
       if (speaks) mbarrier_arrive(&roles->empty[i]);

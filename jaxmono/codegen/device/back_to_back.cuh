@@ -76,23 +76,30 @@ struct BackToBack {
     }
   }
 
-  // middle(row of the tile, column, two neighbouring sums of H) -> two elements of P, generated code.
+  // columns(0, column): what two neighbouring elements of P take by column, requested before the products;
+  // middle(row of the tile, column, two neighbouring sums of H, columns) -> two elements of P: generated.
   // fetch(r, c), f(r, c, sums, early), and U's elements if there is a source: as in GemmWgmma::finish.
-  template <int LANES, class U = void, class Middle, class Fetch, class F>
+  template <int LANES, class U = void, class Columns, class Middle, class Fetch, class F>
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
-                                const Middle& middle, const Fetch& fetch, const F& f) {
+                                const Columns& columns, const Middle& middle, const Fetch& fetch,
+                                const F& f) {
     uint32_t p[STEPS][4];
     {
+      const int col = lane_id() % 4 * 2;
+      decltype(columns(0, 0)) early[2 * STEPS];
+#pragma unroll
+      for (int j = 0; j < 2 * STEPS; ++j) early[j] = columns(0, j * 8 + col);
       typename First::Accumulators h;
       First::consume(smem, roles, at, tiles, h);
-      const int row = First::first_row() + lane_id() / 4, col = lane_id() % 4 * 2;
+      const int row = First::first_row() + lane_id() / 4;
 #pragma unroll
       for (int i = 0; i < STEPS; ++i)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const float(&x)[4] = h.x[2 * i + e / 2];
           const int c = i * 16 + e / 2 * 8 + col;
-          Vec<float, 2> y = middle(row + e % 2 * 8, c, Vec<float, 2>{x[e % 2 * 2], x[e % 2 * 2 + 1]});
+          Vec<float, 2> y = middle(row + e % 2 * 8, c, Vec<float, 2>{x[e % 2 * 2], x[e % 2 * 2 + 1]},
+                                   early[2 * i + e / 2]);
           if constexpr (N % 16 != 0) {  // whatever f makes of nothing must not count
             y.x[0] = c < N ? y.x[0] : 0.0f;
             y.x[1] = c + 1 < N ? y.x[1] : 0.0f;
@@ -117,7 +124,6 @@ struct BackToBack {
         if constexpr (RESIDENT == 0) {
           w = First::slot(smem, at.slot);
           mbarrier_wait(&roles->full[at.slot], at.parity());
-          fence_proxy_async();  // cp.async wrote the tile as ordinary stores do
         }
         wgmma_fence();
 #pragma unroll

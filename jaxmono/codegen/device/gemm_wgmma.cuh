@@ -265,7 +265,7 @@ struct GemmWgmma {
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
       mbarrier_wait(&roles->full[at.slot], at.parity());
-      fence_proxy_async();  // cp.async, too, writes as ordinary stores do
+      if constexpr (TF32) fence_proxy_async();  // the producers have stored what they have rounded
       const uint64_t a = wgmma_descriptor_at(a0, PANEL ? t * A_TILE : at.slot * STAGE_BYTES);
       const uint64_t b = wgmma_descriptor_at(b0, PANEL_B    ? t * B_TILE
                                                  : RESIDENT ? t * TileB::BYTES

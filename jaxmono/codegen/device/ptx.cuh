@@ -27,7 +27,8 @@
 //   void cp_async_mbarrier_arrive(uint64_t* bar)   arrives when this thread's cp.async have landed
 //   void mbarrier_wait(uint64_t* bar, uint32_t parity)   until the phase of that parity is complete
 //   void fence_proxy_async()         wgmmas that follow (after a barrier: in any thread) read what
-//                                    this thread has written to shared memory, or seen written
+//                                    this thread has stored to shared memory, or seen stored; cp.async
+//                                    that has been waited for needs none
 //  ptx_wgmma.cuh (sm_90a). All threads of a warpgroup: warps 4 i .. 4 i + 3.
 //   uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t stride_bytes)
 //   uint64_t wgmma_descriptor_at(uint64_t first, int bytes)   of an operand so far behind

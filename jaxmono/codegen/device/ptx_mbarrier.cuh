@@ -45,6 +45,11 @@ JM_DEVICE void mbarrier_wait(uint64_t* bar, uint32_t parity) {
   } while (done == 0);
 }
 
+// Between stores and the wgmmas that read what they wrote. Not behind cp.async whose arrival has been
+// waited for: PTX's model asks for it there, too, but what has arrived is in shared memory, and CUTLASS's
+// loop for such producers (sm90_mma_multistage_gmma_ss_warpspecialized.hpp) has none. It waits for all
+// that a thread has under way, stores of the epilogue too: without, BERT-base b1 takes 1.3 % less time,
+// ResNet-50 1.4 to 2.1, RepVGG-A0 b1 4, pairs of convolutions 2 to 8.
 JM_DEVICE void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 }  // namespace jaxmono

@@ -82,7 +82,7 @@ struct Block {
   uint32_t priority;
   Barrier barriers[BARRIERS];
   unsigned char* shared;
-  unsigned char* view;  // what wgmma reads: shared memory, or a copy that fences bring up to date
+  unsigned char* view;  // what wgmma reads: shared memory, or a copy that lacks unfenced stores
   unsigned char* stacks;
   Warpgroup* warpgroups;
 };

@@ -26,6 +26,7 @@ void start_lane(Grid& grid, Block& block, Warp& w, int lane, uint64_t& random) {
   auto& copies = *new (base + shift + sizeof(Lane)) Copies{};
   copies.ring = static_cast<Copy*>(malloc(COPIES * sizeof(Copy)));
   copies.mask = COPIES - 1;
+  copies.view = block.view - block.shared;
   copies.random = random == 0 ? 0 : static_cast<uint32_t>(draw(random)) | 1;
   new (base + shift) Lane{&w,
                           &block,

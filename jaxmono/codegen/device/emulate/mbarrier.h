@@ -2,8 +2,8 @@
 //
 // A word counts down the arrivals of its phase. An arrival that belongs to cp.async comes when the
 // thread's earlier copies happen: by the seed at once, or only when somebody waits for the barrier.
-// fence_proxy_async: with some seeds wgmma reads a second copy of shared memory, which only a fence
-// brings up to date, so that a missing one shows.
+// fence_proxy_async: with some seeds wgmma reads a second copy of shared memory, which only cp.async
+// and a fence bring up to date, so that a missing one shows.
 #pragma once
 #include "emulate/hopper.h"
 #include "emulate/ptx.h"

@@ -31,6 +31,14 @@ inline void check_shared(const Lane& lane, const void* p, uint32_t bytes, const 
          bytes);
 }
 
+// Where wgmma reads, too: see ptx_mbarrier.cuh.
+inline void write(const Copies& q, void* to, const void* from, uint32_t bytes) {
+  if (from == nullptr) memset(to, 0, bytes);
+  else if (bytes == 16) memcpy(to, from, 16);
+  else memcpy(to, from, bytes);
+  if (q.view != 0) memcpy(static_cast<unsigned char*>(to) + q.view, to, bytes);
+}
+
 template <uint32_t BYTES>
 inline void cp_async(void* smem, const void* gmem, bool pred) {
   Lane& lane = self();
@@ -40,8 +48,7 @@ inline void cp_async(void* smem, const void* gmem, bool pred) {
          lane.thread_id, BYTES);
   Copies& q = *lane.copies;
   if (q.early) {
-    if (pred) memcpy(smem, gmem, BYTES);
-    else memset(smem, 0, BYTES);
+    write(q, smem, pred ? gmem : nullptr, BYTES);
     return;
   }
   if (q.tail - q.head > q.mask) grow(q);
@@ -52,9 +59,7 @@ inline void cp_async(void* smem, const void* gmem, bool pred) {
 inline void land(Copies& q) {
   const Copy& c = q.ring[q.head++ & q.mask];
   if (c.bytes == 0) --q.arrivals, landed(c.to);
-  else if (c.from == nullptr) memset(c.to, 0, c.bytes);
-  else if (c.bytes == 16) memcpy(c.to, c.from, 16);
-  else memcpy(c.to, c.from, c.bytes);
+  else write(q, c.to, c.from, c.bytes);
 }
 
 // Whether the copies that are issued from now on happen at once.
