@@ -208,7 +208,8 @@ def emit_finish(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
     valid = f"min({s.bq}, {form.m.size} - m0)" if form.m.size % s.bq else str(s.bq)
     exchange = f"{workspace} + tile * A::FLOATS, split, {arrivals} + tile" if s.split > 1 \
         else "nullptr, 0, nullptr"
-    head = (f"A::finish<{lanes}>(smem, rows, {valid}, unit, {exchange}, "
+    rounded = "true" if form.second.result.type.dtype is code.element else "false"
+    head = (f"A::finish<{lanes}, {rounded}>(smem, rows, {valid}, unit, {exchange}, "
             f"[&](int r, int c, const float (&acc)[{lanes}])")
     w.line("constexpr int n0 = 0;")
     with w.block(head, "});"):

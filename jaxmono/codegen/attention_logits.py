@@ -191,7 +191,9 @@ def emit_logits(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
         _emit_pairs(w, code, "factor", form.probs, form.p_index, factor, pointers, read_only)
     else:
         w.line(f"const auto factor = [](int, int, {own}) {{ return dot; }};")
-    flags = ", ".join("true" if x else "false" for x in (scaled is not None, softmax.factors))
+    hides = scaled is not None and scaled.keep is not None
+    flags = ", ".join("true" if x else "false"
+                      for x in (scaled is not None, hides, softmax.factors))
     w.line(f"const auto logits = make_logits<{flags}>(unit, {low}, {high}, logit, mask, factor);")
 
 

@@ -134,7 +134,7 @@ def flash_heads() -> Case:
     def fn(*xs: Any) -> Any:
         return tuple(attend(*xs[i:i + 3]) for i in range(0, 12, 3))
 
-    sizes = ((64, 32), (70, 96), (128, 32), (37, 32))  # of 96, columns leave in two parts
+    sizes = ((64, 32), (70, 112), (128, 32), (37, 32))  # of 112, columns are staged in parts
     plan = plan_of(fn, *[Spec((5, n, d), BF16) for n, d in sizes for _ in range(3)])
     schedules = {64: (16, 64, 1, 4), 70: (64, 16, 2, 4), 128: (32, 32, 2, 4, "flash", 2),
                  37: (64, 48, 1, 4)}

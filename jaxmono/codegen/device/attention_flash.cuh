@@ -99,10 +99,10 @@ struct FlashAttention {
     cp_async_wait<0>();
   }
 
-  template <int LANES, class F>
+  template <int LANES, bool ROUNDED, class F>
   JM_DEVICE static void finish(unsigned char* smem, Rows& rows, int valid, float unit,
                                float* workspace, int split, uint32_t* arrivals, const F& f) {
-    rows.template finish<LANES>(smem, smem + TILES_AT, valid, unit, workspace, split, arrivals, f);
+    rows.template finish<LANES, ROUNDED>(smem, smem + TILES_AT, valid, unit, workspace, split, arrivals, f);
   }
 
  private:

@@ -111,14 +111,18 @@ struct FlashWgmma {
     float s[NT][4];
     uint32_t p[NT / 2][4];
     const auto ready = [&] { mbarrier_wait(&roles->full[at.slot], at.parity()); };
-    // Both tiles that the next products need. Of two slots one is still in use.
-    constexpr bool TOGETHER = SLOTS > 2;
+    // Keys and values of the next products, both before the first of them: of two slots one is still in use.
+    // Where there is a mask or a bias; without, 12 and 32 heads take 0.5 to 2.5 % less time if the values are
+    // waited for behind the scores (with a causal mask 3 % more).
+    constexpr bool PLAIN = L::SCALED && !L::MASKED, TOGETHER = SLOTS > 2 && !PLAIN;
     const auto next_ready = [&] {
       mbarrier_wait(&roles->full[at.slot], at.parity());
       if constexpr (TOGETHER) {
         const int v = at.slot + 1 == SLOTS ? 0 : at.slot + 1;
         mbarrier_wait(&roles->full[v], at.parity(v));
       }
+      // What ptxas moves nothing over: 12 heads of 64 with a causal mask take 2 to 3 % less time.
+      if constexpr (NARROW && !PLAIN) fence_proxy_async();
     };
     const auto release = [&](int i) {
       if (speaks) mbarrier_arrive(&roles->empty[i]);
@@ -272,10 +276,10 @@ struct FlashWgmma {
     }
   }
 
-  template <int LANES, class F>
+  template <int LANES, bool ROUNDED, class F>
   JM_DEVICE static void finish(unsigned char* smem, Rows& rows, int valid, float unit,
                                float* workspace, int split, uint32_t* arrivals, const F& f) {
-    rows.template finish<LANES>(smem + STATS_AT, smem + OUT_AT, valid, unit, workspace, split,
+    rows.template finish<LANES, ROUNDED>(smem + STATS_AT, smem + OUT_AT, valid, unit, workspace, split,
                                 arrivals, f);
   }
 
