@@ -50,7 +50,7 @@ def schedule(sig: Sig, device: Device, *, shared_bytes: int,
     """The fastest in the model with its microseconds; None if the family cannot take the Sig."""
     return cheapest(sig, device, siblings, model_us,
                     lambda form: candidates(sig, form, shared_bytes=shared_bytes),
-                    lambda s: (s.group, s.split, -s.bq, -s.stages))
+                    lambda s: (s.group, s.split, -s.bq, -s.stages, -s.chunk))
 
 
 def candidates(sig: Sig, form: AttentionForm, *, shared_bytes: int) -> Iterator[AttentionSchedule]:
@@ -108,7 +108,12 @@ def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings
     thirds of lanes one after the other, or a longer chain (chunks of 64, 96, 128 and 176 keys took
     0.70, 0.90, 1.06 and 1.42 us; 128 take 0.98 since weights have two places). The first scores and
     the last values run under nothing. Not faster than global memory gives all operands once; with a
-    single chunk, K and V of the next task are on their way before its queries have a place.
+    single chunk, K and V of the next task are on their way before its queries have a place, but
+    wide heads wait for all of it (128 keys of 512 heads of 128 take 5 % less time as two chunks).
+
+    Constants of wide heads are from 128: 512 keys b16 took 136 us in chunks of 64, 128 in chunks of
+    128 (causal 102, 99), 2048 keys 2116 and 1891 (1180, 1106); 512 keys b1 11.2 and 11.5 us (11.8,
+    12.3; by 64 rows 12.5).
     """
     d, dv = _round(form.k.size), _round(form.v.size)
     cols = s.chunk * s.bq // 128
@@ -121,19 +126,21 @@ def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings
     chain = scores / 2 + 5.5 * cols + (each - 4.5) * cols / 2 + (680 if narrow else 350)
     load = s.chunk * (d + dv) * 2 / LOAD
     moved = (s.bq + form.n.size * min(1.0, s.bq / form.m.size)) * (d + dv) * 2 / GLOBAL
-    end = s.bq * dv / 128 * 4 + (250 if s.bq == 64 else 100)
+    end = s.bq * dv / 128 * 4 + ((250 if narrow else 1200) if s.bq == 64 else 100)
     if s.split > 1:
         end += 2500 + s.bq * dv * 8 / 20
 
     def clocks(chunks: Numbers) -> Numbers:
-        busy = scores + values + (lanes * 2 / 3 if narrow else 100)
+        busy = scores + values + (lanes * 2 / 3 if narrow else 250)
         middle = max(busy, lanes, chain, load)
         once = (scores + lanes + values) * (1.3 if narrow else 1.0) + 300
         return np.maximum(chunks - 1, 0) * middle + max(once, load) + 250 + end
 
     tiles = form.batch.size * siblings * math.ceil(form.m.size / s.bq)
-    least = tiles / device.sm_count * (moved + (500 if form.n.size > s.chunk else 0))
-    return max(total_us(form, s, device, siblings, keys, clocks, 2000), least / CLOCKS_PER_US)
+    late = (500 if narrow else 0) if form.n.size > s.chunk else 0 if narrow else 450
+    least = tiles / device.sm_count * (moved + late)
+    start = 2000 if narrow else 1100 + s.chunk * d * 2 / GLOBAL
+    return max(total_us(form, s, device, siblings, keys, clocks, start), least / CLOCKS_PER_US)
 
 
 def _narrow(form: AttentionForm) -> bool:

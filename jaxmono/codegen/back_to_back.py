@@ -24,7 +24,13 @@ from jaxmono.codegen.dot_wgmma import (
     staging_bytes,
     tile_bytes,
 )
-from jaxmono.codegen.early_loads import bind_early, column_loads, early_loads, emit_fetch
+from jaxmono.codegen.early_loads import (
+    bind_early,
+    column_loads,
+    early_loads,
+    emit_fetch,
+    no_loads,
+)
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
 from jaxmono.codegen.epilogue_source import source_operand
 from jaxmono.codegen.operand import Operand
@@ -163,7 +169,8 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     early = early_loads(body, form.stores, form.second.result, form.v, lanes, read_only, form.m,
                         besides=root)
     emit_fetch(w, body, early, m=form.m, n=form.v, tile_m=ROWS, tile_n=s.chunk, lanes=lanes,
-               pointers=pointers, names={form.batch: "b"})
+               pointers=pointers, names={form.batch: "b"},
+               none=no_loads(body, form.stores, form.second.result))
     element = f", {c_type(source.value.type.dtype)}" if source else ""
     head = (f"G::consume<{lanes}{element}>(smem, roles, at, k_tiles, columns, middle, fetch, "
             f"[&](int r, int c, const float (&acc)[{lanes}], const auto& early"

@@ -1,12 +1,12 @@
 """Tiles for the wgmma family, by the same kind of model as dot_schedule.py.
 
-What the producers bring from L2 and what wgmma multiplies, per SM and microsecond, are fitted to
-108 tiles of 29 products timed on an H200 (128 to 4096 rows of BERT's base and large). What the
-consumers write has become faster since, and is set by hand. What memory adds with cold weights, and
-what splits cost with few rows, are fitted to 167 tiles of 15 products with 64 and 128 rows: their
-times were 3 % too high, with a spread of 6 % (standard deviation of the logarithm). What passes
-through shared memory, and splits of more rows, are set by hand since: of the candidates timed of 24
-products with 512 rows and more, the model's choice takes 0.1 % longer than the best.
+What the producers bring from L2, what wgmma multiplies, what passes through shared memory, per SM
+and microsecond, and what splits cost with many rows are fitted to 220 tiles of 22 products timed on
+an H200 (512 to 4096 rows of BERT's base and large and of Llama): times are right with a spread of
+5 % (standard deviation of the logarithm), and the model's choice takes 0.1 % longer than the best.
+The first two are those of an earlier fit where rows are gathered. What memory adds with cold
+weights, and what splits cost with few rows, are fitted to 167 tiles of 15 products with 64 and 128
+rows; their loads and products have become faster since, their latency may be too long.
 
 Elements of other sizes cost what 16-bit elements of as many bytes do: wgmma reads 128 bytes of k in
 the same time whatever is in them. Shared memory is used more for tf32, which is rounded there.
@@ -32,9 +32,9 @@ from jaxmono.codegen.dot_wgmma import (
 )
 from jaxmono.fusion.plan import Device
 
-_LOAD_BYTES = 99_000.0
-"""Of one SM; of all together `_L2_READS` times what memory can read."""
-_L2_READS = 2.8
+_LOAD_BYTES = {False: 109_000.0, True: 99_000.0}
+"""Of one SM, by whether rows are gathered; of all together `_L2_READS` times what memory reads."""
+_L2_READS = {False: 3.2, True: 2.8}
 _K_TILE_US = 0.01
 """Of the producers, for every k tile: 64 x 64 tiles load 82 KB a microsecond."""
 _DEEP_SLOTS = 5
@@ -47,12 +47,17 @@ _DEEP_LINE_US = -0.02
 _TURNS_AHEAD = 4
 """Tasks whose tiles producers may have requested, where a block has more tasks than these: VGG-16
 b32, whose first tasks have two tiles, takes 1.3 % less time."""
-_FLOPS = 6.1e6
-_SHARED_BYTES = 212_000.0
-"""Written and read in shared memory: 128 a clock are 225. A fit, not the hardware's limit: in ncu's
+_FLOPS = {False: 6.3e6, True: 6.1e6}
+"""The same. With what strided rows take, VGG-16 b32 got tiles of 128 columns, not 256, and took 4 %
+longer."""
+_SHARED_BYTES = 240_000.0
+"""Written and read in shared memory: 128 a clock are 225 to 250. A fit, not the limit: in ncu's
 counters the tiles of these kernels pass 109 to 116 a clock, those of NVIDIA's library up to 194."""
 _EXCHANGE_BYTES = 160_000.0
 """Of f32 sums of a wide tile whose warpgroups share k, half of which they exchange."""
+_EXCHANGE_BEHIND_US = 0.4
+"""More of that in a model: 2048x768x3072 alone takes as long by 64 x 192 so as by 128 x 96,
+BERT-base b16 took 2 % longer."""
 _LATENCY_US = {True: 1.7, False: 1.3}
 """First bytes, first products, the epilogue's first stores, by whether a product has at most `FEW`
 rows: as the model of dot_schedule.py, which this one is compared with. A kernel of its own takes
@@ -60,19 +65,25 @@ rows: as the model of dot_schedule.py, which this one is compared with. A kernel
 _COLD = 0.25
 """Of the time in which memory reads the weights of few rows, what nothing hides: with 64 rows,
 tiles of one size take 0.16 us longer for each MB of weights."""
+_RAGGED = 1.05
+"""Of wide tiles whose last columns fill no line of 64, beside what these are loaded for: CLIP and
+ViT-B/16 b16 took 1.3 and 1.7 % longer with 160 columns than with 192 and 256."""
+_AGAIN_US = 0.2
+"""Of every further tile of a block: in models more of them pay less than alone (queries, keys and
+values of the T5-small encoder b16: 1 % longer in three turns than in one)."""
 _EPILOGUE_BYTES = 60_000.0
 """Of f32 sums that the consumers turn into outputs."""
 _SPLIT_US = 1.1
 _SPLIT_BYTES = 34_000.0
 """Of f32 sums that the blocks of a tile exchange."""
-_FRAGMENTS_US = 0.9
-_FRAGMENT_BYTES = 32_000.0
+_FRAGMENTS_US = 1.2
+_FRAGMENT_BYTES = 22_000.0
 """The same where they leave each other fragments of what each finishes, half of the bytes:
 512x1024x4096 14.0 -> 11.6 us, 512x768x3072 10.7 -> 9.6, 1280x768x3072 15.7 -> 13.7. Not counted
 where other contractions share the multiprocessors: CLIP b16 was 4 % slower."""
 _FRAGMENTS_BEHIND = 1.2
-"""In a model: with 2048x768x3072 so, which alone is 2.6 % faster, the T5-base encoder b16 was 1.1 %
-slower, BERT-base b16 0.3 % faster."""
+"""In a model: with 2048x768x3072 so the T5-base encoder b16 was 1.1 % slower, BERT-base b16 0.3 %
+faster, where the product alone was 2.6 % faster."""
 _SPLIT_TOTAL = {True: 0.42, False: 0.5}
 """Of what memory can read, what all blocks exchange together of their sums, by whether a product
 has at most `FEW` rows. 128x2048x8192: 128 blocks with 64 KB each take 18.2 us, with 32 KB 14.9
@@ -80,8 +91,10 @@ us; of more rows a part is hidden (512x768x3072 by 48 KB of 128 blocks, 10.5 us)
 _ROW_PROLOGUE_US = 0.055 / 1024
 """Per byte of a normalised row panel: loads, two reductions, stores."""
 
-_LAYOUTS = ((2, 1, 1), (1, 2, 1), (1, 1, 2))
-"""Warpgroups along m, n, k."""
+_LAYOUTS = {True: ((1, 2, 1), (2, 1, 1), (1, 1, 2)), False: ((2, 1, 1), (1, 2, 1), (1, 1, 2))}
+"""Warpgroups along m, n, k, by whether a product has at most `FEW` rows. Of equal times the first
+counts: 128x8192x2048 takes 5 % less time by 64 x 128 than by 128 x 64, 128x2048x2048 8 %; the
+T5-small encoder b16 (2048 rows) 1 % more."""
 COLUMNS = (16, 32, 48, 64, 80, 96, 128, 144, 160, 192, 256)
 """Of a warpgroup."""
 _TALL = 32
@@ -126,7 +139,7 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
     if m < _TALL or n < 16:
         return
     splits = (1,) if row_prologue else (1, 2, 4, 8)
-    for warps, columns, split in itertools.product(_LAYOUTS, COLUMNS, splits):
+    for warps, columns, split in itertools.product(_LAYOUTS[m <= FEW], COLUMNS, splits):
         bm, bn = 64 * warps[0], columns * warps[1]
         if warps[1] == 2 and not k_major[1] and columns % 64:
             continue
@@ -147,8 +160,10 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
             fragments = meets_as_fragments(s, gathered=gathered) and not beside
             cost = _cost(s, batch, m, n, k, itemsize, device, row_prologue, k_major[1], gathered,
                          fragments)
-            yield (cost * (_FRAGMENTS_BEHIND if fragments and behind else 1.0),
-                   replace(s, bk=s.bk * 2 // itemsize))
+            if behind:
+                cost *= _FRAGMENTS_BEHIND if fragments else 1.0
+                cost += _EXCHANGE_BEHIND_US if has_halves(columns, warps[2]) else 0.0
+            yield cost, replace(s, bk=s.bk * 2 // itemsize)
         # One tile of columns, loaded once for a block's tasks: RepVGG-A0 b32 takes 6 % less time.
         # Tiles of 64 rows would multiply as many bytes of weights by half of the rows each: VGG-16
         # b32 took 17 % more.
@@ -212,14 +227,14 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
         right *= 1.0 + unused(s.bn * 2, min(columns, n) * 2)
     once = 0.0
     if s.resident:
-        once, right = right / _LOAD_BYTES, 0
+        once, right = right / _LOAD_BYTES[gathered], 0
     size = (0 if row_prologue else min(s.bm, m)) * depth * 2 + right
     total = min(tiles, device.sm_count) * size
     # Not for convolutions: it made RepVGG b32 3 % slower.
     k_tile = 0.0 if gathered else _DEEP_LINE_US if s.bk > 64 else _K_TILE_US
-    load = max(size / _LOAD_BYTES + depth / 64 * k_tile,
-               total / (_L2_READS * device.read_bytes_per_us))
-    work = 2.0 * s.bm * s.bn * depth / _FLOPS
+    load = max(size / _LOAD_BYTES[gathered] + depth / 64 * k_tile,
+               total / (_L2_READS[gathered] * device.read_bytes_per_us))
+    work = 2.0 * s.bm * s.bn * depth / _FLOPS[gathered]
     if not gathered:
         work = max(work, _passed(s, itemsize, row_prologue, k_major) * depth * 2 / _SHARED_BYTES)
     epilogue = s.bm * s.bn * 4 / _EPILOGUE_BYTES / (s.split_k if fragments else 1)
@@ -234,8 +249,13 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
         split = max(_SPLIT_US + sums / _SPLIT_BYTES, tiles * sums / (
             _SPLIT_TOTAL[m <= FEW] * device.read_bytes_per_us))
     cold = _COLD * batch * n * k * 2 / device.read_bytes_per_us if m <= FEW else 0.0
+    loop = max(load, work)
+    again = 0.0
+    if not gathered:
+        loop *= _RAGGED if 128 < s.bn < columns else 1.0
+        again = _AGAIN_US * (waves - 1)
     # While a tile is in its epilogue the next one's loads go on.
-    return (cold + once + _LATENCY_US[m <= FEW] + waves * (max(load, work) + epilogue + prologue)
+    return (cold + once + _LATENCY_US[m <= FEW] + waves * (loop + epilogue + prologue) + again
             + split)
 
 

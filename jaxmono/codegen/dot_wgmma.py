@@ -21,7 +21,13 @@ from jaxmono.codegen.dot import (
     legal_lanes,
 )
 from jaxmono.codegen.dot_schedule import DotSchedule
-from jaxmono.codegen.early_loads import WIDE, early_loads, emit_fetch, touch_columns
+from jaxmono.codegen.early_loads import (
+    WIDE,
+    early_loads,
+    emit_fetch,
+    no_loads,
+    touch_columns,
+)
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.epilogue_source import source_operand
 from jaxmono.codegen.names import is_f8
@@ -296,7 +302,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                         form.m if s.bn // s.warps[1] <= WIDE else None, besides=root) \
         if s.family != SWAPPED else []
     emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
-               pointers=pointers, names=names)
+               pointers=pointers, names=names, none=no_loads(body, stores, form.dot.result))
     if small:
         w.line(f"const auto first = G::first<{lanes}>(fetch);")
     else:

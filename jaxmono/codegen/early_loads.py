@@ -79,6 +79,11 @@ def reads(body: Graph, stores: Sequence[Store], result: Value) -> list[Root]:
     return _reads(body, [(body.outputs[s.result], s.index) for s in stores], result)
 
 
+def no_loads(body: Graph, stores: Sequence[Store], result: Value) -> str:
+    """C type of what an epilogue has that has requested nothing early: whether it reads at all."""
+    return "NoEarly" if reads(body, stores, result) else "NoReads"
+
+
 def _reads(body: Graph, roots: Sequence[Root], result: Value) -> list[Root]:
     inputs = set(body.inputs)
     found: dict[Root, None] = {}
@@ -110,13 +115,14 @@ def _is_vector(value: Value, index: IndexMap, lane: Lane) -> bool:
 
 def emit_fetch(w: Writer, body: Graph, loads: Sequence[Root], *, m: Var, n: Var, tile_m: int,
                tile_n: int, lanes: int, pointers: Mapping[Value, str],
-               names: Mapping[Var, str], name: str = "fetch") -> None:
-    """``const auto NAME = [&](int r, int c)``: a struct with a member x0, x1... per load.
+               names: Mapping[Var, str], name: str = "fetch", none: str = "NoEarly") -> None:
+    """``const auto NAME = [&](int r, int c)``: a struct with a member x0, x1... per load, or an
+    empty one of type ``none``.
 
     Pieces outside the operand load what the last ones inside load; nobody uses it.
     """
     if not loads:
-        w.line(f"const auto {name} = [](int, int) {{ return NoEarly{{}}; }};")
+        w.line(f"const auto {name} = [](int, int) {{ return {none}{{}}; }};")
         return
     members = " ".join(f"Vec<{c_type(v.type.dtype)}, {lanes}> x{k};"
                        for k, (v, _) in enumerate(loads))

@@ -506,6 +506,18 @@ def test_what_differs_by_column_is_requested_before_the_sums() -> None:
     assert re.findall(r"prefetch_l1\((\w+)", before) == ["p2"]
 
 
+@pytest.mark.parametrize(("bn", "warps", "split"), [
+    (32, (2, 1, 1), 1), (96, (2, 1, 1), 1), (160, (2, 1, 1), 1), (128, (1, 1, 2), 1),
+    (192, (2, 1, 1), 2)])
+def test_sums_that_nothing_is_read_beside_leave_by_shuffles(
+        bn: int, warps: tuple[int, int, int], split: int) -> None:
+    """Whole rows, those in chunks, halves of a tile, shares of one; the edges of both sides."""
+    plan = plan_of(lambda x, w: jax.nn.relu(x @ w), Spec((150, 520), BF16), Spec((520, 232), BF16))
+    s = wgmma(64 * warps[0], bn * warps[1], 2, warps, split)
+    assert "return NoReads{};" in build(plan, in_order(plan, s), threads=256).source
+    run(plan, s, seeds=(0,))
+
+
 @pytest.mark.parametrize("n", [104, 96])
 def test_requests_of_a_bias_stay_inside_it(n: int) -> None:
     """Of 96 columns a tile of the second row begins inside a line; 104 end inside a tile."""

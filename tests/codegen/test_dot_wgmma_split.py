@@ -63,9 +63,11 @@ def test_k_is_shared_where_it_pays() -> None:
         assert found is not None
         return found[1].split_k
 
-    assert split(2048, 768, 3072) == split(1280, 768, 3072) == 2
-    assert split(512, 768, 3072) == split(512, 1024, 4096, behind=True) == 4
-    assert split(2048, 768, 3072, behind=True) == split(2048, 768, 3072, beside=True) == 1
+    assert split(1280, 768, 3072) == 2
+    assert split(512, 1024, 4096) == 4
+    assert split(1280, 768, 3072, behind=True) == split(512, 1024, 4096, behind=True) == 1
+    assert split(1280, 768, 3072, beside=True) == 1
+    assert split(512, 768, 3072) == split(2048, 768, 3072) == 1  # two warpgroups share k
     assert split(2048, 3072, 768) == split(4096, 768, 3072) == 1  # tiles for all
 
 

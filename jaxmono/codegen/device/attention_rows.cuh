@@ -459,24 +459,17 @@ struct AttentionRows {
   template <class F>
   JM_DEVICE void quads(const float (&scale)[2], int valid, const F& f) const {
     const int row = first_row() + lane_id() / 4, t = lane_id() % 4;
-    const bool odd = t % 2 != 0, high = t / 2 != 0;
-    using Pairs = Vec<uint32_t, 2>;
 #pragma unroll
     for (int j = 0; j < NV; j += 4)
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        uint32_t own[4];
+        uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float a = o[j + i][2 * h] * scale[h], b = o[j + i][2 * h + 1] * scale[h];
-          own[i] = is_same<T, bf16> ? floats_to_bf16x2(a, b) : floats_to_f16x2(a, b);
+          words[i] = is_same<T, bf16> ? floats_to_bf16x2(a, b) : floats_to_f16x2(a, b);
         }
-        const auto next = shfl_xor(Pairs{odd ? own[0] : own[1], odd ? own[2] : own[3]}, 1);
-        const Pairs first{odd ? next.x[0] : own[0], odd ? own[1] : next.x[0]};
-        const Pairs second{odd ? next.x[1] : own[2], odd ? own[3] : next.x[1]};
-        const auto other = shfl_xor(high ? first : second, 2);
-        const Pairs low = high ? other : first, up = high ? second : other;
-        const uint32_t words[4] = {low.x[0], low.x[1], up.x[0], up.x[1]};
+        quad_transpose(words);
         float x[8];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {

@@ -18,8 +18,9 @@
 
 namespace jaxmono {
 
-// What an epilogue has loaded ahead, where there is nothing.
+// What an epilogue has loaded ahead, where there is nothing; where it reads nothing at all but its sums.
 struct NoEarly {};
+struct NoReads {};
 
 // Whether that is the same in all rows.
 template <class Early, class = void>
@@ -125,12 +126,16 @@ struct StagedRows {
                              Source&& source) {
     using Early = decltype(fetch(0, 0));
     constexpr bool PLAIN = is_same<typename NoReference<Source>::type, NoSource>;
+    if constexpr (PLAIN && LANES == 8 && NT % 4 == 0 && is_same<Early, NoReads>) {
+      quads(x, f);
+      return;
+    }
     constexpr int PER_ROW = CHUNK / LANES, PIECES = 16 * PER_ROW, TRIPS = (PIECES + WARP - 1) / WARP;
     // Where rows are whole warps or parts of one, a thread stays in its columns: what depends on nothing
     // else (a bias) is loaded once a chunk.
     constexpr bool STAYS = WARP % PER_ROW == 0, ONCE = STAYS && ByColumn<Early>::value;
     // Pieces beside the accumulators: with 128 of those, more would spill.
-    constexpr int ROOM = is_same<Early, NoEarly> || ONCE
+    constexpr int ROOM = is_same<Early, NoEarly> || is_same<Early, NoReads> || ONCE
                              ? (NT <= 24 ? 5 : 4)
                              : (NT <= 24 ? 80 : 32) / int(sizeof(Early));
     constexpr int AHEAD = ROOM < 2 ? 1 : TRIPS < ROOM ? TRIPS : ROOM;
@@ -173,7 +178,33 @@ struct StagedRows {
       }
       syncwarp();
       source.end(c0 / CHUNK);
-      advance(x);
+      advance<CHUNK>(x);
+    }
+  }
+
+  // The same without shared memory: eight neighbours of a row, two of each of four fragments, move to one
+  // of the four lanes that have them (`quad_transpose`). Products alone take up to 1.6 % less time, b2b_gemm_4
+  // 1.6 to 2.7. With a bias, of which each lane then reads four pieces for the one it had, CLIP b32 took 2 %
+  // more and b2b_conv_4 5.
+  template <class F>
+  JM_DEVICE static void quads(float (&x)[NT][4], const F& f) {
+    constexpr int COLUMNS = N <= 96 ? N : N % 64 == 0 ? 64 : 32;  // at a time
+    const int lane = fresh(lane_id()), g = lane / 4, t = lane % 4;
+#pragma unroll 1
+    for (int c0 = 0; c0 < N; c0 += COLUMNS) {
+#pragma unroll
+      for (int j = 0; j < COLUMNS / 8; j += 4)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          Vec<float, 2> own[4];
+#pragma unroll
+          for (int i = 0; i < 4; ++i) own[i] = {x[j + i][2 * h], x[j + i][2 * h + 1]};
+          quad_transpose(own);
+          const float sums[8] = {own[0].x[0], own[0].x[1], own[1].x[0], own[1].x[1],
+                                 own[2].x[0], own[2].x[1], own[3].x[0], own[3].x[1]};
+          f(g + 8 * h, c0 + (j + t) * 8, sums, NoReads{});
+        }
+      advance<COLUMNS>(x);
     }
   }
 
@@ -193,7 +224,7 @@ struct StagedRows {
         f(r, c0 + c, sums);
       }
       syncwarp();
-      advance(x);
+      advance<CHUNK>(x);
     }
   }
 
@@ -208,12 +239,13 @@ struct StagedRows {
     }
   }
 
-  // The next chunk moves to where this one was: its registers are named at compile time.
+  // The next columns move to where these were: their registers are named at compile time.
+  template <int COLUMNS>
   JM_DEVICE static void advance(float (&x)[NT][4]) {
 #pragma unroll
-    for (int j = 0; j + CHUNK / 8 < NT; ++j)
+    for (int j = 0; j + COLUMNS / 8 < NT; ++j)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) x[j][e] = x[j + CHUNK / 8][e];
+      for (int e = 0; e < 4; ++e) x[j][e] = x[j + COLUMNS / 8][e];
   }
 };
 

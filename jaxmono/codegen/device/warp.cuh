@@ -7,6 +7,7 @@
 //   named_barrier_arrive(id, threads)   one of the threads for which it opens, without waiting
 //   int team_threads()                  how many threads syncthreads() is for
 //   T shfl_xor<T>(T x, int mask), T shfl_idx<T>(T x, int lane)         any T of whole bytes
+//   void quad_transpose<T>(T (&x)[4])    x[i] of lane t of a quad becomes x[t] of its lane i
 //   bool warp_any(bool), bool warp_all(bool), uint32_t warp_ballot(bool)
 //   int uniform(int x)                  lane 0's x; the compiler then knows that all lanes have the same
 //   T warp_reduce<WIDTH = 32, ORDERED = true>(T x, F f)   f over each WIDTH neighbouring lanes, in
@@ -105,6 +106,24 @@ JM_DEVICE T warp_reduce(T x, const F& f) {
 namespace jaxmono {
 
 JM_DEVICE int uniform(int x) { return shfl_idx(x, 0); }
+
+template <class T>
+JM_DEVICE void quad_transpose(T (&x)[4]) {
+  struct Pair {
+    T x[2];
+  };
+  const bool odd = lane_id() % 2 != 0, high = lane_id() / 2 % 2 != 0;
+  // Within lanes 0, 1 and 2, 3; then between these.
+  const Pair next = shfl_xor(Pair{{odd ? x[0] : x[1], odd ? x[2] : x[3]}}, 1);
+  const Pair first{{odd ? next.x[0] : x[0], odd ? x[1] : next.x[0]}};
+  const Pair second{{odd ? next.x[1] : x[2], odd ? x[3] : next.x[1]}};
+  const Pair other = shfl_xor(high ? first : second, 2);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    x[i] = high ? other.x[i] : first.x[i];
+    x[2 + i] = high ? second.x[i] : other.x[i];
+  }
+}
 
 template <class T, class F>
 JM_DEVICE T block_reduce(T x, const F& f, void* smem) {
