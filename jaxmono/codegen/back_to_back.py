@@ -133,7 +133,7 @@ def _begin(w: Writer, code: AttentionCode) -> None:
 
 
 def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
-              read_only: Sequence[Value]) -> None:
+              read_only: Sequence[Value], behind: bool) -> None:
     """The producers' statements for one task (see `dot_wgmma.emit_load`)."""
     form, s = code.form, code.s
     _begin(w, code)
@@ -144,7 +144,8 @@ def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
                     read_only, {**tiles, form.n: columns}, strided=True, gathered=x is code.q)
     ahead = 0
     weights = (code.k, code.v) if s.resident else (code.k,)
-    if all(x.param in read_only and x.offset is not None and x.offset.is_static for x in weights):
+    if behind and all(x.param in read_only and x.offset is not None and x.offset.is_static
+                      for x in weights):
         ahead = max(1, _AHEAD_BYTES // (_round(form.n.size) * 128))
     w.line("const auto ready = [&] { roles->await_open(at); };")
     loads = ["load_a", "load_b", "load_w"]

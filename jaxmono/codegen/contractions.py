@@ -113,7 +113,7 @@ class _Dot:
         if schedule.family not in _PRODUCED:
             return False
         dot_wgmma.emit_load(w, DotCode.of(sig, schedule), pointers=function.pointers,
-                            read_only=tuple(function.read_only))
+                            read_only=tuple(function.read_only), behind=function.behind)
         return True
 
     def emit_body(self, w: Writer, sig: Sig, schedule: DotSchedule, function: Function) -> None:
@@ -176,12 +176,14 @@ class _Attention:
 
     def emit_load(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
                   function: Function) -> bool:
-        families = {"wgmma": attention_wgmma, "back_to_back": back_to_back}
-        if schedule.family not in families:
+        code, read_only = AttentionCode.of(sig, schedule), tuple(function.read_only)
+        if schedule.family == "wgmma":
+            attention_wgmma.emit_load(w, code, pointers=function.pointers, read_only=read_only)
+        elif schedule.family == "back_to_back":
+            back_to_back.emit_load(w, code, pointers=function.pointers, read_only=read_only,
+                                   behind=function.behind)
+        else:
             return False
-        families[schedule.family].emit_load(
-            w, AttentionCode.of(sig, schedule), pointers=function.pointers,
-            read_only=tuple(function.read_only))
         return True
 
     def emit_body(self, w: Writer, sig: Sig, schedule: AttentionSchedule,

@@ -184,8 +184,11 @@ def swapped_staging_bytes(bm: int, bn: int, k_warpgroups: int) -> int:
 
 
 def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
-              read_only: Sequence[Value]) -> None:
+              read_only: Sequence[Value], behind: bool) -> None:
     """The producers' statements for one task.
+
+    ``behind``: a grid barrier may be in front of it. Where none is, the first products would wait
+    for all that is requested before their left operand: 2048x512x2048 alone took 7 % more time.
 
     C variables in scope: ``int task``, ``unsigned char* smem``, ``Roles* roles``, ``Place at``.
     """
@@ -203,7 +206,8 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles,
                     strided=True, gathered=s.family != SWAPPED, pair=pair)
     ahead = 0
-    if code.rhs.param in read_only and code.rhs.offset is not None and code.rhs.offset.is_static:
+    if behind and code.rhs.param in read_only and code.rhs.offset is not None \
+            and code.rhs.offset.is_static:
         ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * 128))) \
             if s.family == SWAPPED else max(1, _AHEAD_BYTES // (s.bn * deep(code)))
     w.line("const auto ready = [&] { roles->await_open(at); };")

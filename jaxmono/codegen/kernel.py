@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxmono.codegen.calls import UNIT, Call, Span, Unit
 from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES, SWAPPED
@@ -126,7 +126,7 @@ class _Assembly:
         behind = any(g.sig.key == sig.key for st in self.plan.stages[1:] for g in st.groups)
         prefetch = w if behind and code.emit_prefetch(w, sig, s, names) else None
         w = Writer(indent=1, parent=self.w)
-        load = w if code.emit_load(w, sig, s, names) else None
+        load = w if code.emit_load(w, sig, s, replace(names, behind=behind)) else None
         return Unit(sig, f"f{number}_{readable}", code, s, tasks, work,
                      code.counters(sig, s), slots, alone, read_only, prefetch, load,
                      code.shared_bytes(sig, s, self.schedule.threads))

@@ -380,7 +380,8 @@ class _Columns:
             name = em.w.fresh("row")
             c.arrays[key] = (name, x)
             t = vector(compute(key[0].type.dtype), em.lanes if x.vector else 1)
-            em.w.line(f"{t} {name}[{c.fragments}];")
+            # Set in all threads, as in StagedRows::rows: some have no last fragment.
+            em.w.line(f"{t} {name}[{c.fragments}]{{}};")
             inner.line(f"{name}[{self.f}] = {x};")
         em.pop_scope()
         self._loop(inner)

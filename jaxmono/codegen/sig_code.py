@@ -27,6 +27,7 @@ class Function:
       fetched: ``bool``: this task's `SigCode.emit_prefetch` ran before the last grid barrier.
       task: ``int``, in [0, tasks). smem: ``unsigned char*``, 128-byte aligned shared memory, which
         the block's previous task may still be reading.
+      behind: a grid barrier may be in front of it.
     """
 
     pointers: Mapping[Value, str]
@@ -38,6 +39,7 @@ class Function:
     fetched: str = "false"
     task: str = "task"
     smem: str = "smem"
+    behind: bool = True
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,12 @@ struct ConditionalOf<false, A, B> {
 template <bool FIRST, class A, class B>
 using Conditional = typename ConditionalOf<FIRST, A, B>::type;
 
+// An argument that a generic lambda knows when it is compiled.
+template <bool X>
+struct Bool {
+  static constexpr bool value = X;
+};
+
 template <class T>
 constexpr bool is_f8 = is_same<T, f8e4m3> || is_same<T, f8e5m2>;
 template <class T>

@@ -1,6 +1,7 @@
 // Blocks that share k: each leaves its sums in global memory, and the last one to come adds them up,
 // in the order of the shares whichever block that is. Nobody waits.
 #pragma once
+#include "jaxmono/opaque.cuh"
 #include "jaxmono/split_k.cuh"
 #include "jaxmono/sync.cuh"
 
@@ -12,7 +13,7 @@ template <int SPLIT>
 JM_DEVICE bool last_to_arrive(uint32_t* flag, uint32_t* arrivals) {
   static_assert((SPLIT & (SPLIT - 1)) == 0, "the count is never reset and wraps at a power of two");
   syncthreads();  // all warps have written: that precedes the release below
-  if (thread_id() == 0) *flag = atom_add_acq_rel_gpu(arrivals, 1u) % SPLIT == SPLIT - 1;
+  if (fresh(thread_id()) == 0) *flag = atom_add_acq_rel_gpu(arrivals, 1u) % SPLIT == SPLIT - 1;
   syncthreads();
   return *flag != 0;
 }

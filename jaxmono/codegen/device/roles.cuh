@@ -12,6 +12,7 @@
 //
 // Which of these a stage has both know from its place in the plan (producers.py).
 #pragma once
+#include "jaxmono/opaque.cuh"
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/ptx_mbarrier.cuh"
 #include "jaxmono/sync.cuh"
@@ -59,7 +60,7 @@ struct Roles {
   uint64_t full[MAX_SLOTS], empty[MAX_SLOTS];
 
   JM_DEVICE void init() {  // all threads of the block
-    if (thread_id() == 0) {
+    if (fresh(thread_id()) == 0) {
       for (int i = 0; i < MAX_SLOTS; ++i) {
         mbarrier_init(&full[i], PRODUCERS);
         mbarrier_init(&empty[i], CONSUMERS / 128);

@@ -1,6 +1,7 @@
 // Blocks that share one output tile, each with a share of k: partial tiles meet in global memory and
 // every block finishes its share of the rows. The sum has a fixed order: results are deterministic.
 #pragma once
+#include "jaxmono/opaque.cuh"
 #include "jaxmono/sync.cuh"
 #include "jaxmono/vec.cuh"
 
@@ -12,7 +13,7 @@ template <int SIZE>
 JM_DEVICE void group_barrier(uint32_t* count) {
   static_assert((SIZE & (SIZE - 1)) == 0, "the count wraps at a power of two");
   syncthreads();  // all warps have arrived, and their writes precede the release below
-  if (thread_id() == 0) {
+  if (fresh(thread_id()) == 0) {
     const uint32_t target = (atom_add_acq_rel_gpu(count, 1u) / SIZE + 1) * SIZE;
     wait_until([&] { return static_cast<int32_t>(ld_acquire_gpu(count) - target) >= 0; },
                "split-K partner");

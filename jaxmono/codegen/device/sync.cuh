@@ -13,6 +13,7 @@
 //   uint32_t flagged_load(uint64_t* slot, uint32_t epoch)      in one 8-byte word; waits for the epoch
 //   void wait_until(predicate, what, ns = 0)   one thread; pauses so long, yields in the emulator
 #pragma once
+#include "jaxmono/opaque.cuh"
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/warp.cuh"
 
@@ -44,7 +45,7 @@ JM_DEVICE void wait_until(const P& ready, const char*, int pause = 0) {
 // The two halves of grid_barrier. Between them a block may work on what no other block touches:
 // request weights, say. The ticket means something to thread 0 only.
 JM_DEVICE uint32_t grid_announce(GridBarrier* barrier) {
-  if (thread_id() != 0) return 0;
+  if (fresh(thread_id()) != 0) return 0;
   // One barrier adds 2^31 in all: the low bits are zero again and the top bit has flipped. So the
   // state fits any later grid size, and nothing overflows.
   const uint32_t blocks = static_cast<uint32_t>(num_blocks());
@@ -61,7 +62,7 @@ JM_DEVICE uint32_t grid_arrive(GridBarrier* barrier) {
 // gained less. All of these barriers were slower in a kernel of nothing else (0.85 us): a release without an
 // answer 0.95, a fence apart from it 0.95, looks without order and a fence 0.98, two looks at a time 1.05.
 JM_DEVICE void grid_look(GridBarrier* barrier, uint32_t ticket) {
-  if (thread_id() == 0)
+  if (fresh(thread_id()) == 0)
     wait_until([&] { return ((ld_acquire_gpu(&barrier->word) ^ ticket) >> 31) != 0; },
                "grid_barrier", 20);
 }
@@ -75,11 +76,11 @@ JM_DEVICE void grid_barrier(GridBarrier* barrier) { grid_wait(barrier, grid_arri
 
 JM_DEVICE void counter_signal(uint32_t* counter, uint32_t n = 1) {
   syncthreads();
-  if (thread_id() == 0) red_add_release_gpu(counter, n);
+  if (fresh(thread_id()) == 0) red_add_release_gpu(counter, n);
 }
 
 JM_DEVICE void counter_wait(uint32_t* counter, uint32_t target) {
-  if (thread_id() == 0)
+  if (fresh(thread_id()) == 0)
     wait_until([&] { return static_cast<int32_t>(ld_acquire_gpu(counter) - target) >= 0; },
                "counter_wait");
   syncthreads();
