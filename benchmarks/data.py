@@ -54,6 +54,10 @@ class Case:
         """Its program, or the same in another dtype or with an implementation of attention."""
         return _program(self, dtype or self.dtype, attention)
 
+    def jaxmono_program(self) -> Program:
+        """The program that jaxmono's side runs."""
+        return self.program(attention=self.workload.jaxmono_attention)
+
 
 @functools.lru_cache(maxsize=8)
 def _program(case: Case, dtype: str, attention: str | None) -> Program:
@@ -118,8 +122,8 @@ def make(case: Case, *, sets: int | None = None) -> Data:
 
 
 def abstract(case: Case) -> tuple[Program, tuple[Any, ...]]:
-    """What `make` makes, as shapes: the program on tuples of leaves, and a call's arguments."""
-    program = case.program()
+    """What `make` makes, as shapes: jaxmono's program on tuples of leaves, a call's arguments."""
+    program = case.jaxmono_program()
     state, carry, *inputs = program.abstract()
     (leaves, tree), (carried, carry_tree) = _leaves(state), _leaves(carry)
     return _flat(program, tree, carry_tree), (leaves, carried, *inputs)

@@ -61,8 +61,8 @@ def prepare(data: Data, mode: str, choices: Choices, *, interpret: bool, phases:
 
 
 def _running(data: Data, mode: str, flags: str, *, interpret: bool) -> JaxRunning:
-    compiled, facts = compile_jaxmono(data.program.step, data, mode, interpret=interpret,
-                                      options=FLAGS[flags])
+    step = data.flat(data.case.jaxmono_program()).step
+    compiled, facts = compile_jaxmono(step, data, mode, interpret=interpret, options=FLAGS[flags])
     return JaxRunning(f"jaxmono {mode}", compiled, data,
                       facts if flags == DEFAULT else replace(facts, variant=flags))
 

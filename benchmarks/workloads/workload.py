@@ -90,6 +90,8 @@ class Workload:
       batches: of the standard table. dtype: of the standard table.
       one_kernel: a transformer's forward step, of which nothing may be refused.
       attention: accepts ``Request.attention``.
+      jaxmono_attention: the ``Request.attention`` of jaxmono's side, where the default may be a
+        library's call, of which it would have nothing to compile.
       search: its integers are a search's choice (token ids): see `benchmarks.errors`.
       slow: its tiny form takes longer than about ten seconds in the interpreter.
       notes: what a reader of the tables has to know, or "".
@@ -104,6 +106,7 @@ class Workload:
     dtype: str = "bf16"
     one_kernel: bool = False
     attention: bool = False
+    jaxmono_attention: str | None = None
     search: bool = False
     slow: bool = False
     notes: str = ""

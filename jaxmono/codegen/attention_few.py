@@ -75,7 +75,7 @@ def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings
     products = 16 * s.chunk * (d + dv) / 1024
     lanes = 8 * halves * s.chunk * (12 if keys.simple else 18) / 128
     end = 450.0
-    if s.split > 1:  # stores, an atomic and loads, one behind the other
+    if s.split > 1:  # (OPT-125M's decode step took 0.7 % longer in eight shares, 1000 instead)
         end += 2000 + s.split * form.m.size * dv * 4 / LOAD
 
     def clocks(chunks: Numbers) -> Numbers:
@@ -97,7 +97,25 @@ def shared_bytes_of(form: AttentionForm, s: AttentionSchedule) -> int:
 
     out = (16 if form.m.size > 8 else 8) * (dv + 8) * 4
     kv = sum(max(tile(s.chunk, x), tile(x, s.chunk)) for x in (d, dv))
-    return 16 + s.warps * 128 + out + tile(16, d) + tile(16, s.chunk) + kv
+    return s.warps * 128 + out + tile(16, d) + tile(16, s.chunk) + kv
+
+
+def mail(code: AttentionCode) -> int:
+    """Words that blocks which share keys mail in one group: `FewRows::finish`."""
+    return code.tasks * _share_words(code) if code.s.split > 1 else 0
+
+
+def _share_words(code: AttentionCode) -> int:
+    """Of one share of a tile: for every piece of the output a maximum and a sum, too."""
+    lanes = _lanes(code)
+    piece = lanes + 2 if lanes > 1 else 4
+    return code.form.m.size * (_round(code.form.v.size, 16) // lanes) * piece
+
+
+def _lanes(code: AttentionCode) -> int:
+    form = code.form
+    return epilogue_lanes(code.sig.body, form.stores, form.v, rows=form.m.size,
+                          cols=_round(form.v.size, 16), threads=32 * code.s.warps)
 
 
 # ---- text --------------------------------------------------------------------------------------
@@ -161,8 +179,7 @@ def _is_plain(x: Operand) -> bool:
 
 
 def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
-              outputs: Sequence[str], read_only: Sequence[Value], workspace: str = "",
-              arrivals: str = "") -> None:
+              outputs: Sequence[str], read_only: Sequence[Value], mail: str = "") -> None:
     """The statements of one task; C variables in scope: ``int task``, ``unsigned char* smem``."""
     form, s, body = code.form, code.s, code.sig.body
     eager = _eager(code)
@@ -184,10 +201,9 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
         w.line("if (seen) rows.run(smem, key0, logits);")
         w.line("else rows.nothing();")
     width = _round(form.v.size, 16)
-    lanes = epilogue_lanes(body, form.stores, form.v, rows=form.m.size, cols=width,
-                           threads=32 * s.warps)
-    exchange = f"{workspace} + tile * A::FLOATS, split, {arrivals} + tile" if s.split > 1 \
-        else "nullptr, 0, nullptr"
+    lanes = _lanes(code)
+    exchange = f"{mail} + tile * {s.split * _share_words(code)}, split" if s.split > 1 \
+        else "nullptr, 0"
     w.line("constexpr int n0 = 0;")
     head = f"rows.finish<{lanes}>(smem, unit, {exchange}, [&](int r, int c, " \
            f"const float (&acc)[{lanes}])"

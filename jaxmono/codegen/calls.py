@@ -31,8 +31,10 @@ class Unit:
     workspace: int
     """Bytes of global scratch per group, a multiple of `UNIT`."""
     counters: int
+    mail: int
+    """Words in its mailbox per group."""
     slots: int
-    """Most groups of this Sig in one stage: each has counters of its own."""
+    """Most groups of this Sig in one stage: each has counters and mail of its own."""
     alone: bool
     """No group of it reads and writes the same memory."""
     read_only: tuple[bool, ...]

@@ -41,12 +41,18 @@ def _room(request: Request) -> int:
     return request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0)
 
 
+def _thin(s: DotSchedule, request: Request) -> bool:
+    """Whether a stream of weights for 3 rows and more is cut into rows of 16 bytes, which no
+    barrier hides: 4x768x768 alone takes 3.3 us so, 2.9 by mma."""
+    return s.bm > dot_gemv_shape.FMA_ROWS and s.bn <= 8 and not request.behind
+
+
 class _Dot:
     def choose(self, sig: Sig, request: Request) -> DotSchedule:
         form = sig.form
         assert isinstance(form, DotForm)
         skinny = gemv_candidates(sig, request)
-        if skinny and form.m.size <= STREAMED_ROWS:
+        if skinny and form.m.size <= STREAMED_ROWS and not _thin(skinny[0][1], request):
             # Nothing beats it: multiply-adds are far from their limit, and a tile of the tensor
             # cores would be nearly empty.
             return skinny[0][1]
@@ -90,11 +96,13 @@ class _Dot:
         return family.shared_bytes(DotCode.of(sig, schedule))
 
     def workspace_bytes(self, sig: Sig, schedule: DotSchedule) -> int:
-        family = dot_gemv if schedule.family == "gemv" else dot_function
-        return 4 * family.workspace_floats(DotCode.of(sig, schedule))
+        return 4 * dot_function.workspace_floats(DotCode.of(sig, schedule))
 
     def counters(self, sig: Sig, schedule: DotSchedule) -> int:
         return dot_function.counters(DotCode.of(sig, schedule))
+
+    def mail(self, sig: Sig, schedule: DotSchedule) -> int:
+        return DotCode.of(sig, schedule).mail
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: DotSchedule,
                       function: Function) -> bool:
@@ -120,13 +128,20 @@ class _Dot:
         if schedule.family in _PRODUCED:
             dot_wgmma.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
                                 outputs=function.outputs, read_only=tuple(function.read_only),
-                                workspace=function.workspace, arrivals=function.arrivals)
+                                workspace=function.workspace, arrivals=function.arrivals,
+                                mail=function.mail)
             return
-        family = dot_gemv if schedule.family == "gemv" else dot_function
-        family.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
-                         outputs=function.outputs, read_only=tuple(function.read_only),
-                         threads=function.threads, workspace=function.workspace,
-                         arrivals=function.arrivals, fetched=function.fetched)
+        if schedule.family == "gemv":
+            dot_gemv.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
+                               outputs=function.outputs, read_only=tuple(function.read_only),
+                               threads=function.threads, mail=function.mail,
+                               fetched=function.fetched)
+            return
+        dot_function.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
+                               outputs=function.outputs, read_only=tuple(function.read_only),
+                               threads=function.threads, workspace=function.workspace,
+                               arrivals=function.arrivals, mail=function.mail,
+                               fetched=function.fetched)
 
 
 class _Attention:
@@ -161,10 +176,17 @@ class _Attention:
         return family.shared_bytes_of(AttentionCode.of(sig, schedule).form, schedule)
 
     def workspace_bytes(self, sig: Sig, schedule: AttentionSchedule) -> int:
+        if schedule.family == "few":
+            return 0
         return attention_flash.workspace_bytes(AttentionCode.of(sig, schedule).form, schedule)
 
     def counters(self, sig: Sig, schedule: AttentionSchedule) -> int:
-        return AttentionCode.of(sig, schedule).tiles if schedule.split > 1 else 0
+        counted = schedule.split > 1 and schedule.family != "few"
+        return AttentionCode.of(sig, schedule).tiles if counted else 0
+
+    def mail(self, sig: Sig, schedule: AttentionSchedule) -> int:
+        return attention_few.mail(AttentionCode.of(sig, schedule)) \
+            if schedule.family == "few" else 0
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
                       function: Function) -> bool:
@@ -193,9 +215,12 @@ class _Attention:
             back_to_back.emit_body(w, code, pointers=function.pointers, outputs=function.outputs,
                                    read_only=tuple(function.read_only))
             return
+        if schedule.family == "few":
+            attention_few.emit_body(w, code, pointers=function.pointers, outputs=function.outputs,
+                                    read_only=tuple(function.read_only), mail=function.mail)
+            return
         if schedule.family != "scores":
-            family = {"wgmma": attention_wgmma, "few": attention_few}.get(schedule.family,
-                                                                         attention_flash)
+            family = attention_wgmma if schedule.family == "wgmma" else attention_flash
             family.emit_body(w, code, pointers=function.pointers, outputs=function.outputs,
                              read_only=tuple(function.read_only), workspace=function.workspace,
                              arrivals=function.arrivals)

@@ -102,7 +102,7 @@ def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
         threads=request.threads,
         shared_bytes=request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0),
         blocks=blocks_of(own, request.stage or (own,), request.device.sm_count),
-        row_prologue=form.row_prologue)
+        row_prologue=form.row_prologue, behind=request.behind)
 
 
 def swapped_candidates(sig: Sig, request: Request) -> list[Costed]:

@@ -38,26 +38,29 @@ def shared_bytes(code: DotCode) -> int:
 
 
 def workspace_floats(code: DotCode) -> int:
-    """f32 elements of global scratch that split-K needs, 0 without it."""
-    if code.s.split_k == 1:
+    """f32 elements of global scratch that split-K needs, 0 without it, or with a mailbox."""
+    if code.s.split_k == 1 or code.mail:
         return 0
     tiles = code.form.batch.size * code.tiles_m * code.tiles_n
     return tiles * code.s.split_k * code.s.bm * code.s.bn
 
 
 def counters(code: DotCode) -> int:
-    """Arrival counters that split-K needs: one per output tile."""
-    return 0 if code.s.split_k == 1 else code.form.batch.size * code.tiles_m * code.tiles_n
+    """Arrival counters that split-K needs: one per output tile, unless sums are mailed."""
+    if code.s.split_k == 1 or code.mail:
+        return 0
+    return code.form.batch.size * code.tiles_m * code.tiles_n
 
 
 def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], outputs: Sequence[str],
               read_only: Sequence[Value], threads: int, workspace: str = "",
-              arrivals: str = "", fetched: str = "false") -> None:
+              arrivals: str = "", mail: str = "", fetched: str = "false") -> None:
     """The statements of one task; C variables in scope: ``int task``, ``unsigned char* smem``.
 
     Args:
       pointers: C pointer of every body input. outputs: of every body output.
-      workspace, arrivals: ``float*`` and ``uint32_t*`` of this group, where split-K is used.
+      workspace, arrivals: ``float*`` and ``uint32_t*`` of this group, where split-K is used, or
+      mail: ``float*``, `DotCode.mail` words.
       fetched: C bool, whether `emit_prefetch` ran for this task.
     """
     form, s, body = code.form, code.s, code.sig.body
@@ -86,10 +89,9 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     bm, row0 = str(s.bm), ""
     read = "G::read({acc}, smem, {r}, {c})"
     if s.split_k > 1:
-        group = f", {form.taps}" if form.taps > 1 else ""
-        w.line(f"using S = SplitK<G, {s.split_k}{group}>;")
-        w.line(f"float* const parts = {workspace} + tile * S::FLOATS;")
-        w.line(f"S::exchange(smem, parts, split, {arrivals} + tile);")
+        emit_split(w, code, workspace=workspace, mail=mail)
+        counter = "nullptr" if code.mail else f"{arrivals} + tile"
+        w.line(f"S::exchange(smem, parts, split, {counter});")
         read = "S::read({acc}, parts, {r}, {c})"
         bm, row0 = f"min(S::ROWS, {s.bm} - split * S::ROWS)", "split * S::ROWS + "
     lanes = epilogue_lanes(body, stores, form.n, rows=math.ceil(s.bm / s.split_k / form.taps),
@@ -121,6 +123,13 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     w.line("G::prefetch(smem, n0, k0, k_tiles, load_b);")
     touch(w, [v for v in body.inputs if v is not code.rhs.param], pointers, read_only)
     return True
+
+
+def emit_split(w: Writer, code: DotCode, *, workspace: str, mail: str) -> None:
+    """Names the exchange ``S`` of blocks that share a tile, and ``parts``, where its sums are."""
+    group = f", {code.form.taps}" if code.form.taps > 1 else ""
+    w.line(f"using S = SplitK<G, {code.s.split_k}, {_cpp(code.mail > 0)}{group}>;")
+    w.line(f"float* const parts = {mail or workspace} + tile * S::FLOATS;")
 
 
 def _begin(w: Writer, code: DotCode) -> None:

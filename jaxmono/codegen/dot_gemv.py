@@ -41,12 +41,6 @@ def shape(code: DotCode, threads: int) -> Shape:
                  k_major=code.rhs.k_major, threads=threads)
 
 
-def workspace_floats(code: DotCode) -> int:
-    """f32 elements of global scratch for the shares of k, 0 where one block has all of it."""
-    s = code.s
-    return 0 if s.split_k == 1 else code.tasks * s.bm * s.bn
-
-
 # ---- text --------------------------------------------------------------------------------------
 
 
@@ -65,8 +59,8 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
 
 
 def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], outputs: Sequence[str],
-              read_only: Sequence[Value], threads: int, workspace: str = "",
-              arrivals: str = "", fetched: str = "false") -> None:
+              read_only: Sequence[Value], threads: int, mail: str = "",
+              fetched: str = "false") -> None:
     """The statements of one task; C variables in scope: ``int task``, ``unsigned char* smem``.
 
     The arguments are those of `dot_function.emit_body`.
@@ -93,10 +87,10 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     w.line("G::run(smem, n0, k0, ks, load_b);")
     read = "G::read({acc}, smem, {r}, {c})"
     if s.split_k > 1:
-        w.line(f"using S = LastBlock<G, {s.split_k}>;")
-        w.line(f"float* const parts = {workspace} + tile * S::FLOATS;")
-        w.line(f"if (!S::arrive(smem, parts, split, {arrivals} + tile)) return;")
-        read = "S::read({acc}, parts, {r}, {c})"
+        w.line(f"using S = MailedShares<G, {s.split_k}>;")
+        w.line(f"float* const parts = {mail} + tile * S::FLOATS;")
+        w.line(f"if (split != {s.split_k - 1}) return S::send(smem, parts, split);")
+        read = "S::read({acc}, smem, parts, {r}, {c})"
     if once:
         epilogue.finish(w, read)
         return

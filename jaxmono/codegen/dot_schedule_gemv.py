@@ -38,15 +38,19 @@ _ALONE = {True: 1.02, False: 2.5}
 """Times its fair share of bandwidth that one SM gets while others idle, by whether weights are
 [n][k]. It gets more (48 tasks of 98 KB of 3072x768 take no longer than 96 of 49 KB), but even tasks
 cost nothing, and were not timed for [n][k]."""
+_ALONE_BEHIND = 2.0
+"""The same of [k][n] behind a grid barrier, in front of which more blocks request more: the decode
+steps of OPT-125M and GPT-2 take 3 to 5 % less time with 768x3072 by 96 blocks, in four shares, than
+by 48, which alone takes as long. Of 1.7, 768x768 would have rows of 16 bytes."""
 _X_BYTES = 10_000.0
 """Of x, what a task of weights [k][n] puts into shared memory in a microsecond, before anything is
 multiplied."""
 LATENCY_US = 0.8
 """First bytes, x in shared memory."""
-_SPLIT_US = {True: 1.5, False: 0.8}
-"""Sums out, a counter, sums of the others in; by whether weights are [n][k]."""
+_SPLIT_US = {True: 1.0, False: 0.7}
+"""Sums out, sums of the others in; by whether weights are [n][k]."""
 _SHARE_US = {True: 0.0, False: 0.04}
-"""Likewise of each share: the blocks of a tile count one by one."""
+"""Likewise of each share."""
 _EPILOGUE_US = 0.2
 _WARP_SLOTS = 0.65 * 4 * 1700.0
 """Warp instructions that an SM issues in a microsecond, with two warps a scheduler."""
@@ -93,11 +97,13 @@ def _tasks(group: Group, size: int) -> int:
 
 def candidates_gemv(batch: int, m: int, n: int, k: int, itemsize: int, *, k_major: bool,
                     device: Device, threads: int, shared_bytes: int, blocks: int,
-                    row_prologue: bool = False) -> list[tuple[float, DotSchedule]]:
+                    row_prologue: bool = False, behind: bool = False,
+                    ) -> list[tuple[float, DotSchedule]]:
     """Every sensible tile with its time in the model in microseconds, cheapest first.
 
     Args:
-      blocks: that this contraction has for itself. k_major: weights are [n][k].
+      blocks: that this contraction has for itself. k_major: weights are [n][k]. behind: a grid
+        barrier is in front of its stage.
     """
     out: list[tuple[float, DotSchedule]] = []
     splits = [x for x in _SPLITS if x == 1 or (not row_prologue and k >= 4 * GRANULE * x)]
@@ -110,8 +116,8 @@ def candidates_gemv(batch: int, m: int, n: int, k: int, itemsize: int, *, k_majo
             of = Shape(fitted, m=m, n=n, k=k, itemsize=itemsize, k_major=k_major, threads=threads)
             if m > MAX_ROWS and not of.mma:
                 continue
-            out.append((_cost(fitted, of, batch, m, n, k, itemsize, k_major, device, blocks),
-                        fitted))
+            out.append((_cost(fitted, of, batch, m, n, k, itemsize, k_major, device, blocks,
+                              behind), fitted))
     return sorted(out, key=lambda x: x[0])
 
 
@@ -162,7 +168,7 @@ def _fit(s: DotSchedule, m: int, n: int, k: int, itemsize: int, k_major: bool, t
 
 
 def _cost(s: DotSchedule, of: Shape, batch: int, m: int, n: int, k: int, itemsize: int,
-          k_major: bool, device: Device, blocks: int) -> float:
+          k_major: bool, device: Device, blocks: int, behind: bool = False) -> float:
     tasks = batch * math.ceil(n / s.bn) * s.split_k
     waves = math.ceil(tasks / blocks)
     size = s.bn * of.share * itemsize
@@ -176,7 +182,8 @@ def _cost(s: DotSchedule, of: Shape, batch: int, m: int, n: int, k: int, itemsiz
         if row % _LINE and _LINE % row:
             rate /= 1.0 + min(_RAGGED_BYTES / row, _RAGGED)
     fair = rate / device.sm_count
-    load = max(size / (_ALONE[k_major] * fair), min(tasks, blocks) * size / rate * (
+    alone = _ALONE_BEHIND if behind and not k_major else _ALONE[k_major]
+    load = max(size / (alone * fair), min(tasks, blocks) * size / rate * (
         device.sm_count / blocks if blocks < device.sm_count else 1.0))
     # A piece: loads of it and of x, unpacking, products, address and request of the next.
     each = 14 + 4 * math.ceil(m / 8) if of.mma else of.e * m + of.e + 12 + m * (1 + 8 / of.u)

@@ -20,6 +20,7 @@ from jaxmono.codegen.dot import (
     is_strided,
     legal_lanes,
 )
+from jaxmono.codegen.dot_function import emit_split
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.early_loads import (
     WIDE,
@@ -49,10 +50,11 @@ stage runs, the producers already load the weights of the next one."""
 _AHEAD_BYTES = 64 * 1024
 """Of the right operand that are requested before the stage's grid barrier opens: what arrives while
 the blocks wait for each other. More would stand in the way of the left operand."""
-_SOURCE_SUMS = 64
-"""Of a thread, from which on an epilogue's source operand comes through the ring. Of smaller tiles
-it has a few pieces, requested at once: behind the last bytes of the products they came later, and
-BERT-base and the T5-base encoder b16 took 1.4 % longer."""
+_SOURCE_SUMS = {True: 48, False: 64}
+"""Of a thread, from which on an epilogue's source operand comes through the ring, by whether two
+warpgroups first exchange halves of their sums (2048x768x3072 with a residual 18.4 -> 17.8 us). Of
+smaller tiles it has a few pieces, requested at once: behind the last bytes of the products they
+came later, and BERT-base and the T5-base encoder b16 took 1.4 % longer."""
 _BAND, _MANY = 2, 16
 """Rows of tiles in a band, and from how many on there are bands. With 16 in each ViT-B/16 b32 took
 1 to 2 % longer on an H200, CLIP b32, ViT-B/16 b16, BERT-base b16 and the T5-base encoder b16 0.5 to
@@ -220,7 +222,8 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
 
 
 def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], outputs: Sequence[str],
-              read_only: Sequence[Value], workspace: str = "", arrivals: str = "") -> None:
+              read_only: Sequence[Value], workspace: str = "", arrivals: str = "",
+              mail: str = "") -> None:
     """The consumers' statements for one task; in scope: ``task``, ``smem``, ``roles``, ``at``."""
     form, s, body = code.form, code.s, code.sig.body
     names: dict[Var, str] = {form.batch: "b"}
@@ -241,7 +244,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     w.line("G::Accumulators sums;")
     if s.split_k > 1 and not meets_as_fragments(
             s, gathered=not is_strided(code.lhs) or form.taps > 1):
-        _emit_split(w, code, pointers, outputs, read_only, names, workspace, arrivals)
+        _emit_split(w, code, pointers, outputs, read_only, names, workspace, arrivals, mail)
     else:
         _emit_whole(w, code, pointers, outputs, read_only, names, workspace, arrivals)
     w.line("return at;")
@@ -264,7 +267,7 @@ def source_of(code: DotCode) -> Operand | None:
     form, s = code.form, code.s
     n, halves = s.bn // s.warps[1], has_halves(s.bn // s.warps[1], s.warps[2])
     assert code.element is not None
-    if s.family != "wgmma" or s.bm * s.bn < _SOURCE_SUMS * CONSUMERS or s.split_k > 1 \
+    if s.family != "wgmma" or s.bm * s.bn < _SOURCE_SUMS[halves] * CONSUMERS or s.split_k > 1 \
             or form.taps > 1 or code.element.itemsize != 2 \
             or panel_columns(code) or (s.warps[2] == 2 and not halves) \
             or _lanes(code, s.bm * s.bn // CONSUMERS) != 8 \
@@ -341,7 +344,7 @@ def _leaves_as_fragments(code: DotCode) -> bool:
 
 def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
                 read_only: Sequence[Value], names: Mapping[Var, str], workspace: str,
-                arrivals: str) -> None:
+                arrivals: str, mail: str) -> None:
     form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
     rows = math.ceil(s.bm / s.split_k)
     per_thread = math.ceil(rows // form.taps * s.bn / CONSUMERS)
@@ -356,13 +359,13 @@ def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
         w.line(f"const auto early = fetch(split * {rows} + {mine} / {per_row}, "
                f"{mine} % {per_row} * {lanes});")
     w.line("G::consume(smem, roles, at, k_tiles, sums);")
-    w.line(f"using S = SplitK<G, {s.split_k}{f', {form.taps}' if form.taps > 1 else ''}>;")
-    w.line(f"float* const parts = {workspace} + tile * S::FLOATS;")
+    emit_split(w, code, workspace=workspace, mail=mail)
     w.line("const auto nothing = [](int, int) { return NoEarly{}; };")
     with w.block("G::finish<4>(smem, sums, nothing, "
                  "[&](int r, int c, const float (&x)[4], NoEarly)", "});"):
         w.line("S::put(parts, split, r, c, x);")
-    w.line(f"group_barrier<{s.split_k}>({arrivals} + tile);")
+    if not mail:
+        w.line(f"group_barrier<{s.split_k}>({arrivals} + tile);")
     emit_epilogue(w, body, stores, result=form.dot.result, demanded=code.demanded, m=form.rows,
                   n=form.n, tile_m=s.bm, bm=f"min(S::ROWS, {s.bm} - split * S::ROWS)", bn=s.bn,
                   lanes=lanes, read="S::read({acc}, parts, {r}, {c})", accumulator="float",

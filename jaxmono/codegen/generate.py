@@ -156,7 +156,8 @@ def _faults(resources: Mapping[str, int]) -> tuple[int, int]:
 
 def partners(schedule: Any) -> int:
     """Blocks that wait for each other in a task of this schedule: a smaller grid would hang."""
-    # Of a gemv and of few rows the last block combines what the others have left: none waits.
+    # Of a gemv and of few rows the block of the last share waits for tasks in front of its own,
+    # which run on any grid.
     if isinstance(schedule, AttentionSchedule):
         return 1 if schedule.family == "few" else schedule.split
     return schedule.split_k if isinstance(schedule, DotSchedule) \

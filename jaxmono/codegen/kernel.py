@@ -45,7 +45,7 @@ _INCLUDES = {
 }
 """Device headers that a kind of Sig needs besides kernel and vec."""
 
-_FAMILY_INCLUDES = {"gemv": ("gemv", "last_block"), "few": ("attention_few",),
+_FAMILY_INCLUDES = {"gemv": ("gemv",), "few": ("attention_few",),
                     SWAPPED: ("gemm_swapped",)}
 """Those that only a family of schedules needs."""
 _CONSTANT_BYTES = 32 * 1024
@@ -122,24 +122,26 @@ class _Assembly:
             for i in range(len(sig.body.inputs)))
         tasks = code.tasks(sig, s, self.schedule.threads)
         w = Writer(indent=1, parent=self.w)
-        names = self._function_names(sig, read_only, workspace=False, counters=False)
+        names = self._function_names(sig, read_only)
         behind = any(g.sig.key == sig.key for st in self.plan.stages[1:] for g in st.groups)
         prefetch = w if behind and code.emit_prefetch(w, sig, s, names) else None
         w = Writer(indent=1, parent=self.w)
         load = w if code.emit_load(w, sig, s, replace(names, behind=behind)) else None
         return Unit(sig, f"f{number}_{readable}", code, s, tasks, work,
-                     code.counters(sig, s), slots, alone, read_only, prefetch, load,
-                     code.shared_bytes(sig, s, self.schedule.threads))
+                     code.counters(sig, s), code.mail(sig, s), slots, alone, read_only, prefetch,
+                     load, code.shared_bytes(sig, s, self.schedule.threads))
 
-    def _function_names(self, sig: Sig, read_only: Sequence[bool], *, workspace: bool,
-                        counters: bool, fetched: bool = False) -> Function:
+    def _function_names(self, sig: Sig, read_only: Sequence[bool], *, workspace: bool = False,
+                        counters: bool = False, mail: bool = False,
+                        fetched: bool = False) -> Function:
         body = sig.body
         return Function(
             pointers={v: f"p{i}" for i, v in enumerate(body.inputs)},
             outputs=tuple(f"r{i}" for i in range(len(body.outputs))),
             read_only=frozenset(v for v, ro in zip(body.inputs, read_only, strict=True) if ro),
             threads=self.schedule.threads, workspace="workspace" if workspace else "",
-            arrivals="arrivals" if counters else "", fetched="fetched" if fetched else "false")
+            arrivals="arrivals" if counters else "", mail="mailed" if mail else "",
+            fetched="fetched" if fetched else "false")
 
     def _of(self, group: Group) -> Unit:
         return self.units[group.sig.key]
@@ -218,7 +220,7 @@ class _Assembly:
             w.lines += ["JM_STATE GridBarrier barrier_state;", ""]
         w.lines += [*functions.lines,
                     "}  // namespace jaxmono", "", *kernel.lines]
-        waits = any(u.counters for u in self.units.values())
+        waits = any(u.counters or u.mail for u in self.units.values())
         return Kernel(w.text(), shared, self.scratch_bytes, self.max_blocks, waits, self.threads,
                       wide if self.roles else None)
 
@@ -239,6 +241,9 @@ class _Assembly:
         if u.counters:
             w.line(f"JM_STATE Counters<{u.slots * u.counters}> {u.name}_arrivals;")
             extra.append("uint32_t* arrivals")
+        if u.mail:
+            w.line(f"JM_STATE Mailbox<{u.slots * u.mail}> {u.name}_mail;")
+            extra.append("float* mailed")
         w.comment(f"{u.sig.kind} {u.sig.name}: {_ops(u.sig)}")
         w.comment(f"{u.tasks} tasks, {u.schedule}")
         # A function with several call sites is compiled once. It asks for shared memory itself:
@@ -281,7 +286,7 @@ class _Assembly:
                 w.line("Roles* const roles = block_roles();")
             u.code.emit_body(w, u.sig, u.schedule, self._function_names(
                 u.sig, u.read_only, workspace=u.workspace > 0, counters=u.counters > 0,
-                fetched=u.prefetch is not None))
+                mail=u.mail > 0, fetched=u.prefetch is not None))
         w.line()
 
     def _kernel(self, w: Writer) -> None:
@@ -459,6 +464,9 @@ class _Assembly:
         if u.counters:
             step = f" + group * {u.counters}" if many else ""
             args.append(f"{u.name}_arrivals.count{step}")
+        if u.mail:
+            step = f" + group * {u.mail}" if many else ""
+            args.append(f"{u.name}_mail.words{step}")
         if which == "_prefetch":
             w.line(f"{u.name}_prefetch({', '.join([*args, *tail])});")
             return

@@ -43,6 +43,9 @@ class LoopCode:
     def counters(self, sig: Sig, schedule: LoopSchedule) -> int:
         return 0
 
+    def mail(self, sig: Sig, schedule: LoopSchedule) -> int:
+        return 0
+
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
         del w, sig, schedule, function
         return False

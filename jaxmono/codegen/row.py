@@ -65,6 +65,9 @@ class RowCode:
     def counters(self, sig: Sig, schedule: RowSchedule) -> int:
         return 0
 
+    def mail(self, sig: Sig, schedule: RowSchedule) -> int:
+        return 0
+
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
         del schedule
         return touch(w, sig.body.inputs, function.pointers, function.read_only)

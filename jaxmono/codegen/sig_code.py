@@ -24,6 +24,7 @@ class Function:
       threads: of the block.
       workspace: ``float*``, this group's `SigCode.workspace_bytes` (or "").
       arrivals: ``unsigned*``, this group's `SigCode.counters` (or "").
+      mail: ``float*``, this group's `SigCode.mail` (or "").
       fetched: ``bool``: this task's `SigCode.emit_prefetch` ran before the last grid barrier.
       task: ``int``, in [0, tasks). smem: ``unsigned char*``, 128-byte aligned shared memory, which
         the block's previous task may still be reading.
@@ -36,6 +37,7 @@ class Function:
     threads: int
     workspace: str = ""
     arrivals: str = ""
+    mail: str = ""
     fetched: str = "false"
     task: str = "task"
     smem: str = "smem"
@@ -87,6 +89,10 @@ class SigCode(Protocol):
 
     def counters(self, sig: Sig, schedule: Any) -> int:
         """``unsigned`` counters of one group: zero at module load, then left to its code."""
+        ...
+
+    def mail(self, sig: Sig, schedule: Any) -> int:
+        """Words of one group's share of a `Mailbox` (device/mailbox.cuh)."""
         ...
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:

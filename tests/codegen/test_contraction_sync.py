@@ -15,8 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import lost_waits
+import numpy as np
 import pytest
-from contraction_harness import dot_sigs, plan_of, small_integers, smooth, with_dots
+from contraction_harness import build, dot_sigs, plan_of, small_integers, smooth, with_dots
+from harness import run_program
 from lost_waits import Case, Change, failure, own_text, rewritten
 from thinned import thinned
 
@@ -58,9 +60,31 @@ def bytes_() -> Case:
 
 @functools.cache
 def split_k() -> Case:
-    plan = plan_of(lambda x, w: x @ w, Spec((50, 512), BF16), Spec((512, 40), BF16))
-    s = DotSchedule("mma", 32, 24, 64, 2, (1, 1, 4), 4)
+    """Of integers, whose sums a counter tells of."""
+    plan = plan_of(lambda x, w: jnp.dot(x, w, preferred_element_type=jnp.int32),
+                   Spec((50, 1024), jnp.int8), Spec((1024, 48), jnp.int8))
+    s = DotSchedule("mma", 32, 32, 128, 2, (1, 1, 4), 4)
     return case_of(plan, with_dots(plan, s), small_integers(plan.graph, high=1))
+
+
+@functools.cache
+def mailed() -> Case:
+    """Sums that are mailed, by blocks that finish rows each and by streams of weights, several
+    times through the same words: one Sig in three stages, one in two."""
+    def fn(x: Any, y: Any, *weights: Any) -> Any:
+        for w in weights[:3]:
+            x = jnp.clip(x @ w, -1, 1)
+        for w in weights[3:]:
+            y = jnp.clip(y @ w, -1, 1)
+        return x, y
+
+    plan = plan_of(fn, Spec((50, 512), BF16), Spec((2, 640), BF16),
+                   *[Spec((512, 512), BF16)] * 3, *[Spec((640, 640), BF16)] * 2)
+    assert len(dot_sigs(plan)) == 2
+    wide, few = DotSchedule("mma", 32, 64, 64, 2, (1, 1, 4), 4), DotSchedule(
+        "gemv", 2, 64, 64, 2, (1, 1, 4), 4)
+    return case_of(plan, {s.key: few if s.body.inputs[0].type.dims[0] == 2 else wide
+                          for s in dot_sigs(plan)}, small_integers(plan.graph, high=1))
 
 
 @functools.cache
@@ -179,7 +203,7 @@ def statements(name: str) -> list[Any]:
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    "gemm.cuh": gemm, "gemm_simt.cuh": simt, "gemv.cuh": stream, "last_block.cuh": stream,
+    "gemm.cuh": gemm, "gemm_simt.cuh": simt, "gemv.cuh": stream,
     "split_k.cuh": split_k, "attention.cuh": heads, "attention_flash.cuh": flash_heads,
     "attention_rows.cuh": flash_heads, "attention_few.cuh": few_heads}
 
@@ -197,7 +221,7 @@ def test_every_sync_matters_for_bytes(name: str, number: int,
 
 
 @pytest.mark.parametrize("case", [
-    gemm, bytes_, split_k, stream, simt, panel, heads, mixed_heads, flash_heads, few_heads])
+    gemm, bytes_, split_k, mailed, stream, simt, panel, heads, mixed_heads, flash_heads, few_heads])
 def test_nothing_fails_unchanged(case: Callable[[], Case], monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(case(), monkeypatch, lambda text: text) == ""
 
@@ -239,27 +263,6 @@ def test_values_must_have_landed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(few_heads(), monkeypatch, change) != ""
 
 
-def test_the_last_block_must_find_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first block to come instead of the last one combines what is not there yet."""
-    change = rewritten("last_block.cuh", lambda text: text.replace("% SPLIT == SPLIT - 1",
-                                                                   "% SPLIT == 0"))
-    assert failure(few_heads(), monkeypatch, change) != ""
-
-
-@pytest.mark.parametrize("barrier", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_shares_must_be_written_before_the_arrival(barrier: bool,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slow warps: thread 0 counts its block as arrived long before they have written."""
-    slow = rewritten("attention_few.cuh", lambda text: text.replace(
-        "    float* const part = SPLIT > 1",
-        "    if (warp_id() > 0) for (int i = 0; i < 3000; ++i) syncwarp();\n"
-        "    float* const part = SPLIT > 1"))
-    lost = removed("last_block.cuh", 0)
-    found = failure(few_heads(), monkeypatch,
-                    lambda text: slow(text) if barrier else lost(slow(text)))
-    assert (found == "") is barrier
-
-
 def test_a_stream_does_not_read_what_has_not_landed(monkeypatch: pytest.MonkeyPatch) -> None:
     change = rewritten("gemv.cuh", lambda text: text.replace("cp_async_wait<SLOTS - 1>",
                                                              "cp_async_wait<SLOTS>"))
@@ -271,3 +274,33 @@ def test_a_partner_must_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     change = rewritten("split_k.cuh", lambda text: re.sub(
         r"group_barrier<SPLIT>\(\w+\);", "syncthreads();", text))
     assert failure(split_k(), monkeypatch, change) != ""
+
+
+MAIL = {
+    "what has come is not looked at": ("return there;\n      }", "return true;\n      }"),
+    "zeros are no mail": ("bits == 0 ? 0x80000000u : bits", "bits"),
+    "words stay full": ("st_relaxed_gpu(part(c, i), Part{});", "(void)i;"),
+}
+
+
+@pytest.mark.parametrize(("lost", "case"), [
+    *((lost, mailed) for lost in MAIL), (next(iter(MAIL)), few_heads)])
+def test_mail_is_waited_for_and_taken_out(lost: str, case: Callable[[], Case],
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    assert failure(case(), monkeypatch, rewritten(
+        "mailbox.cuh", lambda text: text.replace(*MAIL[lost]))) != ""
+
+
+@pytest.mark.parametrize("family", ["mma", "gemv"])
+def test_mailed_shares_of_nothing_are_plus_zero(family: str) -> None:
+    """-0 is sent in place of 0, and must not be seen."""
+    rows = 32 if family == "mma" else 2
+    plan = plan_of(lambda x, w: jnp.dot(x, w, preferred_element_type=F32),
+                   Spec((rows, 512), BF16), Spec((512, 64), BF16))
+    s = DotSchedule("mma", 32, 64, 64, 2, (1, 1, 4), 4) if family == "mma" else \
+        DotSchedule("gemv", 2, 64, 64, 2, (1, 1, 4), 4)
+    program = build(plan, with_dots(plan, s), threads=128)
+    assert "Mailbox" in program.source
+    zeros = [np.zeros(x.type.dims, x.type.dtype.numpy) for x in plan.graph.inputs]
+    (out,) = run_program(program, zeros, seed=0, blocks=4)
+    assert not np.signbit(out).any() and not out.any()

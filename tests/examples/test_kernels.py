@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import select
+from benchmarks.data import Case
 from benchmarks.workloads import find, further_tables, kernels
 
 TABLES = further_tables()
@@ -71,3 +72,15 @@ def test_tables_hold_what_is_to_be_measured() -> None:
     assert len(cases) == 2 * (16 * 2 + 66)
     assert not {w.name for table in TABLES.values() for w in table} & {
         c.workload.name for c in select.cases(["all"], [], [])}
+
+
+def test_scores_that_do_not_fit_are_cudnns_for_xla_alone() -> None:
+    """jaxmono has the einsums, the f32 reference one example at a time."""
+    case = Case(find("attention_s8192_12x64"), 16, "bf16")
+    shapes = case.jaxmono_program().abstract()
+    text = str(jax.make_jaxpr(case.jaxmono_program().step)(*shapes))
+    assert "dot_general" in text and "cudnn" not in text
+    wide = case.program(dtype="f32")
+    made = jax.make_jaxpr(wide.step)(*wide.abstract())
+    assert made.out_avals[0].shape == (16, 8192, 12, 64)
+    assert any(e.primitive.name == "scan" and e.params["length"] == 16 for e in made.eqns)

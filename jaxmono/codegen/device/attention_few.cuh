@@ -5,13 +5,13 @@
 //
 // Such a task is nothing but latency. So all that it reads is on its way before anything waits, no warp
 // sums what another one has of O, and the code is short: it runs once a layer, out of a cold cache.
-// Blocks that share keys (SPLIT) leave their O, maximum and sum in global memory, and the last one to
-// come adds them up, in the order of the shares. Rows of a fragment that there are not are whatever is in
+// Blocks that share keys (SPLIT) mail their O, maximum and sum to the one of the last share, which adds
+// them up, in the order of the shares. Rows of a fragment that there are not are whatever is in
 // shared memory: they reach nothing but themselves. NaN, infinity and rows without keys: as in
 // attention_rows.cuh, but weights are relative to the largest logit of the task itself.
 #pragma once
 #include "jaxmono/attention_rows.cuh"
-#include "jaxmono/last_block.cuh"
+#include "jaxmono/mailbox.cuh"
 
 namespace jaxmono {
 
@@ -29,7 +29,6 @@ struct FewRows {
   // Products of a warp that do not wait for each other: sums of scores, of O.
   static constexpr int SETS_S = NT == 1 && DP % 64 == 0 ? 4 : NT <= 2 && DP % 32 == 0 ? 2 : 1;
   static constexpr int STEPS = CHUNK / 16, SETS = STEPS % 2 == 0 ? 2 : 1;
-  static constexpr int PART = (ROWS * (DVP + 2) + 3) / 4 * 4, FLOATS = SPLIT * PART;
   static_assert(sizeof(T) == 2, "probabilities are the fragments of 16-bit products");
   static_assert(ROWS <= 16 && CHUNK % 16 == 0, "a fragment of rows, whole k steps");
   static_assert((SPLIT - 1) * CHUNK < KEYS && SPLIT * CHUNK >= KEYS, "each block has keys");
@@ -39,9 +38,9 @@ struct FewRows {
   using TileK = Tile<T, K_D_MAJOR ? CHUNK : DP, K_D_MAJOR ? DP : CHUNK>;
   using TileV = Tile<T, V_KEY_MAJOR ? DVP : CHUNK, V_KEY_MAJOR ? CHUNK : DVP>;
 
-  // Layout: flag of the last block | maxima, sums of the warps | O | Q | P | K | V.
+  // Layout: maxima, sums of the warps | O | Q | P | K | V.
   static constexpr int OUT_PITCH = DVP + 8;  // rows of a fragment begin 8 banks apart
-  static constexpr int MAX_AT = 16, SUM_AT = MAX_AT + WARPS * 64, OUT_AT = SUM_AT + WARPS * 64;
+  static constexpr int MAX_AT = 0, SUM_AT = MAX_AT + WARPS * 64, OUT_AT = SUM_AT + WARPS * 64;
   static constexpr int Q_AT = OUT_AT + ROWS_P * OUT_PITCH * 4, P_AT = Q_AT + TileQ::BYTES;
   static constexpr int K_AT = P_AT + TileP::BYTES, V_AT = K_AT + TileK::BYTES;
   static constexpr int SHARED_BYTES = V_AT + TileV::BYTES;
@@ -122,16 +121,16 @@ struct FewRows {
     if (WARPS_O == WARPS || warp_id() < WARPS_O) products(smem);
   }
 
-  // Calls f(r, c, out) for every LANES neighbouring elements of O. unit: as in Logits. workspace: of
-  // the tile. arrivals: its counter.
+  // Calls f(r, c, out) for every LANES neighbouring elements of O. unit: as in Logits. words: of the tile,
+  // for each share and piece its row's maximum and sum and the elements (so that each is taken out by the
+  // one thread that needs it).
   template <int LANES, class F>
-  JM_DEVICE void finish(unsigned char* smem, float unit, float* workspace, int split,
-                        uint32_t* arrivals, const F& f) const {
-    constexpr int PER_ROW = DVP / LANES;
+  JM_DEVICE void finish(unsigned char* smem, float unit, float* words, int split, const F& f) const {
+    constexpr int PER_ROW = DVP / LANES, PIECE = LANES > 1 ? LANES + 2 : 4;  // a single one twice: 16 bytes
+    constexpr int PART = ROWS * PER_ROW * PIECE;
     const int g = lane_id() / 4, t = lane_id() % 4;
-    float* const part = SPLIT > 1 ? workspace + split * PART
-                                  : reinterpret_cast<float*>(smem + OUT_AT);
-    constexpr int PITCH = SPLIT > 1 ? DVP : OUT_PITCH;
+    float* const out = reinterpret_cast<float*>(smem + OUT_AT);
+    float* const part = words + split * PART;
 #pragma unroll
     for (int h = 0; h < HALVES; ++h) {
       const int row = g + 8 * h;
@@ -139,14 +138,26 @@ struct FewRows {
       const float scale = SPLIT > 1 ? 1.0f : 1.0f / sum[h];
       if (WARPS_O == WARPS || warp_id() < WARPS_O)
 #pragma unroll
-        for (int j = 0; j < NV; ++j)
-          store<float, 2>(part + row * PITCH + (warp_id() * NV + j) * 8 + 2 * t,
-                          Vec<float, 2>{own(j, 2 * h) * scale, own(j, 2 * h + 1) * scale});
-      if (SPLIT > 1 && warp_id() == 0 && t == 0)
-        store<float, 2>(part + ROWS * DVP + row * 2, Vec<float, 2>{max[h], sum[h]});
+        for (int j = 0; j < NV; ++j) {
+          const int c = (warp_id() * NV + j) * 8 + 2 * t;
+          const float x[2] = {own(j, 2 * h) * scale, own(j, 2 * h + 1) * scale};
+          float* const to = part + (row * PER_ROW + c / LANES) * PIECE + 2 + c % LANES;
+          if constexpr (SPLIT == 1) {
+            store<float, 2>(out + row * OUT_PITCH + c, Vec<float, 2>{x[0], x[1]});
+          } else if constexpr (LANES > 1) {
+            mail(to, x);
+          } else {
+            mail(to, {x[0], x[0]});
+            mail(to + PIECE, {x[1], x[1]});
+          }
+        }
+      if constexpr (SPLIT > 1)
+#pragma unroll
+        for (int i = warp_id() * 4 + t; i < PER_ROW; i += WARPS * 4)
+          mail(part + (row * PER_ROW + i) * PIECE, {max[h], sum[h]});
     }
     if constexpr (SPLIT > 1) {
-      if (!last_to_arrive<SPLIT>(reinterpret_cast<uint32_t*>(smem), arrivals)) return;
+      if (split != SPLIT - 1) return;
     } else {
       syncthreads();  // O of all warps
     }
@@ -154,9 +165,23 @@ struct FewRows {
       const int r = i / PER_ROW, c = i % PER_ROW * LANES;
       float x[LANES];
       if constexpr (SPLIT > 1) {
-        gather_parts<SPLIT, PART, ROWS * DVP, DVP>(x, workspace, unit, r, c);
+        float got[SPLIT][PIECE];
+        collect(got, words + i * PIECE, PART);
+        Share shares[SPLIT];
+#pragma unroll
+        for (int s = 0; s < SPLIT; ++s) shares[s] = Share{got[s][0], got[s][1]};
+        float most, total;
+        combine_shares<SPLIT>(shares, 1, unit, most, total);
+#pragma unroll
+        for (int e = 0; e < LANES; ++e) x[e] = 0.0f;
+#pragma unroll
+        for (int s = 0; s < SPLIT; ++s) {
+          const float weight = softmax_exp(shares[s].max, softmax_base(most), unit) * (1.0f / total);
+#pragma unroll
+          for (int e = 0; e < LANES; ++e) x[e] += got[s][2 + e] * weight;
+        }
       } else {
-        const Vec<float, LANES> v = load<float, LANES>(part + r * PITCH + c);
+        const Vec<float, LANES> v = load<float, LANES>(out + r * OUT_PITCH + c);
 #pragma unroll
         for (int e = 0; e < LANES; ++e) x[e] = v.x[e];
       }

@@ -64,8 +64,8 @@
 //   uint32_t atom_add_acq_rel_gpu(uint32_t*, uint32_t)                 returns the old value
 //   void red_add_release_gpu(uint32_t*, uint32_t)
 //   T atom_cas<T>(T*, T expected, T desired)                           4 or 8 bytes, relaxed
-//   T ld_acquire_gpu<T>(const T*), T ld_relaxed_gpu<T>(const T*)       4 or 8 bytes
-//   void st_release_gpu<T>(T*, T), st_relaxed_gpu<T>(T*, T)            4 or 8 bytes
+//   T ld_acquire_gpu<T>(const T*), T ld_relaxed_gpu<T>(const T*)       4 or 8 bytes; relaxed: or 16,
+//   void st_release_gpu<T>(T*, T), st_relaxed_gpu<T>(T*, T)            which are whole by words only
 //   void fence_acq_rel_gpu()
 //   void nanosleep(uint32_t ns)
 #pragma once

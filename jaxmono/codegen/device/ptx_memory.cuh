@@ -197,8 +197,15 @@ JM_DEVICE void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0
 #define JM_SYNC_LOAD(NAME, OP)                                                             \
   template <class T>                                                                       \
   JM_DEVICE T NAME(const T* p) {                                                           \
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "4 or 8 bytes");                       \
-    if constexpr (sizeof(T) == 8) {                                                        \
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "4, 8 or 16 bytes"); \
+    if constexpr (sizeof(T) == 16) {                                                       \
+      Bits128 x;                                                                           \
+      asm volatile("ld." OP ".gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"                   \
+                   : "=r"(x.x[0]), "=r"(x.x[1]), "=r"(x.x[2]), "=r"(x.x[3])                \
+                   : "l"(p)                                                                \
+                   : "memory");                                                            \
+      return bitcast<T>(x);                                                                \
+    } else if constexpr (sizeof(T) == 8) {                                                 \
       uint64_t x;                                                                          \
       asm volatile("ld." OP ".gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");    \
       return bitcast<T>(x);                                                                \
@@ -215,8 +222,13 @@ JM_SYNC_LOAD(ld_relaxed_gpu, "relaxed")
 #define JM_SYNC_STORE(NAME, OP)                                                            \
   template <class T>                                                                       \
   JM_DEVICE void NAME(T* p, T value) {                                                     \
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "4 or 8 bytes");                       \
-    if constexpr (sizeof(T) == 8)                                                          \
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "4, 8 or 16 bytes"); \
+    if constexpr (sizeof(T) == 16) {                                                       \
+      const Bits128 x = bitcast<Bits128>(value);                                           \
+      asm volatile("st." OP ".gpu.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p),         \
+                   "r"(x.x[0]), "r"(x.x[1]), "r"(x.x[2]), "r"(x.x[3])                      \
+                   : "memory");                                                            \
+    } else if constexpr (sizeof(T) == 8)                                                   \
       asm volatile("st." OP ".gpu.global.u64 [%0], %1;" ::"l"(p),                          \
                    "l"(bitcast<uint64_t>(value))                                           \
                    : "memory");                                                            \

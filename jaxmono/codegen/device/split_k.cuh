@@ -1,6 +1,8 @@
 // Blocks that share one output tile, each with a share of k: partial tiles meet in global memory and
-// every block finishes its share of the rows. The sum has a fixed order: results are deterministic.
+// every block finishes its share of the rows, or the block of the last share the tile. The sum has a
+// fixed order: results are deterministic.
 #pragma once
+#include "jaxmono/mailbox.cuh"
 #include "jaxmono/opaque.cuh"
 #include "jaxmono/sync.cuh"
 #include "jaxmono/vec.cuh"
@@ -37,8 +39,8 @@ JM_DEVICE void sum_shares(Acc (&out)[VEC], const Acc* first) {
 
 // G: the Gemm whose partial sums are exchanged. The SPLIT tasks of a tile are neighbours in the task
 // order, so they run at the same time on any grid of at least SPLIT blocks: the wait always ends.
-// GROUP: neighbouring rows that one block finishes together.
-template <class G, int SPLIT, int GROUP = 1>
+// GROUP: neighbouring rows that one block finishes together. MAILED: the workspace is a Mailbox's.
+template <class G, int SPLIT, bool MAILED, int GROUP = 1>
 struct SplitK {
   static constexpr int SHARE = (G::BM + SPLIT - 1) / SPLIT;
   static constexpr int ROWS = (SHARE + GROUP - 1) / GROUP * GROUP;  // that one block finishes at most
@@ -48,10 +50,13 @@ struct SplitK {
 
   // Writes four neighbouring elements of this block's partial tile.
   JM_DEVICE static void put(float* workspace, int split, int r, int c, const float (&x)[4]) {
-    store<float, 4>(workspace + split * TILE + r * G::BN + c, Vec<float, 4>{x[0], x[1], x[2], x[3]});
+    float* const to = workspace + split * TILE + r * G::BN + c;
+    if constexpr (MAILED) mail(to, x);
+    else store<float, 4>(to, Vec<float, 4>{x[0], x[1], x[2], x[3]});
   }
 
-  // Writes this block's partial tile and waits until all SPLIT are there.
+  // Writes this block's partial tile and waits until all SPLIT are there; where they are mailed, `read`
+  // waits.
   JM_DEVICE static void exchange(unsigned char* smem, float* workspace, int split,
                                  uint32_t* arrivals) {
     using Acc = typename G::Acc;
@@ -60,15 +65,49 @@ struct SplitK {
       const int r = i / QUADS, c = i % QUADS * 4;
       Vec<Acc, 4> sum;
       G::template read<4>(sum.x, smem, r, c);
-      store<Acc, 4>(reinterpret_cast<Acc*>(workspace) + split * TILE + r * G::BN + c, sum);
+      if constexpr (MAILED) put(workspace, split, r, c, sum.x);
+      else store<Acc, 4>(reinterpret_cast<Acc*>(workspace) + split * TILE + r * G::BN + c, sum);
     }
-    group_barrier<SPLIT>(arrivals);
+    if constexpr (!MAILED) group_barrier<SPLIT>(arrivals);
   }
 
-  // VEC consecutive elements of row r, summed over the splits in order.
+  // VEC consecutive elements of row r, summed over the splits in order; of mailed ones once.
   template <int VEC, class Acc>
-  JM_DEVICE static void read(Acc (&out)[VEC], const float* workspace, int r, int c) {
-    sum_shares<SPLIT, TILE>(out, reinterpret_cast<const Acc*>(workspace) + r * G::BN + c);
+  JM_DEVICE static void read(Acc (&out)[VEC], float* workspace, int r, int c) {
+    if constexpr (MAILED) {
+#pragma unroll
+      for (int e = 0; e < VEC; ++e) out[e] = 0;
+      add_mailed<SPLIT>(out, workspace + r * G::BN + c, TILE);
+    } else {
+      sum_shares<SPLIT, TILE>(out, reinterpret_cast<const Acc*>(workspace) + r * G::BN + c);
+    }
+  }
+};
+
+// G: a Gemv. Small tiles: the block of the last share finishes all of one, the others mail theirs to it
+// and are done.
+template <class G, int SPLIT>
+struct MailedShares {
+  static constexpr int TILE = G::BM * G::BN, FLOATS = SPLIT * TILE;
+
+  JM_DEVICE static void send(unsigned char* smem, float* words, int split) {
+    for (int i = thread_id(); i < TILE; i += G::THREADS) {
+      float sum[1];
+      G::template read<1>(sum, smem, i / G::BN, i % G::BN);
+      mail(words + split * TILE + i, sum);
+    }
+  }
+
+  // VEC consecutive elements of row r, summed over the shares in order: by the block of the last one, once.
+  template <int VEC>
+  JM_DEVICE static void read(float (&out)[VEC], unsigned char* smem, float* words, int r, int c) {
+    float own[VEC];
+    G::template read<VEC>(own, smem, r, c);
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) out[e] = 0.0f;
+    add_mailed<SPLIT - 1>(out, words + r * G::BN + c, TILE);
+#pragma unroll
+    for (int e = 0; e < VEC; ++e) out[e] += own[e];
   }
 };
 

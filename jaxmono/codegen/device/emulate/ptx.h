@@ -191,9 +191,14 @@ inline uint32_t ld_global_if_small(const T* p, bool there, uint32_t otherwise) {
 }
 
 template <class T>
-inline void st_global(T* p, T x) {
+inline void expect_aligned(const T* p, const char* what) {
   if (reinterpret_cast<uintptr_t>(p) % sizeof(T) != 0)
-    emulate::fail("st_global: %p is not %zu-byte aligned", static_cast<void*>(p), sizeof(T));
+    emulate::fail("%s: %p is not %zu-byte aligned", what, static_cast<const void*>(p), sizeof(T));
+}
+
+template <class T>
+inline void st_global(T* p, T x) {
+  expect_aligned(p, "st_global");
   memcpy(p, &x, sizeof(T));
 }
 template <class T>
@@ -215,10 +220,19 @@ inline T ld_acquire_gpu(const T* p) {
   __atomic_load(const_cast<T*>(p), &x, __ATOMIC_ACQUIRE);
   return x;
 }
+// Of 16 bytes, word by word: nothing is promised of the whole.
 template <class T>
 inline T ld_relaxed_gpu(const T* p) {
+  expect_aligned(p, "ld_relaxed_gpu");
   T x;
-  __atomic_load(const_cast<T*>(p), &x, __ATOMIC_RELAXED);
+  if constexpr (sizeof(T) == 16) {
+    uint32_t words[4];
+    for (int i = 0; i < 4; ++i)
+      words[i] = __atomic_load_n(reinterpret_cast<const uint32_t*>(p) + i, __ATOMIC_RELAXED);
+    memcpy(&x, words, sizeof x);
+  } else {
+    __atomic_load(const_cast<T*>(p), &x, __ATOMIC_RELAXED);
+  }
   return x;
 }
 template <class T>
@@ -227,7 +241,15 @@ inline void st_release_gpu(T* p, T x) {
 }
 template <class T>
 inline void st_relaxed_gpu(T* p, T x) {
-  __atomic_store(p, &x, __ATOMIC_RELAXED);
+  expect_aligned(p, "st_relaxed_gpu");
+  if constexpr (sizeof(T) == 16) {
+    uint32_t words[4];
+    memcpy(words, &x, sizeof x);
+    for (int i = 0; i < 4; ++i)
+      __atomic_store_n(reinterpret_cast<uint32_t*>(p) + i, words[i], __ATOMIC_RELAXED);
+  } else {
+    __atomic_store(p, &x, __ATOMIC_RELAXED);
+  }
 }
 inline uint32_t atom_add_acq_rel_gpu(uint32_t* p, uint32_t n) {
   return __atomic_fetch_add(p, n, __ATOMIC_ACQ_REL);
