@@ -41,7 +41,7 @@ def test_exact(m: int, n: int, k: int, t: Any, rows: bool) -> None:
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [
-    (1, 2048, 8192), (4, 768, 3072), (16, 512, 2048), (64, 768, 3072), (128, 768, 3072)])
+    (1, 2048, 8192), (4, 768, 3072), (16, 512, 2048), (64, 768, 3072)])
 def test_mail_is_of_this_launch(m: int, n: int, k: int) -> None:
     """Every launch finds the sums of its own inputs in the words that the one before has emptied;
     rows of zeros, too, whose sums are no mail as they are."""
