@@ -75,7 +75,7 @@ def model_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings
     products = 16 * s.chunk * (d + dv) / 1024
     lanes = 8 * halves * s.chunk * (12 if keys.simple else 18) / 128
     end = 450.0
-    if s.split > 1:  # (OPT-125M's decode step took 0.7 % longer in eight shares, 1000 instead)
+    if s.split > 1:  # stores, then loads; with 1000 OPT-125M's step has 8 shares: 0.7 % longer
         end += 2000 + s.split * form.m.size * dv * 4 / LOAD
 
     def clocks(chunks: Numbers) -> Numbers:
