@@ -68,6 +68,14 @@ def split_k() -> Case:
 
 
 @functools.cache
+def large_split_k() -> Case:
+    """Of more sums than are mailed."""
+    plan = plan_of(lambda x, w: x @ w, Spec((100, 512), BF16), Spec((512, 100), BF16))
+    s = DotSchedule("mma", 64, 96, 64, 2, (2, 1, 2), 4)
+    return case_of(plan, with_dots(plan, s), small_integers(plan.graph, high=1))
+
+
+@functools.cache
 def mailed() -> Case:
     """Sums that are mailed, by blocks that finish rows each and by streams of weights, several
     times through the same words: one Sig in three stages, one in two."""
@@ -221,7 +229,8 @@ def test_every_sync_matters_for_bytes(name: str, number: int,
 
 
 @pytest.mark.parametrize("case", [
-    gemm, bytes_, split_k, mailed, stream, simt, panel, heads, mixed_heads, flash_heads, few_heads])
+    gemm, bytes_, split_k, large_split_k, mailed, stream, simt, panel, heads, mixed_heads,
+    flash_heads, few_heads])
 def test_nothing_fails_unchanged(case: Callable[[], Case], monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(case(), monkeypatch, lambda text: text) == ""
 
@@ -269,11 +278,13 @@ def test_a_stream_does_not_read_what_has_not_landed(monkeypatch: pytest.MonkeyPa
     assert failure(stream(), monkeypatch, change) != ""
 
 
-def test_a_partner_must_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", [split_k, large_split_k])
+def test_a_partner_must_be_waited_for(case: Callable[[], Case],
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
     """split-K without its wait reads partial sums that are not there."""
     change = rewritten("split_k.cuh", lambda text: re.sub(
         r"group_barrier<SPLIT>\(\w+\);", "syncthreads();", text))
-    assert failure(split_k(), monkeypatch, change) != ""
+    assert failure(case(), monkeypatch, change) != ""
 
 
 MAIL = {
