@@ -246,7 +246,7 @@ def test_one_query_is_left_to_the_other_family() -> None:
     assert chosen.family == "few"
     assert math.prod((chosen.split, chosen.chunk)) >= 1024
     program = generate(plan, cuda_target("sm_90a"), H200, "test")
-    assert program.min_blocks == 1  # the last block combines: none waits
+    assert program.min_blocks == 1  # of few rows: the last share waits for tasks in front
 
 
 def test_functions_with_several_calls_keep_their_products_overlapped() -> None:

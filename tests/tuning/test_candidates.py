@@ -51,7 +51,7 @@ def check(problem: Problem) -> None:
         assert kernel.shared_bytes <= at.target.shared_bytes
         m, n, k = s.warps
         assert m * n * k == (2 if s.family in ("wgmma", "swapped") else 8)
-        if s.split_k > 1 and s.family != "gemv":  # whose last block adds up: none waits
+        if s.split_k > 1 and s.family != "gemv":  # whose waits end on any grid
             tiles = form.batch.size * math.ceil(form.m.size / s.bm) * math.ceil(form.n.size / s.bn)
             assert problem.siblings * tiles * s.split_k <= at.device.sm_count
 
