@@ -78,8 +78,10 @@ def compiled(folder: Path, to: Path, mark: Mark) -> dict[str, Program]:
 
 
 def framed(source: str, *, begin: str, arrive: str, passed: str, end: str) -> str:
-    """A kernel's source with statements before and behind its grid barriers, at the begin (all
-    threads) and at the end (those that compute)."""
+    """A kernel's source with statements before and behind its grid barriers and open borders, at
+    the begin (all threads) and at the end (those that compute)."""
+    source = re.sub(r"^( *)((?:syncthreads\(\);  )?// open border)$",
+                    rf"\1{arrive}\n\1\2\n\1{passed}", source, flags=re.M)
     source = re.sub(rf"^( *)(const uint32_t \w+ = {_OF}grid_arrive{_TOLD}\()", rf"\1{arrive}\n\1\2",
                     source, flags=re.M)
     source = re.sub(rf"^( *)({_OF}grid_wait{_TOLD}\(&barrier_state, \w+\);)",

@@ -1,4 +1,4 @@
-"""How long each stage of a kernel takes: clocks read at its grid barriers.
+"""How long each stage of a kernel takes: clocks read at its grid barriers and open borders.
 
     python -m benchmarks.prepare --cache_dir=/tmp/kept --models=bert_base --batch=1
     python -m benchmarks.stages /tmp/kept               compiles; where there is a GPU, runs, too
@@ -6,7 +6,8 @@
 The kernel's own source with two reads of the SM's clock around each grid barrier, by one thread of
 each block. For each stage: microseconds from barrier to barrier (of block 0, barrier included), the
 share of them that blocks are busy on average, and what runs there. The reads cost some 20 ns a
-stage. The inputs are random numbers.
+stage. The inputs are random numbers. At an open border blocks do not meet: a block that waits for
+flagged values does so within the stage behind it, and counts as busy.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def marked(source: str) -> str:
-    """A kernel's source with clocks at its grid barriers, and one at the end of each block."""
+    """A kernel's source with clocks at its borders, and one at the end of each block."""
     source = clocks.framed(
         source, begin="unsigned jm_stage = 0;\n  jm_time(0);\n  jm_mark(1, jm_stage++);\n  ",
         arrive="jm_mark(0, jm_stage);", passed="jm_mark(1, jm_stage++);",

@@ -181,7 +181,7 @@ def _kernel_report(built: Built, facts: Facts, ops: tuple[Op, ...]) -> KernelRep
     return KernelReport(
         name=built.job.name,
         stages=len(plan.stages),
-        barriers=plan.barriers,
+        barriers=program.barriers if program is not None else plan.barriers,
         barriers_before_merging=plan.barriers_before_merging,
         shared_bytes=program.shared_bytes if program is not None else None,
         scratch_bytes=program.scratch_bytes if program is not None else plan.scratch_bytes,

@@ -16,7 +16,9 @@ SUFFIXES = {"hlo": ".hlo.txt", "plan": ".plan.txt", "cuda": ".cu", "ptxas": ".pt
 
 def texts(plan: Plan, program: Program | None) -> dict[str, str]:
     """What is worth reading about one kernel, by the names that ``as_text`` uses."""
-    out = {"hlo": to_text(plan.graph), "plan": print_plan(plan)}
+    # The program's has the borders that its schedules leave without a barrier.
+    out = {"hlo": to_text(plan.graph),
+           "plan": program.plan_text if program is not None else print_plan(plan)}
     if program is not None:
         out["cuda"] = program.source
         out["ptxas"] = resource_text(program)

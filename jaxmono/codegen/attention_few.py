@@ -18,6 +18,7 @@ from jaxmono.codegen.attention_logits import emit_logits, emit_visible, key_rang
 from jaxmono.codegen.dot import emit_loader, emit_piece, epilogue_lanes, lane_of
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
 from jaxmono.codegen.operand import Operand
+from jaxmono.codegen.traverse import sources
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index
 from jaxmono.fusion.key_range import Numbers
@@ -116,6 +117,11 @@ def _lanes(code: AttentionCode) -> int:
     form = code.form
     return epilogue_lanes(code.sig.body, form.stores, form.v, rows=form.m.size,
                           cols=_round(form.v.size, 16), threads=32 * code.s.warps)
+
+
+def can_flag(code: AttentionCode, param: Value) -> bool:
+    """Whether a body input may have flags: those that keys and values come from are copied."""
+    return all(param not in sources(code.sig.body, x.value) for x in (code.k, code.v))
 
 
 # ---- text --------------------------------------------------------------------------------------

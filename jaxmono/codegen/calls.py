@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jaxmono.codegen import dot_wgmma
+from jaxmono.codegen import dot_gemv, dot_wgmma
 from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
@@ -44,6 +45,8 @@ class Unit:
     """Body of its load function for the producer warps, where it has one."""
     shared: int
     """Bytes of shared memory of a task."""
+    flagged: tuple[bool, ...] = ()
+    """Of its params and results, in order, which have flags; empty where none has."""
 
     @cached_property
     def ring(self) -> Hashable:
@@ -69,6 +72,14 @@ class Unit:
         if self.load is None or not isinstance(self.schedule, DotSchedule):
             return 0
         return self.schedule.bm * self.schedule.bn // dot_wgmma.CONSUMERS
+
+    @property
+    def streams(self) -> bool:
+        """Whether a task has more weights than its ring holds (gemv)."""
+        s = self.schedule
+        if not isinstance(s, DotSchedule) or s.family != "gemv":
+            return False
+        return dot_gemv.shape(DotCode.of(self.sig, s), 32 * math.prod(s.warps)).steps > s.stages
 
     @property
     def resident(self) -> bool:

@@ -104,6 +104,10 @@ class _Dot:
     def mail(self, sig: Sig, schedule: DotSchedule) -> int:
         return DotCode.of(sig, schedule).mail
 
+    def can_flag(self, sig: Sig, schedule: DotSchedule, result: bool, number: int) -> bool:
+        return schedule.family == "gemv" and (
+            result or dot_gemv.can_flag(DotCode.of(sig, schedule), sig.body.inputs[number]))
+
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: DotSchedule,
                       function: Function) -> bool:
         if schedule.family in _PRODUCED:
@@ -135,7 +139,7 @@ class _Dot:
             dot_gemv.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
                                outputs=function.outputs, read_only=tuple(function.read_only),
                                threads=function.threads, mail=function.mail,
-                               fetched=function.fetched)
+                               fetched=function.fetched, flagged=function.flagged)
             return
         dot_function.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
                                outputs=function.outputs, read_only=tuple(function.read_only),
@@ -187,6 +191,11 @@ class _Attention:
     def mail(self, sig: Sig, schedule: AttentionSchedule) -> int:
         return attention_few.mail(AttentionCode.of(sig, schedule)) \
             if schedule.family == "few" else 0
+
+    def can_flag(self, sig: Sig, schedule: AttentionSchedule, result: bool, number: int) -> bool:
+        return schedule.family == "few" and (
+            result or attention_few.can_flag(AttentionCode.of(sig, schedule),
+                                             sig.body.inputs[number]))
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
                       function: Function) -> bool:

@@ -3,6 +3,9 @@
     NAME_prefetch   before the grid barrier: the first steps of the task's weights
     NAME            x into shared memory, the stream of weights, epilogue
 
+Where x is the result of a stage without a barrier behind it (`fusion.flags`), all that a thread
+needs of it is asked for at once, and again until it is there.
+
 A task is a tile of columns with a share of k; its x is an expression of the Sig's body, computed
 once a task, and a normalisation of whole rows where there is a row prologue.
 """
@@ -10,7 +13,7 @@ once a task, and a normalisation of whole rows where there is a row prologue.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jaxmono.codegen.dot import (
     DotCode,
@@ -22,13 +25,13 @@ from jaxmono.codegen.dot import (
     store_offset,
 )
 from jaxmono.codegen.dot_gemv_shape import SCRATCH, Shape
-from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
+from jaxmono.codegen.emit import BodyEmitter, Emitted, Load, c_type, vector_width
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.row_chain import RowOutput, block_team, emit_row_chain, warp_team
 from jaxmono.codegen.small_inputs import touch
-from jaxmono.codegen.traverse import dynamics, walk
+from jaxmono.codegen.traverse import Access, access, dynamics, sources, walk
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.indexing import Index, IndexMap, Var
+from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
 from jaxmono.fusion.plan import Store
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
@@ -39,6 +42,26 @@ def shape(code: DotCode, threads: int) -> Shape:
     f = code.form
     return Shape(code.s, m=f.m.size, n=f.n.size, k=f.k.size, itemsize=code.element.itemsize,
                  k_major=code.rhs.k_major, threads=threads)
+
+
+def can_flag(code: DotCode, param: Value) -> bool:
+    """Whether a body input may have flags: those that weights come from are copied, and x must
+    come in whole pieces, which are asked for together."""
+    body, x = code.sig.body, code.lhs
+    if param in sources(body, code.rhs.value):
+        return False
+    return code.form.row_prologue or param not in sources(body, x.value) or _whole_pieces(code)
+
+
+def _whole_pieces(code: DotCode) -> bool:
+    """Whether 16 bytes of x are computed from vectors of as many elements, at places that no memory
+    tells."""
+    body, x, k = code.sig.body, code.lhs, code.form.k
+    assert code.element is not None
+    piece = 16 // code.element.itemsize
+    return k.size % piece == 0 and not any(
+        dynamics(n.index) for n in walk(body, [(x.value, x.index)])) and \
+        vector_width(body, [(x.value, x.index)], [], k, limit=piece) == piece
 
 
 # ---- text --------------------------------------------------------------------------------------
@@ -60,10 +83,10 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
 
 def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], outputs: Sequence[str],
               read_only: Sequence[Value], threads: int, mail: str = "",
-              fetched: str = "false") -> None:
+              fetched: str = "false", flagged: Collection[Value] = ()) -> None:
     """The statements of one task; C variables in scope: ``int task``, ``unsigned char* smem``.
 
-    The arguments are those of `dot_function.emit_body`.
+    The arguments are those of `dot_function.emit_body`. flagged: `Function.flagged`.
     """
     form, s, body = code.form, code.s, code.sig.body
     names: dict[Var, str] = {form.batch: "b"}
@@ -73,15 +96,20 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     unless = "" if fetched == "false" else f"if (!{fetched}) "
     if form.row_prologue:
         w.line(f"{unless}G::prologue(smem, n0, k0, ks, load_b);")
-        _emit_rows(w, code, pointers, outputs, read_only, names, threads)
+        _emit_rows(w, code, pointers, outputs, read_only, names, threads, flagged)
     else:
-        _emit_x(w, code, pointers, read_only, names)
-        with w.block("G::stage_x(smem, k0, ks, x_piece, [&]", "});"):
+        if sources(body, code.lhs.value).isdisjoint(flagged):
+            _emit_x(w, code, pointers, read_only, names)
+            head = "G::stage_x(smem, k0, ks, x_piece, [&]"
+        else:
+            _emit_flagged_x(w, code, pointers, read_only, names, flagged)
+            head = "G::template stage_flagged<XWords>(smem, k0, ks, ask_x, x_there, x_piece, [&]"
+        with w.block(head, "});"):
             w.line(f"{unless}G::prologue(smem, n0, k0, ks, load_b);")
     stores = [x for x in form.stores if form.k not in x.over]
     lanes = epilogue_lanes(body, stores, form.n, rows=s.bm, cols=s.bn, threads=threads)
     once = s.bm * s.bn // lanes <= threads
-    epilogue = _Epilogue(code, stores, lanes, pointers, outputs, read_only, names)
+    epilogue = _Epilogue(code, stores, lanes, pointers, outputs, read_only, names, flagged)
     if once:
         epilogue.begin(w)
     w.line("G::run(smem, n0, k0, ks, load_b);")
@@ -107,8 +135,11 @@ class _Epilogue:
 
     def __init__(self, code: DotCode, stores: Sequence[Store], lanes: int,
                  pointers: Mapping[Value, str], outputs: Sequence[str],
-                 read_only: Sequence[Value], names: Mapping[Var, str]) -> None:
+                 read_only: Sequence[Value], names: Mapping[Var, str],
+                 flagged: Collection[Value]) -> None:
         self.code, self.stores, self.lanes, self.outputs = code, stores, lanes, outputs
+        self.pointers, self.flagged = pointers, flagged
+        self.asked: dict[tuple[Value, IndexMap, int], str] = {}
         self.pieces = code.s.bm * code.s.bn // lanes
         self.make = lambda w: BodyEmitter(
             w, code.sig.body, pointers, lane=code.form.n, lanes=lanes,
@@ -123,7 +154,31 @@ class _Epilogue:
         inside = f"min(n0 + c, {form.n.size - lanes})" if form.n.size % bn else "n0 + c"
         w.line(f"const int n = {inside};")
         for value, index in self._loads():
-            self.em.emit(value, index)
+            if value in self.flagged and not dynamics(index):
+                self._ask(w, value, index)
+            else:
+                self.em.emit(value, index)
+
+    def _ask(self, w: Writer, value: Value, index: IndexMap) -> None:
+        """Asks for an element with flags (or as many as there are lanes), which is waited for where
+        it is used: behind the stream."""
+        em, at = self.em, self.em.split(index)
+        pattern = access(linearize(at, value.type.dims), em.lane)
+        if pattern in (Access.CONTIGUOUS, Access.UNIFORM):
+            lanes = em.lanes if pattern is Access.CONTIGUOUS else 1
+            name = self.asked[value, at, lanes] = w.fresh("asked")
+            w.line(f"Asked<{c_type(value.type.dtype)}, {lanes}> {name};")
+            w.line(f"{name}.ask({self._at(value, at)});")
+        em.bind_load(value, lambda at, lanes: self._landed(value, at, lanes))
+
+    def _landed(self, value: Value, at: IndexMap, lanes: int) -> str:
+        t, where = compute(value.type.dtype), self._at(value, at)
+        if (name := self.asked.get((value, at, lanes))) is not None:
+            return f"landed<{t}>({name}, {where})"
+        return f"load<{t}{f', {lanes}' if lanes > 1 else ''}>({where})"
+
+    def _at(self, value: Value, at: IndexMap) -> str:
+        return f"{self.pointers[value]} + {self.em.code(linearize(at, value.type.dims))}"
 
     def _loads(self) -> list[tuple[Value, IndexMap]]:
         """Elements of buffers that are read whatever the guards on the way say."""
@@ -230,8 +285,56 @@ def _emit_x(w: Writer, code: DotCode, pointers: Mapping[Value, str], read_only: 
         w.line("return out;")
 
 
+def _emit_flagged_x(w: Writer, code: DotCode, pointers: Mapping[Value, str],
+                    read_only: Sequence[Value], names: Mapping[Var, str],
+                    flagged: Collection[Value]) -> None:
+    """``XWords``, the words that a piece of x is made of; ``ask_x(XWords&, m, k)``,
+    ``x_there(const XWords&)`` and ``x_piece(const XWords&, m, k)``, as of `_emit_x`."""
+    form, body, x = code.form, code.sig.body, code.lhs
+    assert code.element is not None
+    t, piece = c_type(code.element), 16 // code.element.itemsize
+    own = {**names, form.m: "m", form.k: "k"}
+    ask, made = w.child(), w.child()
+    em = BodyEmitter(made, body, pointers, lane=form.k, lanes=piece, var_names=own,
+                     read_only=read_only)
+    asked: dict[tuple[Value, IndexMap], tuple[str, str]] = {}  # member, type of its words
+
+    def load_of(v: Value) -> Load:
+        def load(index: IndexMap, lanes: int) -> str:
+            offset = em.code(linearize(index, v.type.dims))
+            if lanes != piece:  # the same for all of the piece
+                return f"load<{compute(v.type.dtype)}>({pointers[v]} + {offset})"
+            if (v, index) not in asked:
+                name = f"words{len(asked)}"
+                asked[v, index] = name, f"Asked<{c_type(v.type.dtype)}, {piece}>"
+                ask.line(f"x.{name}.ask({pointers[v]} + {offset});")
+            return f"from<{compute(v.type.dtype)}>(x.{asked[v, index][0]})"
+        return load
+
+    for v in body.inputs:
+        if v in flagged:
+            em.bind_load(v, load_of(v))
+    value = em.emit(x.value, x.index)
+    made.line(f"Piece<{t}> out;")
+    with made.block(f"for (int e = 0; e < {piece}; ++e)"):
+        made.line(f"out.x[e] = convert<{t}>({lane_of(value, 'e')});")
+    made.line("return out;")
+    epoch = next(f"{pointers[v]}.epoch" for v in body.inputs if v in flagged)
+    members = " ".join(f"{kind} {name};" for name, kind in asked.values())
+    there = " && ".join(f"x.{name}.all_there({epoch})" for name, _ in asked.values())
+    w.line(f"struct XWords {{ {members} }};")
+    with w.block("const auto ask_x = [&](XWords& x, int m, int k)", "};"):
+        w.line("(void)m;")
+        w.extend(ask)
+    w.line(f"const auto x_there = [&](const XWords& x) {{ return {there}; }};")
+    with w.block(f"const auto x_piece = [&](const XWords& x, int m, int k) -> Piece<{t}>", "};"):
+        w.line("(void)m, (void)k;")
+        w.extend(made)
+
+
 def _emit_rows(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
-               read_only: Sequence[Value], names: Mapping[Var, str], threads: int) -> None:
+               read_only: Sequence[Value], names: Mapping[Var, str], threads: int,
+               flagged: Collection[Value]) -> None:
     """Whole normalised rows of x: one row by the block, several by a warp each."""
     form, body, k, m = code.form, code.sig.body, code.form.k, code.form.m.size
     assert code.element is not None
@@ -241,7 +344,8 @@ def _emit_rows(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs:
             *(RowOutput(body.outputs[x.result], x.index) for x in stores)]
     warps = threads // 32
     whole = m == 1 and _states_fit(code, warps)
-    lanes = _row_lanes(code, rows, stores, threads if whole else 32)
+    lanes = _row_lanes(code, rows, stores, threads if whole else 32,
+                       asks=not sources(body, form.dot.lhs).isdisjoint(flagged))
     turns = 1 if whole else math.ceil(m / warps)
     with w.block(f"for (int turn = 0; turn < {turns}; ++turn)" if turns > 1 else ""):
         mine = "0" if whole else f"turn * {warps} + warp_id()" if turns > 1 else "warp_id()"
@@ -277,9 +381,10 @@ def _states_fit(code: DotCode, warps: int) -> bool:
     return states * warps <= SCRATCH
 
 
-def _row_lanes(code: DotCode, rows: Sequence[RowOutput], stores: Sequence[Store],
-               team: int) -> int:
-    """Columns of a row that a thread handles at a time: 16 bytes, but work for all threads."""
+def _row_lanes(code: DotCode, rows: Sequence[RowOutput], stores: Sequence[Store], team: int, *,
+               asks: bool) -> int:
+    """Columns of a row that a thread handles at a time: 16 bytes, but work for all threads; of a
+    row that it ``asks`` for until it is there, as many as it takes to ask but once."""
     body, k = code.sig.body, code.form.k
     assert code.element is not None
     sinks = [(Index.of(k), code.element.itemsize)]
@@ -287,7 +392,7 @@ def _row_lanes(code: DotCode, rows: Sequence[RowOutput], stores: Sequence[Store]
     lanes = vector_width(body, [(r.value, r.index) for r in rows], sinks, k,
                          reduction=lambda op, at: row_demands(op, at, k),
                          limit=16 // code.element.itemsize)
-    while lanes > 1 and k.size < team * lanes:
+    while lanes > 1 and k.size < team * lanes and not (asks and k.size > team * lanes // 2):
         lanes //= 2
     return lanes
 

@@ -16,6 +16,7 @@ from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.compile import compile_kernel
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.kernel import Kernel, emit_kernel
+from jaxmono.codegen.open_borders import open_borders
 from jaxmono.codegen.program import Program
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Request, code_for
@@ -85,6 +86,7 @@ def emit(plan: Plan, target: Target, device: Device, name: str,
          schedule: KernelSchedule | None = None) -> Kernel:
     """The kernel's text, not compiled; by default with `default_schedule`."""
     chosen = schedule if schedule is not None else default_schedule(plan, target, device)
+    plan = open_borders(plan, chosen)
     return emit_kernel(plan, chosen, identifier(name), plan_to_text(plan))
 
 
@@ -107,6 +109,7 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
     """
     begin = time.perf_counter()
     chosen = schedule if schedule is not None else default_schedule(plan, target, device)
+    plan = open_borders(plan, chosen)
     kernel = emit(plan, target, device, name, chosen)
     inputs = tuple(v.type for v in plan.graph.inputs)
     outputs = tuple(v.type for v in plan.graph.outputs)

@@ -3,8 +3,9 @@
     struct Params { void* buf[N]; };          inputs, outputs, scratch
     device functions                          one per distinct Sig, whatever the depth
     tables of buffer references               one row per group, where groups share a call
-    __global__ kernel                         stages, grid barriers between them; a periodic run of
-                                              stages is a loop over its tables
+    __global__ kernel                         stages, grid barriers between them (but where values
+                                              have flags); a periodic run of stages is a loop over
+                                              its tables
 
 Groups of a stage are flattened: task t of all tasks runs on block t % num_blocks().
 
@@ -37,6 +38,7 @@ from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Function, code_for
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
+from jaxmono.hlo.ir import Value
 
 _INCLUDES = {
     "loop": ("padded",), "row": ("opaque", "reduce"),
@@ -101,6 +103,12 @@ class _Assembly:
         most = max((sum(self._of(g).workspace for g in s.groups) for s in plan.stages), default=0)
         if most:
             self.scratch_bytes = self.workspace_at + most
+        # A block's first task of a stage. Without barriers the tasks of a stage begin at the block
+        # behind those of the stage before: one that has none there fetches weights meanwhile. Not
+        # where weights stream on beyond what can be fetched ahead (Llama 1B's step: 3 % longer).
+        streamed = sum(any(self._of(g).streams for g in s.groups) for s in plan.stages)
+        self.turns = bool(plan.open) and 4 * streamed <= len(plan.stages)
+        self.own = "own" if self.turns else "block_id()"
         self.tables: dict[str, str] = {}
         self.table_bytes = 0
 
@@ -122,16 +130,20 @@ class _Assembly:
             for i in range(len(sig.body.inputs)))
         tasks = code.tasks(sig, s, self.schedule.threads)
         w = Writer(indent=1, parent=self.w)
-        names = self._function_names(sig, read_only)
+        has_flags = tuple(self.buffers[b].place is Place.FLAGGED
+                          for b in (*groups[0].params, *groups[0].results))
+        flagged = has_flags if any(has_flags) else ()
+        names = self._function_names(sig, read_only, flagged)
         behind = any(g.sig.key == sig.key for st in self.plan.stages[1:] for g in st.groups)
         prefetch = w if behind and code.emit_prefetch(w, sig, s, names) else None
         w = Writer(indent=1, parent=self.w)
         load = w if code.emit_load(w, sig, s, replace(names, behind=behind)) else None
         return Unit(sig, f"f{number}_{readable}", code, s, tasks, work,
                      code.counters(sig, s), code.mail(sig, s), slots, alone, read_only, prefetch,
-                     load, code.shared_bytes(sig, s, self.schedule.threads))
+                     load, code.shared_bytes(sig, s, self.schedule.threads), flagged)
 
-    def _function_names(self, sig: Sig, read_only: Sequence[bool], *, workspace: bool = False,
+    def _function_names(self, sig: Sig, read_only: Sequence[bool], flagged: Sequence[bool],
+                        *, workspace: bool = False,
                         counters: bool = False, mail: bool = False,
                         fetched: bool = False) -> Function:
         body = sig.body
@@ -141,7 +153,8 @@ class _Assembly:
             read_only=frozenset(v for v, ro in zip(body.inputs, read_only, strict=True) if ro),
             threads=self.schedule.threads, workspace="workspace" if workspace else "",
             arrivals="arrivals" if counters else "", mail="mailed" if mail else "",
-            fetched="fetched" if fetched else "false")
+            fetched="fetched" if fetched else "false",
+            flagged=frozenset(v for v, f in zip(body.inputs, flagged, strict=False) if f))
 
     def _of(self, group: Group) -> Unit:
         return self.units[group.sig.key]
@@ -153,8 +166,8 @@ class _Assembly:
             b = self.buffers[i]
             if b.place is Place.OUTPUT and b.alias is not None:
                 out.add(("input", b.alias))
-            elif b.place is Place.SCRATCH:
-                out.add(("scratch", b.id))
+            elif b.place in (Place.SCRATCH, Place.FLAGGED):
+                out.add((b.place.value, b.id))
             else:
                 out.add((b.place.value, b.index))
         return out
@@ -164,8 +177,11 @@ class _Assembly:
         return b.place is Place.INPUT and b.index not in self.written
 
     def _reference(self, i: int) -> tuple[int, int]:
-        """(number of the pointer in Params, byte offset from it) of a buffer."""
+        """(number of the pointer in Params, byte offset from it) of a buffer; of one with flags the
+        offset among their words."""
         b = self.buffers[i]
+        if b.place is Place.FLAGGED:
+            return 0, b.offset
         if b.place is Place.INPUT:
             return b.index, 0
         if b.place is Place.OUTPUT:
@@ -196,6 +212,8 @@ class _Assembly:
         headers = {"kernel", "vec"}.union(*(_INCLUDES[u.sig.kind] for u in self.units.values()))
         for u in self.units.values():
             headers.update(_FAMILY_INCLUDES.get(getattr(u.schedule, "family", ""), ()))
+        if self.plan.open:
+            headers.add("flagged")
         if self.roles:
             headers |= {"gemm_wgmma", "roles"}
             if any(u.load and u.sig.kind == "attention" for u in self.units.values()):
@@ -218,6 +236,8 @@ class _Assembly:
         w.lines += [t.replace("TABLE_KIND", kind, 1) for t in self.tables.values()]
         if self.plan.barriers:
             w.lines += ["JM_STATE GridBarrier barrier_state;", ""]
+        if self.plan.open:
+            w.lines += [f"JM_STATE FlaggedState<{self.plan.flagged_bytes}> flags;", ""]
         w.lines += [*functions.lines,
                     "}  // namespace jaxmono", "", *kernel.lines]
         waits = any(u.counters or u.mail for u in self.units.values())
@@ -234,9 +254,17 @@ class _Assembly:
 
     def _function(self, w: Writer, u: Unit) -> None:
         body = u.sig.body
+        has_flags = u.flagged or (False,) * (len(body.inputs) + len(body.outputs))
         restrict = " __restrict__" if u.alone else ""
-        ins = [f"const {storage(v.type.dtype)}*{restrict} p{i}" for i, v in enumerate(body.inputs)]
-        outs = [f"{storage(v.type.dtype)}*{restrict} r{i}" for i, v in enumerate(body.outputs)]
+
+        def pointer(v: Value, name: str, flags: bool, const: str = "") -> str:
+            t = storage(v.type.dtype)
+            return f"Flagged<{t}> {name}" if flags else f"{const}{t}*{restrict} {name}"
+
+        ins = [pointer(v, f"p{i}", f, "const ") for i, (v, f) in enumerate(
+            zip(body.inputs, has_flags, strict=False))]
+        outs = [pointer(v, f"r{i}", f) for i, (v, f) in enumerate(
+            zip(body.outputs, has_flags[len(body.inputs):], strict=True))]
         extra = ["float* workspace"] if u.workspace else []
         if u.counters:
             w.line(f"JM_STATE Counters<{u.slots * u.counters}> {u.name}_arrivals;")
@@ -285,7 +313,7 @@ class _Assembly:
             if u.load is not None:
                 w.line("Roles* const roles = block_roles();")
             u.code.emit_body(w, u.sig, u.schedule, self._function_names(
-                u.sig, u.read_only, workspace=u.workspace > 0, counters=u.counters > 0,
+                u.sig, u.read_only, u.flagged, workspace=u.workspace > 0, counters=u.counters > 0,
                 mail=u.mail > 0, fetched=u.prefetch is not None))
         w.line()
 
@@ -297,8 +325,14 @@ class _Assembly:
             w.line("using namespace jaxmono;")
             w.line("unsigned char* const smem = dynamic_shared();")
             w.line("(void)smem;")
+            if self.plan.open:
+                w.line("const uint32_t epoch = this_launch(&flags);")
+            if self.turns:
+                w.line("int own = block_id();")
             if not self.roles:
                 self._stages(w)
+                if self.plan.open:
+                    w.line("launch_ends(&flags, epoch);")
                 return
             w.line("Roles* const roles = block_roles();")
             w.line("roles->init();")
@@ -316,12 +350,19 @@ class _Assembly:
             with trips(w, span.trips):
                 for i in range(span.period):
                     self._stage(w, n, i)
-                    for k, b in enumerate(boundaries(self.spans, n, i)):
+                    if self.turns and (tasks := sum(c.tasks for c in span.calls[i])):
+                        w.line(f"own = next_own(own, {tasks});")
+                    ends = boundaries(self.spans, n, i)
+                    for k, b in enumerate(ends):
+                        # The border of the first trip, which is that of all but the last.
+                        trip = 0 if k + 1 < len(ends) or not b.condition else span.trips - 1
+                        behind = span.start + i + trip * span.period
+                        end = self._open if behind in self.plan.open else self._barrier
                         if b.condition:
                             with w.block("else" if k else f"if ({b.condition})"):
-                                self._barrier(w, b)
+                                end(w, b)
                         else:
-                            self._barrier(w, b)
+                            end(w, b)
 
     def _spans(self) -> Iterator[Span]:
         """The stages as single ones and periodic runs, in order."""
@@ -336,6 +377,16 @@ class _Assembly:
             yield Span(at, period, trips, calls)
             at += period * trips
 
+    def _open(self, w: Writer, b: Boundary) -> None:
+        """No barrier: what crosses the border has flags. The prefetch of the stage that follows, as
+        soon as the block's own tasks are done with shared memory."""
+        if not any(c.unit.prefetch is not None for c in b.calls):
+            w.comment("open border")
+            return
+        w.line("syncthreads();  // open border")
+        with w.block(f"if (const int t = {self.own}; t < {sum(c.tasks for c in b.calls)})"):
+            self._dispatch(w, b.calls, b.trip, "_prefetch")
+
     def _barrier(self, w: Writer, b: Boundary) -> None:
         """A grid barrier, with the prefetch of the stage that follows."""
         of = frees = loads = both = ""
@@ -347,7 +398,7 @@ class _Assembly:
             return
         ticket = w.fresh("ticket")
         w.line(f"const uint32_t {ticket} = {of}grid_arrive{frees}(&barrier_state);")
-        with w.block(f"if (const int t = block_id(); t < {sum(c.tasks for c in b.calls)})"):
+        with w.block(f"if (const int t = {self.own}; t < {sum(c.tasks for c in b.calls)})"):
             self._dispatch(w, b.calls, b.trip, "_prefetch")
         w.line(f"{of}grid_wait{loads}(&barrier_state, {ticket});")
 
@@ -363,13 +414,13 @@ class _Assembly:
         first = span.start == 0 and i == 0 and span.trips == 1
         if has_load(calls) and not goes_on(self.spans, n, i):
             w.line("at.slot = 0;")
-        with w.block(f"for (int t = block_id(); t < {total}; t += num_blocks())"):
+        with w.block(f"for (int t = {self.own}; t < {total}; t += num_blocks())"):
             if any(c.unit.prefetch is not None for c in calls):
                 # A span that begins the kernel has no barrier, and so no prefetch, before trip 0.
                 begins = span.start == 0 and i == 0
                 trip = " && trip > 0" if begins and not first else ""
                 w.line("const bool fetched = false;" if first
-                       else f"const bool fetched = t == block_id(){trip};")
+                       else f"const bool fetched = t == {self.own}{trip};")
             if is_mixed(calls):
                 meet_before_task(w)
             self._dispatch(w, calls, "trip", "")
@@ -445,6 +496,10 @@ class _Assembly:
         values = (*u.sig.body.inputs, *u.sig.body.outputs)
         for i, v in enumerate(values):
             t = storage(v.type.dtype)
+            if u.flagged and u.flagged[i]:
+                at = f"ref[{varying.index(i)}]" if i in varying else str(c.table[0][i][1])
+                args.append(f"flagged<{t}>(&flags, {at}, epoch)")
+                continue
             t = f"const {t}" if i < len(u.sig.body.inputs) else t
             if i in varying:
                 args.append(f"pointer<{t}>(p.buf, ref[{varying.index(i)}])")

@@ -46,6 +46,14 @@ class LoopCode:
     def mail(self, sig: Sig, schedule: LoopSchedule) -> int:
         return 0
 
+    def can_flag(self, sig: Sig, schedule: LoopSchedule, result: bool, number: int) -> bool:
+        del result, number
+        form = sig.form
+        assert isinstance(form, LoopForm)
+        flat, env = flat_loop(form)
+        (first, *more) = roots(sig, form.stores, env)
+        return bool(more) or padded_copy(sig.body, *first, flat, schedule.lanes) is None
+
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
         del w, sig, schedule, function
         return False

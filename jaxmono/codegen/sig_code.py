@@ -29,6 +29,8 @@ class Function:
       task: ``int``, in [0, tasks). smem: ``unsigned char*``, 128-byte aligned shared memory, which
         the block's previous task may still be reading.
       behind: a grid barrier may be in front of it.
+      flagged: inputs whose elements lie in words with flags: their pointers are ``Flagged<T>``
+        (device/flagged.cuh), as are those of such outputs.
     """
 
     pointers: Mapping[Value, str]
@@ -42,6 +44,7 @@ class Function:
     task: str = "task"
     smem: str = "smem"
     behind: bool = True
+    flagged: frozenset[Value] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,10 @@ class SigCode(Protocol):
 
     def mail(self, sig: Sig, schedule: Any) -> int:
         """Words of one group's share of a `Mailbox` (device/mailbox.cuh)."""
+        ...
+
+    def can_flag(self, sig: Sig, schedule: Any, result: bool, number: int) -> bool:
+        """Whether the code can have words with flags for a result, or a param."""
         ...
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:

@@ -173,6 +173,21 @@ def walk(body: Graph, roots: Iterable[Root], *, reduction: Reduction | None = No
         work.extend((d.value, d.index) for d in reversed(needs))
 
 
+def sources(body: Graph, value: Value) -> frozenset[Value]:
+    """The inputs of a body that a value is computed from, whatever the element."""
+    found: set[Value] = set()
+    work, seen = [value], {value}
+    while work:
+        v = work.pop()
+        if v in body.inputs:
+            found.add(v)
+        op = body.producer.get(v)
+        more = set(op.uses) - seen if op is not None else set[Value]()
+        seen |= more
+        work.extend(more)
+    return frozenset(found)
+
+
 def depends_on(index: Iterable[Index], vars: Iterable[Var]) -> bool:
     """Whether any component of ``index`` uses any of ``vars``."""
     wanted = set(vars)

@@ -15,8 +15,8 @@ from jaxmono.fusion.plan import Buffer, Group, Mechanism, Place, Scope, Stage, S
 def sync_edges(buffers: Sequence[Buffer], stages: Sequence[Stage]) -> tuple[SyncEdge, ...]:
     """All edges, replaying the stages in order over the places in memory.
 
-    Each edge crosses a stage border, so its mechanism is the grid barrier; an earlier group of
-    the same stage never appears as a producer.
+    Each edge crosses a stage border, so its mechanism is the grid barrier, or flags in the words
+    of the buffer; an earlier group of the same stage never appears as a producer.
     """
     spans = {b.id: _span(b) for b in buffers}
     overlaps = _overlaps(spans)
@@ -48,24 +48,34 @@ def sync_edges(buffers: Sequence[Buffer], stages: Sequence[Stage]) -> tuple[Sync
         for g in stage.groups:
             for b in g.params:
                 readers.setdefault(b, []).append(g)
-    return tuple(SyncEdge(p, c, b, Scope.GRID, Mechanism.BARRIER, h)
+    flagged = {b.id for b in buffers if b.place is Place.FLAGGED}
+    return tuple(SyncEdge(p, c, b, Scope.GRID,
+                          Mechanism.FLAGGED if b in flagged and h == "raw"
+                          else Mechanism.BARRIER, h)
                  for p, c, b, h in out if p != c)
 
 
 Span = tuple[str, int, int]
 
 
+def flagged_bytes(b: Buffer) -> int:
+    """Of a buffer's words with flags: values of 2 bytes in 4, of 4 bytes in 8."""
+    return max(2 * b.type.nbytes, 1)
+
+
 def _span(b: Buffer) -> Span:
     """The memory space of a buffer and its bytes there; an aliased output is its input."""
     if b.place is Place.SCRATCH:
         return ("scratch", b.offset, b.offset + max(b.type.nbytes, 1))
+    if b.place is Place.FLAGGED:
+        return ("flagged", b.offset, b.offset + flagged_bytes(b))
     if b.place is Place.OUTPUT and b.alias is not None:
         return (f"input{b.alias}", 0, max(b.type.nbytes, 1))
     return (f"{b.place.value}{b.index}", 0, max(b.type.nbytes, 1))
 
 
 def _aliased(spans: dict[int, Span], a: int, b: int) -> bool:
-    return spans[a][0] == spans[b][0] and spans[a][0] != "scratch"
+    return spans[a][0] == spans[b][0] and spans[a][0] not in ("scratch", "flagged")
 
 
 def _overlaps(spans: dict[int, Span]) -> dict[int, list[int]]:

@@ -162,6 +162,8 @@ class Place(enum.Enum):
     INPUT = "input"
     OUTPUT = "output"
     SCRATCH = "scratch"
+    FLAGGED = "flagged"
+    """Words of the module: value and number of the launch (codegen/device/flagged.cuh)."""
     SHARED = "shared"
     REGISTER = "register"
 
@@ -172,7 +174,7 @@ class Buffer:
 
     Attributes:
       index: which program input or output, for those places.
-      offset: byte offset in the scratch allocation (multiple of 256), for SCRATCH.
+      offset: byte offset in the scratch allocation, or among the flagged words (multiple of 256).
       first, last: stages during which the contents must stay (inputs: from -1; outputs: to the
         number of stages).
       alias: for an OUTPUT that updates an input in place, that input's index.
@@ -206,7 +208,7 @@ class Mechanism(enum.Enum):
     BARRIER = "barrier"
     COUNTER = "counter"
     FLAGGED = "flagged"
-    """Value and epoch in one 8-byte word."""
+    """Value and epoch in one word."""
     LAUNCH = "launch"
     """A kernel boundary: stream order."""
 
@@ -238,7 +240,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Stage:
-    """Groups that may run side by side; a grid barrier separates stages."""
+    """Groups that may run side by side; a grid barrier separates stages, but at open borders."""
 
     groups: tuple[Group, ...]
 
@@ -263,6 +265,9 @@ class Plan:
       graph: what is computed (simplified), inputs and outputs in buffer order.
       barriers_before_merging: grid barriers if every op group had its own stage.
       notes: decisions worth telling the user, each one line.
+      open: borders without a grid barrier (`fusion.flags`), by the stage in front; what crosses no
+        other border has flags.
+      flagged_bytes: of all words of flagged buffers.
     """
 
     graph: Graph
@@ -273,6 +278,8 @@ class Plan:
     scratch_bytes: int
     barriers_before_merging: int
     notes: tuple[str, ...] = field(default=())
+    open: frozenset[int] = frozenset()
+    flagged_bytes: int = 0
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -286,7 +293,7 @@ class Plan:
     @property
     def barriers(self) -> int:
         """Grid barriers executed by one launch."""
-        return max(len(self.stages) - 1, 0)
+        return max(len(self.stages) - 1, 0) - len(self.open)
 
     @property
     def inputs(self) -> tuple[Buffer, ...]:

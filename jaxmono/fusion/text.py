@@ -103,7 +103,8 @@ def _store(s: Store, body: Graph, names: dict[Value, str]) -> str:
 
 def buffer_text(b: Buffer) -> str:
     place = {Place.INPUT: f"input {b.index}", Place.OUTPUT: f"output {b.index}",
-             Place.SCRATCH: f"scratch+{b.offset}"}.get(b.place, b.place.value)
+             Place.SCRATCH: f"scratch+{b.offset}",
+             Place.FLAGGED: f"flagged+{b.offset}"}.get(b.place, b.place.value)
     alias = f" in place of input {b.alias}" if b.alias is not None else ""
     return f"b{b.id} {b.type} {place}{alias} live {b.first}..{b.last}"
 
@@ -127,13 +128,14 @@ def plan_to_text(plan: Plan) -> str:
 
     lines = [f"plan {plan.graph.name}: {len(plan.stages)} stages, {plan.barriers} barriers "
              f"(before merging {plan.barriers_before_merging}), {len(plan.groups)} groups, "
-             f"{len(plan.sigs)} sigs, {plan.scratch_bytes} scratch bytes"]
+             f"{len(plan.sigs)} sigs, {plan.scratch_bytes} scratch bytes"
+             f"{f', {plan.flagged_bytes} flagged bytes' if plan.open else ''}"]
     lines += [f"loop: stages {x.start}..{x.start + x.period * x.trips - 1} are "
               f"{x.trips} times {x.period}" for x in plan.loops]
     lines += [f"note: {n}" for n in plan.notes]
     lines += [f"  {buffer_text(b)}" for b in plan.buffers]
     for i, stage in enumerate(plan.stages):
-        lines.append(f"stage {i}")
+        lines.append(f"stage {i}{', behind no barrier' if i - 1 in plan.open else ''}")
         lines += [f"  {_group(g, alias)}" for g in stage.groups]
     for s in plan.sigs:
         lines.append(f"sig {alias(s)}")

@@ -2,7 +2,8 @@
 
 The stages are replayed over memory: every read finds what its writer left, no byte is
 overwritten while something still needs it, groups of one stage do not touch each other's results,
-every program output is written in full, exactly once.
+every program output is written in full, exactly once. Across borders without a barrier goes nothing
+but flagged values, whose words nobody shares.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import math
 from collections.abc import Sequence
 
 from jaxmono.fusion.bijection import injective
+from jaxmono.fusion.edges import flagged_bytes
 from jaxmono.fusion.errors import PlanError
+from jaxmono.fusion.flags import borders
 from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.memory import ALIGNMENT
 from jaxmono.fusion.plan import (
@@ -41,6 +44,7 @@ def verify(plan: Plan) -> None:
     _replay(plan)
     _check_edges(plan)
     _check_loops(plan)
+    _check_borders(plan)
 
 
 def _name(g: Group) -> str:
@@ -60,6 +64,12 @@ def _check_buffers(plan: Plan) -> None:
             if b.offset + b.type.nbytes > plan.scratch_bytes:
                 raise PlanError(f"buffer b{i} ends at {b.offset + b.type.nbytes}, outside the "
                                 f"{plan.scratch_bytes} scratch bytes")
+        if b.place is Place.FLAGGED:
+            if b.offset < 0 or b.offset % ALIGNMENT or b.type.dtype.itemsize not in (2, 4):
+                raise PlanError(f"buffer b{i} of {b.type} at {b.offset} cannot have flags")
+            if b.offset + flagged_bytes(b) > plan.flagged_bytes:
+                raise PlanError(f"buffer b{i} ends at {b.offset + flagged_bytes(b)}, outside the "
+                                f"{plan.flagged_bytes} flagged bytes")
     for kind, buffers, values in (("input", plan.inputs, plan.graph.inputs),
                                   ("output", plan.outputs, plan.graph.outputs)):
         if [b.index for b in buffers] != list(range(len(values))):
@@ -77,6 +87,8 @@ def span(b: Buffer) -> Span:
     """Where a buffer's bytes are; an output that updates an input in place is that input."""
     if b.place is Place.SCRATCH:
         return ("scratch", b.offset, b.offset + b.type.nbytes)
+    if b.place is Place.FLAGGED:
+        return ("flagged", b.offset, b.offset + flagged_bytes(b))
     if b.place is Place.OUTPUT and b.alias is not None:
         return (f"input {b.alias}", 0, b.type.nbytes)
     return (f"{b.place.value} {b.index}", 0, b.type.nbytes)
@@ -96,6 +108,11 @@ def _check_memory(plan: Plan) -> None:
             if a.first <= b.last and b.first <= a.last:
                 raise PlanError(f"buffers b{a.id} and b{b.id} share scratch bytes and are both "
                                 f"live in stage {max(a.first, b.first)}")
+    end = 0
+    for b in sorted((b for b in plan.buffers if b.place is Place.FLAGGED), key=lambda b: b.offset):
+        if b.offset < end:
+            raise PlanError(f"buffer b{b.id} shares flagged words with another")
+        end = b.offset + flagged_bytes(b)
 
 
 # ---- sigs and bindings -------------------------------------------------------------------------
@@ -282,3 +299,43 @@ def _check_loops(plan: Plan) -> None:
         for i in range(x.start + x.period, end):
             if keys[i] != keys[i - x.period]:
                 raise PlanError(f"loop {x}: stage {i} is not like stage {i - x.period}")
+
+
+def _check_borders(plan: Plan) -> None:
+    """Without `Plan.edges`: who touched what is found again, as in `_replay`."""
+    if not plan.open:
+        return
+    if not plan.open <= set(range(len(plan.stages) - 1)):
+        raise PlanError(f"open borders {sorted(plan.open)} of {len(plan.stages)} stages")
+    if plan.barriers < 1:
+        raise PlanError("no barrier is left, behind which launches of flagged values are counted")
+    for together in borders(plan):
+        if len({i in plan.open for i in together}) > 1:
+            raise PlanError(f"the borders behind stages {', '.join(map(str, together))} are the "
+                            "same code in each trip of their loop, but differ")
+    spans = {b.id: span(b) for b in plan.buffers}
+    closed = [0]  # barriers in front of each stage
+    for i in range(len(plan.stages) - 1):
+        closed.append(closed[-1] + (i not in plan.open))
+    written: dict[int, int] = {}
+    read: dict[int, int] = {}
+
+    def apart(number: int, g: Group, what: str, b: int, before: dict[int, int]) -> None:
+        for other, at in before.items():
+            if at < number and closed[at] == closed[number] and _overlap(spans[other], spans[b]):
+                raise PlanError(f"stage {number}: {_name(g)} {what} b{b} behind stage {at} "
+                                f"(b{other}) without a barrier")
+
+    for number, stage in enumerate(plan.stages):
+        for g in stage.groups:
+            for b in g.params:
+                if plan.buffers[b].place is not Place.FLAGGED:
+                    apart(number, g, "reads", b, written)
+            for b in g.results:
+                if plan.buffers[b].place is Place.FLAGGED and b in written:
+                    raise PlanError(f"{_name(g)} writes flagged b{b} a second time")
+                apart(number, g, "writes", b, written)
+                apart(number, g, "writes", b, read)
+        for g in stage.groups:
+            read.update((b, number) for b in g.params)
+            written.update((b, number) for b in g.results)

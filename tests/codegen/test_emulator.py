@@ -75,6 +75,7 @@ def kernel_source(body: str, buffers: int, *, threads: int = 64, shared: int = 1
                   before: str = "") -> str:
     return f"""
 #include "jaxmono/numeric.cuh"
+#include "jaxmono/flagged.cuh"
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/sync.cuh"
 using namespace jaxmono;
@@ -255,13 +256,13 @@ def test_counters_and_flagged_values_between_blocks() -> None:
       data[t * 64 + thread_id()] = t * 64 + thread_id();
       counter_signal(counter);
     }
-    flagged_store(slot + thread_id(), thread_id() * 3, 9);
+    store<int>(Flagged<int>{slot, 9} + thread_id(), thread_id() * 3);
   } else {
     for (int t = 0; t < 5; ++t) {
       counter_wait(counter, t + 1);
       out[(block_id() - 1) * 64 + thread_id()] += ld_coherent(data + t * 64 + 63 - thread_id());
     }
-    out[(block_id() - 1) * 64 + thread_id()] += flagged_load(slot + 63 - thread_id(), 9);
+    out[(block_id() - 1) * 64 + thread_id()] += load<int>(Flagged<int>{slot, 9} + 63 - thread_id());
   }
 """, 4))
     for seed in range(4):

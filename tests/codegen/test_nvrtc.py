@@ -194,6 +194,7 @@ def test_every_wrapper_compiles(arch: str) -> None:
     atomics = "\n".join(f"  red_add(static_cast<{t}*>(p.buf[1]), static_cast<{t}>(1));"
                         for t in ("float", "double", "int32_t", "uint64_t"))
     binary = nvrtc.compile_cuda(headers.bundle(f"""
+#include "jaxmono/flagged.cuh"
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/sync.cuh"
 using namespace jaxmono;
@@ -227,9 +228,11 @@ extern "C" __global__ void test_kernel(const __grid_constant__ Params p) {{
   st_global_16(p.buf[1], load_global_16(p.buf[0]));
   prefetch_l2(p.buf[0]), fence_acq_rel_gpu(), nanosleep(20);
   auto* word = static_cast<uint64_t*>(p.buf[2]);
-  st_release_gpu(word, atom_cas(word, uint64_t(1), ld_acquire_gpu(word)));
-  flagged_store(word, flagged_load(word, to_tf32(d[0][0][0])), 2);
   auto* counter = static_cast<uint32_t*>(p.buf[2]);
+  st_release_gpu(word, atom_cas(word, uint64_t(1), ld_acquire_gpu(word)));
+  const Flagged<float> last{{word, to_tf32(d[0][0][0])}};
+  store<float, 2>(Flagged<float>{{word, 2}}, load<float, 2>(last));
+  store<bf16, 4>(Flagged<bf16>{{counter, 2}}, load<float, 4>(Flagged<bf16>{{counter, 1}}));
   counter_signal(counter), counter_wait(counter, 1);
   named_barrier(1, 64);
   *static_cast<double*>(p.buf[1]) = block_reduce(double(d[1][1][1]), Sum{{}}, smem) +

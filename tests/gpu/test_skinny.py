@@ -55,6 +55,28 @@ def test_mail_is_of_this_launch(m: int, n: int, k: int) -> None:
         np.testing.assert_array_equal(np.asarray(y), np.asarray(x, np.float32) @ wide)
 
 
+@pytest.mark.parametrize("t", [BF16, F16, F32])
+def test_values_with_flags_are_of_this_launch(t: Any) -> None:
+    """Each launch has other inputs and the words of the one before, behind which it lies on the
+    stream. Sums of small integers, which are exact."""
+    def step(x: Any, ws: Any) -> Any:
+        for w, v in ws:
+            h = jnp.clip(dot(x, w, rows=False), -2, 2).astype(t)
+            x = jnp.clip(x + dot(h, v, rows=False), -3, 3).astype(t)
+        return x
+
+    ws = [(operands(1, 1536, 512, t, rows=False)[1], operands(1, 512, 1536, t, rows=False)[1])
+          for _ in range(6)]
+    mono = jaxmono.jit(step, on_unsupported="error")
+    xs = [jax.random.randint(jax.random.key(i), (1, 512), -2, 3).astype(t) for i in range(60)]
+    text = mono.lower(xs[0], ws).as_text("cuda")
+    assert "Flagged<" in text and "open border" in text
+    exact = jax.jit(step)
+    for x, y in zip(xs, [mono(x, ws) for x in xs], strict=True):
+        np.testing.assert_array_equal(np.asarray(y, np.float32),
+                                      np.asarray(exact(x, ws), np.float32))
+
+
 def test_layers_behind_each_other_give_the_same_bits() -> None:
     def step(x: Any, ws: Any) -> Any:
         for w, v in ws:

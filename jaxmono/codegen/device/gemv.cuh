@@ -188,6 +188,54 @@ struct Gemv {
     syncthreads();
   }
 
+  // The same of x that other blocks may still be at: ask(words, m, k) asks for what a piece is made of,
+  // there(words) says whether it has come, piece(words, m, k) makes it. All pieces of a thread are on
+  // their way at once.
+  template <class Words, class Ask, class There, class X, class Between>
+  JM_DEVICE static void stage_flagged(unsigned char* smem, int k0, int ks, const Ask& ask,
+                                      const There& there, const X& piece, const Between& between) {
+    constexpr int PER_ROW = PITCH / E, TOTAL = M * PER_ROW;
+    constexpr int TRIPS = (TOTAL + THREADS - 1) / THREADS, HELD = TRIPS < 4 ? TRIPS : 4;
+    constexpr bool WHOLE = PITCH == KS && !K_TAIL;
+    Words words[HELD];
+    const auto place = [&](int p, const auto& at) {
+      const int i = TOTAL % (HELD * THREADS) == 0 || p < TOTAL ? p : TOTAL - 1;
+      const int m = i / PER_ROW, k = i % PER_ROW * E;
+      return at(m, WHOLE || k < ks ? k0 + k : 0);
+    };
+    const auto request = [&](int i, int p) {
+      place(p, [&](int m, int k) { ask(words[i], m, k); });
+    };
+    bool asked = false;
+#pragma unroll 1
+    for (int first = thread_id(); first < TOTAL || !asked; first += HELD * THREADS) {
+#pragma unroll
+      for (int i = 0; i < HELD; ++i) request(i, first + i * THREADS);
+      if (!asked) between();
+      asked = true;
+      wait_until(
+          [&] {
+            bool all = true;
+#pragma unroll
+            for (int i = 0; i < HELD; ++i)
+              if (!there(words[i])) request(i, first + i * THREADS);
+#pragma unroll
+            for (int i = 0; i < HELD; ++i) all &= there(words[i]);
+            return all;
+          },
+          "x");
+#pragma unroll
+      for (int i = 0; i < HELD; ++i) {
+        const int p = first + i * THREADS;
+        if (TOTAL % (HELD * THREADS) != 0 && p >= TOTAL) continue;
+        const Piece<T> value = place(p, [&](int m, int k) { return piece(words[i], m, k); });
+        const bool inside = WHOLE || p % PER_ROW * E < ks;
+        reinterpret_cast<Piece<T>*>(x(smem, 0, 0))[p] = inside ? value : Piece<T>{};
+      }
+    }
+    syncthreads();
+  }
+
   // ---- products ------------------------------------------------------------------------------
 
   static constexpr int XN = (M + 7) / 8;  // columns of 8 rows of x, with MMA

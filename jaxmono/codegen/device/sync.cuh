@@ -9,8 +9,6 @@
 //                                              happens before what follows a counter_wait that sees it
 //   void counter_wait(uint32_t* c, uint32_t target)    all threads of a block: until *c has reached
 //                                              target (wraps: compared by difference)
-//   void flagged_store(uint64_t* slot, uint32_t value, uint32_t epoch)   one thread: value and epoch
-//   uint32_t flagged_load(uint64_t* slot, uint32_t epoch)      in one 8-byte word; waits for the epoch
 //   void wait_until(predicate, what, ns = 0)   one thread; pauses so long, yields in the emulator
 #pragma once
 #include "jaxmono/opaque.cuh"
@@ -84,21 +82,6 @@ JM_DEVICE void counter_wait(uint32_t* counter, uint32_t target) {
     wait_until([&] { return static_cast<int32_t>(ld_acquire_gpu(counter) - target) >= 0; },
                "counter_wait");
   syncthreads();
-}
-
-JM_DEVICE void flagged_store(uint64_t* slot, uint32_t value, uint32_t epoch) {
-  st_relaxed_gpu(slot, static_cast<uint64_t>(epoch) << 32 | value);
-}
-
-JM_DEVICE uint32_t flagged_load(uint64_t* slot, uint32_t epoch) {
-  uint64_t word = 0;
-  wait_until(
-      [&] {
-        word = ld_relaxed_gpu(slot);
-        return static_cast<uint32_t>(word >> 32) == epoch;
-      },
-      "flagged_load");
-  return static_cast<uint32_t>(word);
 }
 
 }  // namespace jaxmono

@@ -1,0 +1,49 @@
+"""Which borders of a plan need no grid barrier, once its schedules are known (`fusion.flags`).
+
+A family of device functions says for each param and result of a Sig whether it can have flags
+(`SigCode.can_flag`); mailboxes, counters and workspaces are used again from stage to stage, so a
+barrier has to be between two stages that have the same.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from jaxmono.codegen.dot_wgmma import SWAPPED
+from jaxmono.codegen.schedule import KernelSchedule
+from jaxmono.codegen.sig_code import code_for
+from jaxmono.fusion.flags import with_flags
+from jaxmono.fusion.plan import Plan, Sig
+from jaxmono.fusion.verify import verify
+
+
+def open_borders(plan: Plan, schedule: KernelSchedule) -> Plan:
+    """The plan with flags for what its schedules allow; itself where nothing is gained, or where
+    producer warps run ahead, which know grid barriers only."""
+    if plan.open or plan.barriers < 2 or any(_has_producers(s, schedule) for s in plan.sigs):
+        return plan
+
+    def can(sig: Sig, result: bool, number: int) -> bool:
+        return code_for(sig).can_flag(sig, schedule.sigs[sig.key], result, number)
+
+    found = with_flags(plan, can, apart(plan, schedule))
+    if found.open:
+        verify(found)
+    return found
+
+
+def apart(plan: Plan, schedule: KernelSchedule) -> set[tuple[int, int]]:
+    """Pairs of stages, one behind the other, that use the same words or workspace of the kernel."""
+    users: dict[str, list[int]] = {}
+    for i, stage in enumerate(plan.stages):
+        for sig in {g.sig.key: g.sig for g in stage.groups}.values():
+            code, s = code_for(sig), schedule.sigs[sig.key]
+            if code.counters(sig, s) or code.mail(sig, s):
+                users.setdefault(sig.key, []).append(i)
+            if code.workspace_bytes(sig, s) and users.get("", [-1])[-1] != i:
+                users.setdefault("", []).append(i)
+    return {pair for stages in users.values() for pair in pairwise(stages)}
+
+
+def _has_producers(sig: Sig, schedule: KernelSchedule) -> bool:
+    return getattr(schedule.sigs[sig.key], "family", "") in ("wgmma", SWAPPED, "back_to_back")

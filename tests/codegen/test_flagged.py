@@ -1,0 +1,177 @@
+"""Values with flags in place of barriers: of this launch, waited for, where all can have them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import pytest
+from contraction_harness import build, check_exact, dot_sigs, plan_of, small_integers, smooth
+from harness import run_program
+from lost_waits import rewritten
+
+from jaxmono.codegen import Program, cuda_target, generate, headers
+from jaxmono.codegen import compile as compiling
+from jaxmono.codegen.dot_gemv_shape import GRANULE
+from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.open_borders import apart
+from jaxmono.codegen.schedule import KernelSchedule
+from jaxmono.fusion.plan import Device, Plan
+from jaxmono.hlo.interp import evaluate
+
+generating = importlib.import_module("jaxmono.codegen.generate")
+Spec = jax.ShapeDtypeStruct
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+
+
+def layers(t: Any = BF16, rows: int = 1, *, alike: bool = False) -> Plan:
+    """Three with a residual each, over sums that small integers keep exact. ``alike``: all layers
+    have the same code; elsewhere each finds its weights in one array of all."""
+    def step(x: Any, *weights: Any) -> Any:
+        for w, v in zip(weights[::2], weights[1::2], strict=True):
+            h = jnp.clip(jnp.einsum("mk,kn->mn", x, w, preferred_element_type=F32,
+                                    precision="highest"), -2, 2).astype(t)
+            x = jnp.clip(x + jnp.einsum("mk,nk->mn", h, v, preferred_element_type=F32,
+                                        precision="highest"), -3, 3).astype(t)
+        return x
+
+    def stacked(x: Any, w: Any) -> Any:
+        return step(x, *w)
+
+    weights = [Spec((64, 160), t)] * 6 if alike else [Spec((6, 64, 160), t)]
+    return plan_of(step if alike else stacked, Spec((rows, 64), t), *weights)
+
+
+def schedules(plan: Plan, split: int = 1) -> dict[str, DotSchedule]:
+    return {s.key: DotSchedule("gemv", s.form.m.size, 16, GRANULE, 2, (1, 4, 1), split)
+            for s in dot_sigs(plan)}
+
+
+@pytest.mark.parametrize(("t", "rows"), [(BF16, 1), (F16, 2), (F32, 1)])
+def test_layers_keep_one_barrier(t: Any, rows: int) -> None:
+    """The one behind which launches are counted. Words of 16 bits with half an epoch, and of 32."""
+    plan = layers(t, rows)
+    program = build(plan, schedules(plan))
+    assert (program.stages, program.barriers) == (6, 1)
+    assert program.cooperative and "behind no barrier" in program.plan_text
+    check_exact(plan, program, inputs=small_integers(plan.graph, high=1), seeds=tuple(range(5)),
+                blocks=(1, 2, 3, 7))
+
+
+def wrong_launches(plan: Plan, program: Program, rtol: float = 0.0) -> list[int]:
+    """Launches, each with other inputs and the words of the one before, that went wrong."""
+    wrong: list[int] = []
+    for seed in range(12):
+        given = small_integers(plan.graph, seed=seed, high=1)
+        wanted = evaluate(plan.graph, given, accumulate="f64")
+        try:
+            found = run_program(program, given, blocks=4, seed=seed % 5)
+        except RuntimeError:  # a deadlock
+            return [*wrong, seed]
+        near = np.abs(found[0].astype(np.float64) - wanted[0].astype(np.float64)).max()
+        wrong += [] if near <= rtol * np.abs(wanted[0]).max() else [seed]
+    return wrong
+
+
+def test_values_are_of_this_launch() -> None:
+    plan = layers()
+    assert not wrong_launches(plan, build(plan, schedules(plan)))
+    plan = normalised()
+    assert not wrong_launches(plan, build(plan, schedules(plan)), 0.1)
+
+
+def test_mail_between_two_uses_needs_a_barrier() -> None:
+    """The same mailbox in each layer: what a slow block has not emptied must not be written."""
+    plan = layers(F32, alike=True)
+    split = schedules(plan, split=2)
+    assert apart(plan, KernelSchedule(sigs=split)) == {(0, 2), (1, 3), (2, 4), (3, 5)}
+    program = build(plan, split)
+    assert "Mailbox" in program.source and program.barriers == 2
+    check_exact(plan, program, inputs=small_integers(plan.graph, high=1), seeds=tuple(range(5)),
+                blocks=(1, 3))
+
+
+def normalised() -> Plan:
+    """A normalisation as a stage, others while x is staged, a source of the epilogue, and a vector
+    that an element-wise stage reads."""
+    def step(x: Any, s: Any, b: Any, w: Any, v: Any) -> Any:
+        y = models.norm(x.astype(F32), s, b).astype(BF16)
+        for i in range(2):
+            h = jnp.tanh((models.norm(y.astype(F32), s, b).astype(BF16) @ w[i]).astype(F32))
+            y = y + h.astype(BF16) @ v[i]
+        return y, jnp.cumsum(y.astype(F32), axis=1)
+
+    return plan_of(step, Spec((1, 128), BF16), Spec((128,), F32), Spec((128,), F32),
+                   Spec((2, 128, 96), BF16), Spec((2, 96, 128), BF16))
+
+
+def test_rows_and_loops_around_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bits as with barriers."""
+    plan = normalised()
+    program = build(plan, schedules(plan))
+    assert program.barriers < program.stages - 2 and "_norm_dot" in program.source
+    monkeypatch.setattr(generating, "open_borders", lambda plan, schedule: plan)
+    other = build(plan, schedules(plan))
+    assert other.barriers == other.stages - 1
+    for seed in range(6):
+        given = smooth(plan.graph, seed)
+        for a, b in zip(run_program(program, given, blocks=3, seed=seed),
+                        run_program(other, given, blocks=3, seed=seed), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_nan_and_infinities_are_values() -> None:
+    plan = layers(F32)
+    program = build(plan, schedules(plan))
+    given = smooth(plan.graph)
+    given[0][0, 3] = np.nan
+    (found,) = run_program(program, given, blocks=3)
+    assert np.isnan(found).all()
+
+
+NORM = "a look in place of the wait"
+CHANGES = {
+    NORM: ("flagged.cuh", "if (!asked.all_there(at.epoch)) asked.ask(at);\n"
+                          "        return asked.all_there(at.epoch);", "return true;"),
+    "x not waited for": ("gemv.cuh", "for (int i = 0; i < HELD; ++i) all &= there(words[i]);", ";"),
+    "launches not counted": ("flagged.cuh", "&flags->state.launches, epoch",
+                             "&flags->state.launches, 0u"),
+    "a flag for all launches": ("flagged.cuh", "(at.epoch & A::Bits::EPOCH_MASK)", "1u"),
+    "a value in place of its flag": ("flagged.cuh", "<< A::Bits::VALUE_AT", ""),
+}
+
+
+@pytest.mark.parametrize("lost", CHANGES)
+def test_every_part_matters(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, old, new = CHANGES[lost]
+    change = rewritten(name, lambda text: text.replace(old, new))
+    monkeypatch.setattr(compiling, "bundle", lambda source: change(headers.bundle(source)))
+    plan, rtol = (normalised(), 0.1) if lost == NORM else (layers(), 0.0)
+    assert wrong_launches(plan, build(plan, schedules(plan)), rtol)
+
+
+def test_large_values_and_other_families_keep_their_barriers() -> None:
+    def step(x: Any, w: Any, v: Any) -> Any:
+        return jnp.tanh(jnp.tanh(x @ w) @ v) @ w
+
+    plan = plan_of(step, Spec((256, 256), BF16), Spec((256, 256), BF16), Spec((256, 256), BF16))
+    program = build(plan, {})
+    assert program.barriers == program.stages - 1 and "Flagged" not in program.source
+
+
+def test_a_decode_step_compiles_without_spills() -> None:
+    def step(x: Any, s: Any, b: Any, w: Any, v: Any) -> Any:
+        for i in range(3):
+            h = jax.nn.gelu(models.norm(x.astype(F32), s, b).astype(BF16) @ w[i])
+            x = x + h @ v[i]
+        return x
+
+    plan = plan_of(step, Spec((1, 768), BF16), Spec((768,), F32), Spec((768,), F32),
+                   Spec((3, 768, 3072), BF16), Spec((3, 3072, 768), BF16), device=Device())
+    program = generate(plan, cuda_target("sm_90a"), Device(), "step")
+    assert "flagged" in program.source and program.barriers < program.stages - 1
+    assert not program.resources["spill_stores"]
