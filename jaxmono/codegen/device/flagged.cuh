@@ -21,9 +21,13 @@
 
 namespace jaxmono {
 
+// Of other sizes: nothing has flags, but overloads of load and store name the type.
 template <int BYTES>
 struct FlaggedBits {
-  static_assert(BYTES == 2, "values of 16 or 32 bits");
+  using Word = void;
+};
+template <>
+struct FlaggedBits<2> {
   using Word = uint32_t;
   using Value = uint16_t;
   static constexpr int VALUE_AT = 16;
