@@ -412,6 +412,27 @@ def test_the_runtime_is_compiled_once_per_cache(tmp_path: Path) -> None:
     assert [p.stat().st_mtime_ns for p in tmp_path.iterdir()] == [stamp]
 
 
+def test_headers_are_precompiled_after_some_kernels_of_the_same(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    made = host_compiler._Precompiled()
+    monkeypatch.setattr(host_compiler, "_PRECOMPILED", made)
+    for n in range(made.AFTER + 2):
+        out = np.zeros(1, np.int32)
+        emulate(f"// {n}\n" + kernel_source(f"  ((int*)p.buf[0])[0] = {n} + 7;", 1)).run([out])
+        assert out[0] == n + 7
+        assert len(made._made) == (n >= made.AFTER)
+    (header,) = made._made.values()
+    assert header is not None and header.with_name(f"{header.name}.gch").stat().st_size > 1 << 20
+    broken = headers.bundle(kernel_source("  not_declared();", 1))
+    with pytest.raises(host_compiler.HostCompileError, match="not_declared"):
+        host_compiler.compile_host(broken)
+    other = broken.replace("namespace jaxmono", "namespace ) jaxmono", 1)
+    for _ in range(made.AFTER + 2):
+        with pytest.raises(host_compiler.HostCompileError, match="expected"):
+            host_compiler.compile_host(other)
+    assert list(made._made.values()) == [header, None]
+
+
 def test_bundle_takes_each_header_once_and_refuses_unknown_ones() -> None:
     text = headers.bundle('#include "jaxmono/sync.cuh"\n#include "jaxmono/warp.cuh"\nint x;\n')
     assert text.count("==== jaxmono/warp.cuh") == text.count("==== jaxmono/types.cuh") == 1
