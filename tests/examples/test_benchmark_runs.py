@@ -160,7 +160,7 @@ sys.exit([supervise.NEXT, supervise.NEXT_BAD, supervise.NEXT, 0][done - 1])
 
 
 @pytest.mark.parametrize(("loads", "takes"), [
-    pytest.param("0", "1.5", marks=pytest.mark.slow), ("1.5", "0.2")])
+    pytest.param("0", "1.5", marks=pytest.mark.slow), ("0.8", "0.1")])
 def test_a_process_for_each_case_is_started_ahead_and_waits(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: str, takes: str) -> None:
     """Whether it is ready when its turn comes, or still loads."""

@@ -33,10 +33,12 @@ def script() -> ModuleType:
 
 
 # Parts and larger forms of models that are planned anyway, or much like them and long (decoders
-# beside GPT-2, networks of convolutions beside ResNet-50, a training step beside its model);
+# beside GPT-2, networks of convolutions beside ResNet-50, MiniLM beside BERT, wav2vec2 beside the
+# ASR encoder, a training step beside its model);
 # micro-graphs of one table.
 _ALIKE = re.compile(r"bert_large|clip|clip_.*|t5_base_encoder|t5_base_decode|repvgg_a0|resnet18|"
-                    r"minilm_f32|gptj_decode|opt_.*|llama_.*|gpt2_beam|inception_v3|googlenet|vgg16|wav2vec2_train|"
+                    r"minilm|minilm_f32|gptj_decode|opt_.*|llama_.*|gpt2_beam|inception_v3|googlenet|"
+                    r"vgg16|wav2vec2|wav2vec2_train|"
                     r"(b2b_gemm|b2b_conv|padding)_[2-9]|gemm_\d+_\d+_\d+")
 
 

@@ -22,7 +22,9 @@ CASES = {
 }
 
 
-@pytest.fixture(params=list(CASES))
+# test_zoo.py has BERT at these sizes, too.
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) if name == "bert" else name
+                        for name in CASES])
 def case(request: pytest.FixtureRequest) -> Data:
     return CASES[request.param]()
 
