@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from benchmarks.workloads.workload import Program, Request, Workload, module_program
+from benchmarks.workloads.workload import Program, Request, Workload, module_program, shapes_of
 from examples.models import googlenet, inception, repvgg, resnet, vgg
 
 
@@ -23,8 +23,11 @@ def _images(name: str, create: Callable[[Any], Any], published: Any, tiny: Any,
     def inputs(key: jax.Array) -> tuple[jax.Array, ...]:
         return (jax.random.normal(key, (request.batch, size, size, 3), config.dtype),)
 
-    program = module_program(lambda: create(config), inputs, f"{size}x{size}x3", name=name)
-    return dataclasses.replace(program, state=lambda: _state(lambda: create(config)))
+    def make() -> nnx.Module:
+        return create(config)
+
+    program = module_program(make, inputs, f"{size}x{size}x3", name=name)
+    return dataclasses.replace(program, state=lambda: _state(make))
 
 
 def _state(create: Callable[[], nnx.Module]) -> Any:
@@ -47,7 +50,7 @@ def _state(create: Callable[[], nnx.Module]) -> Any:
             noise *= np.sqrt(2 / np.prod(leaf.shape[:-1]))  # over the inputs of an output
         return jnp.asarray(noise.astype(leaf.dtype))
 
-    return jax.tree_util.tree_map_with_path(value, nnx.state(nnx.eval_shape(create)))
+    return jax.tree_util.tree_map_with_path(value, shapes_of(create))
 
 
 def _workload(name: str, title: str, module: Any, published: Any, tiny: Any,

@@ -18,6 +18,7 @@ from benchmarks.workloads.workload import (
     graph_of,
     jittered,
     module_program,
+    shapes_of,
     token_ids,
 )
 from examples.models import gpt2, gptj, llama, opt
@@ -75,7 +76,7 @@ def _decode(model: ModuleType, published: Callable[[], Any], request: Request, n
 
     step.__name__ = name
     return Program(step, f"context {length}", state=lambda: jittered(create()), inputs=inputs,
-                   carry=cache)
+                   carry=cache, weights=lambda: shapes_of(create))
 
 
 def _beam(request: Request) -> Program:

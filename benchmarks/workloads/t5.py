@@ -16,6 +16,7 @@ from benchmarks.workloads.workload import (
     graph_of,
     jittered,
     module_program,
+    shapes_of,
     token_ids,
 )
 from examples.models import t5
@@ -66,7 +67,8 @@ def _decode(published: t5.T5Config, request: Request) -> Program:
         return nnx.merge(graphdef, state)(token, position, cache, cross, mask)
 
     return Program(t5_decode, f"cache {length}, encoder s{length}",
-                   state=lambda: jittered(create()), inputs=inputs, carry=pairs)
+                   state=lambda: jittered(create()), inputs=inputs, carry=pairs,
+                   weights=lambda: shapes_of(create))
 
 
 _STEP = "the encoder's keys and values, made once a sentence, are inputs of the step"

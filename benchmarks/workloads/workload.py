@@ -63,6 +63,7 @@ class Program:
       inputs: key -> fresh random inputs of one call. Real distributions: token ids over the whole
         vocabulary, no zeros in place of data.
       carry: key -> the first carry.
+      weights: () -> the state's shapes and dtypes, where they are known without tracing ``state``.
     """
 
     step: Step
@@ -70,11 +71,12 @@ class Program:
     state: Callable[[], Any]
     inputs: Callable[[jax.Array], tuple[jax.Array, ...]]
     carry: Callable[[jax.Array], Any] = lambda key: ()
+    weights: Callable[[], Any] | None = None
 
     def abstract(self) -> tuple[Any, ...]:
         """(state, carry, *inputs) as shapes and dtypes; nothing is computed."""
         key = jax.eval_shape(lambda: jax.random.key(0))
-        state = jax.eval_shape(self.state)
+        state = jax.eval_shape(self.state) if self.weights is None else self.weights()
         return state, jax.eval_shape(self.carry, key), *jax.eval_shape(self.inputs, key)
 
 
@@ -133,27 +135,38 @@ def module_program(create: Callable[[], nnx.Module], inputs: Callable[[jax.Array
         return (module(*args) if call is None else call(module, *args)), carry
 
     step.__name__ = name
-    return Program(step, shape, state=lambda: jittered(create()), inputs=inputs)
+    return Program(step, shape, state=lambda: jittered(create()), inputs=inputs,
+                   weights=lambda: shapes_of(create))
 
 
-_GRAPHS: dict[Any, Any] = {}
+_TRACED: dict[Any, tuple[Any, Any]] = {}
 
 
 def graph_of(create: Callable[[], nnx.Module]) -> Any:
-    """The module's graph definition, without its values.
+    """The module's graph definition, without its values."""
+    return _traced(create)[0]
 
-    Tracing the constructor takes about half a second for a large model, and a case asks for it up
-    to four times (f32, attention), at every batch. The same code over the same configuration makes
-    the same graph.
+
+def shapes_of(create: Callable[[], nnx.Module]) -> Any:
+    """The module's state as shapes and dtypes."""
+    return _traced(create)[1]
+
+
+def _traced(create: Callable[[], nnx.Module]) -> tuple[Any, Any]:
+    """The module's graph definition and its state, as shapes.
+
+    Tracing the constructor takes seconds for a large model, and a case asks for it up to four times
+    (f32, attention), at every batch. The same code over the same configuration makes the same
+    graph.
     """
     cells = getattr(create, "__closure__", None) or ()
     key = getattr(create, "__code__", create), *(cell.cell_contents for cell in cells)
     try:
-        known = _GRAPHS.get(key)
+        known = _TRACED.get(key)
     except TypeError:  # it closes over something that cannot be compared
-        return nnx.split(nnx.eval_shape(create))[0]
+        return nnx.split(nnx.eval_shape(create))
     if known is None:
-        known = _GRAPHS[key] = nnx.split(nnx.eval_shape(create))[0]
+        known = _TRACED[key] = nnx.split(nnx.eval_shape(create))
     return known
 
 
