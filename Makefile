@@ -96,7 +96,7 @@ ci: lint types ## what CI runs: lint, types, all tests, the demo
 # The tests nearest to JAX, on another version of it: make smoke VENV=.venv-jax JAX=0.12
 JAX ?= 0.12
 SMOKE := tests/test_api.py tests/test_explain.py tests/custom_call tests/hlo/test_import.py \
-  tests/hlo/test_fingerprint.py tests/examples/test_models.py
+  tests/hlo/test_fingerprint.py tests/examples/test_one_kernel.py
 .PHONY: smoke
 smoke: $(VENV)/.jax-$(JAX)
 	$(RUN) -m pytest -q -n 2 -m 'not slow and not gpu and not faithful' $(SMOKE)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from contraction_harness import build, check_exact, plan_of, with_dots
-from thinned import thinned
+from thinned import crossed, thinned
 
 from jaxmono.codegen import dot_schedule
 from jaxmono.codegen.dot_schedule import (
@@ -205,8 +205,7 @@ def test_split_k_twice_in_one_launch_and_over_launches() -> None:
     check_exact(plan, program, seeds=(0, 1, 2, 3), blocks=(4, 7))
 
 
-@pytest.mark.parametrize("stages", [2, 3, 5])
-@pytest.mark.parametrize("k", thinned([40, 64, 320]))
+@crossed(("stages", [2, 3, 5]), ("k", [320, 40, 64]))
 def test_ring_depths(stages: int, k: int) -> None:
     """Rings that are shallower and deeper than there are k tiles; odd and even steps of a tile."""
     plan = product(33, k, 40)
