@@ -36,16 +36,16 @@ def test_the_program_says_what_to_do(flags: tuple[str, ...], told: str) -> None:
 
 
 def test_a_tiny_run_without_a_gpu(tmp_path: Path) -> None:
-    done = run("--tiny", "--interpret", "--models=softmax,bert_base", f"--out={tmp_path}",
+    done = run("--tiny", "--interpret", "--models=softmax,mlp", f"--out={tmp_path}",
                "--commit=abc", "--modes=monolithic,layer", "--workers=2")
     assert done.returncode == 1, done.stderr  # mode='layer' is not built
     assert "nothing is timed" in done.stdout.replace("\n", " ")
     found = [Row.from_json(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     # In the order of --models, whoever was the first.
     assert [r.name for r in found] == ["xla", "jaxmono monolithic", "jaxmono layer"] * 2
-    assert [r.model for r in found] == ["softmax"] * 3 + ["bert_base"] * 3
+    assert [r.model for r in found] == ["softmax"] * 3 + ["mlp"] * 3
     spent = [json.loads(line) for line in (tmp_path / "phases.jsonl").read_text().splitlines()]
-    assert {t["case"] for t in spent} == {"softmax b1 bf16", "bert_base b1 bf16"}
+    assert {t["case"] for t in spent} == {"softmax b1 bf16", "mlp b1 bf16"}
     assert all(t["seconds"]["jaxmono"] and t["worker"] in (0, 1) for t in spent)
     found = found[3:]
     assert found[1].ok and found[1].status == "ok" and found[1].kernels == 1
