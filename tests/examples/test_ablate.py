@@ -16,6 +16,7 @@ from absl import flags
 from absl.testing import flagsaver
 from contraction_harness import build, dot_sigs, plan_of, small_integers
 from harness import run_program
+from thinned import thinned
 
 from benchmarks import ablate, ahead, beside, select
 from jaxmono.codegen.dot_schedule import DotSchedule
@@ -56,7 +57,7 @@ def run(family: str, *parts: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any,
     return np.asarray(out, np.float32), np.asarray(wanted, np.float32)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", thinned(FAMILIES))
 def test_what_is_left_runs(family: str) -> None:
     """In the emulator, whose outputs are NaN before and whose shared memory is whatever it is."""
     out, wanted = run(family)
