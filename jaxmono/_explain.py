@@ -41,7 +41,9 @@ class KernelReport:
     """One generated kernel.
 
     Attributes:
-      stages: phases between grid barriers; ``barriers`` of them are executed per launch.
+      stages: phases between grid barriers or open borders.
+      barriers: grid barriers executed per launch; of a kernel that is only planned, at most as many
+        (which borders are open is known with the schedules).
       barriers_before_merging: the barriers if every group of ops had its own stage.
       shared_bytes: dynamic shared memory per block; None until generated.
       scratch_bytes: device memory for intermediate values.
