@@ -222,6 +222,8 @@ class _Assembly:
             w.line(f"#define JM_TEAM {CONSUMERS}  // threads of a block that compute")
             if wide:
                 w.line("#define JM_WIDE_TILES  // whose sums leave few registers")
+            if self.schedule.lean_producers:
+                w.line("#define JM_LEAN_PRODUCERS  // that need no words for predicates")
         w.lines += [f'#include "jaxmono/{x}.cuh"' for x in sorted(headers)]
         pointers = self.inputs + self.outputs + (self.scratch_bytes > 0)
         w.lines += ["", "namespace jaxmono {", "",
@@ -339,7 +341,7 @@ class _Assembly:
             w.line("Place at;")
             with w.block("if (thread_id() >= CONSUMERS)"):
                 w.line("registers_decrease<PRODUCER_REGISTERS>();")
-                emit_producers(w, self.spans, self._dispatch)
+                emit_producers(w, self.spans, self._dispatch, lean=self.schedule.lean_producers)
             with w.block("else"):
                 w.line("registers_increase<CONSUMER_REGISTERS>();")
                 self._stages(w)

@@ -112,16 +112,18 @@ def boundaries(spans: Sequence[Span], n: int, i: int) -> list[Boundary]:
 
 
 def emit_producers(w: Writer, spans: Sequence[Span],
-                   dispatch: Callable[[Writer, Any, str, str], None]) -> None:
+                   dispatch: Callable[[Writer, Any, str, str], None], *,
+                   lean: bool = False) -> None:
     """The statements of the producer warps; in scope: ``roles``, ``at``.
 
-    ``dispatch(w, calls, trip, "_load")`` writes the call for task ``t``.
+    ``dispatch(w, calls, trip, "_load")`` writes the call for task ``t``. ``lean``: whether the
+    block has tasks is found again in each stage, not kept for all trips.
     """
     for n, span in enumerate(spans):
         with trips(w, span.trips):
             for i, calls in enumerate(span.calls):
                 if has_load(calls):
-                    _stage(w, spans, n, i, dispatch)
+                    _stage(w, spans, n, i, dispatch, "opaque(block_id())" if lean else "block_id()")
                 for b in boundaries(spans, n, i):
                     if b.frees:
                         w.line(f"if ({b.condition}) roles->meet();" if b.condition
@@ -129,7 +131,7 @@ def emit_producers(w: Writer, spans: Sequence[Span],
 
 
 def _stage(w: Writer, spans: Sequence[Span], n: int, i: int,
-           dispatch: Callable[[Writer, Any, str, str], None]) -> None:
+           dispatch: Callable[[Writer, Any, str, str], None], block: str) -> None:
     span, calls = spans[n], spans[n].calls[i]
     w.line()
     w.comment(f"stage {span.start + i}" + (f" + {span.period} * trip" if span.trips > 1 else ""))
@@ -139,7 +141,7 @@ def _stage(w: Writer, spans: Sequence[Span], n: int, i: int,
     begins = span.start == 0 and i == 0  # the kernel: no grid barrier is before it
     if not begins or span.trips > 1:
         w.line("if (trip > 0) at.close();" if begins else "at.close();")
-    with w.block(f"for (int t = block_id(); t < {sum(c.tasks for c in calls)}; "
+    with w.block(f"for (int t = {block}; t < {sum(c.tasks for c in calls)}; "
                  "t += num_blocks())"):
         if is_mixed(calls):
             # The tasks before may have been without loads: then the opening comes first.

@@ -57,12 +57,15 @@ class KernelSchedule:
       sigs: schedule of every Sig, by its key.
       wide_tiles: whether threads that compute keep next to nothing between stages that can be
         found again (`fresh` in device/opaque.cuh); None: where a tile needs their registers.
+      lean_producers: whether producers do with the predicates that there are (`at_once` in
+        device/opaque.cuh).
     """
 
     threads: int = 256
     blocks_per_sm: int = 1
     sigs: Mapping[str, Any] = field(default_factory=dict)
     wide_tiles: bool | None = None
+    lean_producers: bool = False
 
 
 # ---- loops -------------------------------------------------------------------------------------

@@ -36,6 +36,21 @@ JM_DEVICE int fresh(int x) {
 #endif
 }
 
+// Of `count` copies that a producer requests, each behind a test of its own: how many between two branches.
+// In a source that defines JM_LEAN_PRODUCERS their seven predicates suffice. Further ones ptxas keeps as bits
+// of one word, which has the same register in all of a kernel, called functions included. Where producers
+// have such bits it is one of their 88, and none that a function called by consumers uses, or their sums. If
+// there is no such register, every use of the word goes to memory, the consumers' as well (a training step
+// of wav2vec2 with 149 rows: 20 stores and 20 loads, 80 bytes). If producers have none, it is R104 there.
+// Others request all at once: a loop has more to do.
+constexpr int at_once(int count) {
+#ifdef JM_LEAN_PRODUCERS
+  return count < 4 ? count : 4;
+#else
+  return count;
+#endif
+}
+
 // 0, in kernels with producers as if it were another number in each task: what is made of it is not kept
 // from one task to the next. They have a task or two of a stage of rows, for which ptxas kept all that the
 // rows share, a normalisation's scale and offset (BERT-base b32: 80 bytes of it spilled).

@@ -17,6 +17,7 @@ struct Strided {
   const T* first;
   int rows, cols;
 
+  JM_DEVICE static constexpr bool checks() { return CHECK_ROWS || CHECK_COLS; }
   JM_DEVICE bool has(int row, int col) const {
     return (!CHECK_ROWS || row < rows) && (!CHECK_COLS || col < cols);
   }
@@ -177,8 +178,9 @@ struct SwizzledTile {
       const int col = FIRST + static_cast<int>(static_cast<unsigned>(thread) % N) * PIECE;
       unsigned char* const to = reinterpret_cast<unsigned char*>(at(base, row, col));
       const T* const from = N == 8 ? begins + FIRST : load.at(row0 + row, col0 + col);
-#pragma unroll
-      for (int i = 0; i < (ROWS + ROW_STEP - 1) / ROW_STEP; ++i) {
+      constexpr int COUNT = (ROWS + ROW_STEP - 1) / ROW_STEP;
+#pragma unroll(Load::checks() ? at_once(COUNT) : COUNT)
+      for (int i = 0; i < COUNT; ++i) {
         if (ROWS % ROW_STEP == 0 || row + i * ROW_STEP < ROWS)
           cp_async_16(to + i * ROW_STEP * 128, from + i * ROW_STEP * Load::PITCH,
                       load.has(row0 + row + i * ROW_STEP, col0 + col));
