@@ -233,6 +233,7 @@ extern "C" __global__ void test_kernel(const __grid_constant__ Params p) {{
   const Flagged<float> last{{word, to_tf32(d[0][0][0])}};
   store<float, 2>(Flagged<float>{{word, 2}}, load<float, 2>(last));
   store<bf16, 4>(Flagged<bf16>{{counter, 2}}, load<float, 4>(Flagged<bf16>{{counter, 1}}));
+  store<uint8_t, 4>(static_cast<uint8_t*>(p.buf[1]), Vec<int, 4>{{}});  // of bytes there are none
   counter_signal(counter), counter_wait(counter, 1);
   named_barrier(1, 64);
   *static_cast<double*>(p.buf[1]) = block_reduce(double(d[1][1][1]), Sum{{}}, smem) +

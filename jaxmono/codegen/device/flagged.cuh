@@ -121,7 +121,8 @@ struct Asked {
 
   JM_DEVICE void ask(const Flagged<T>& from) {
 #pragma unroll
-    for (int i = 0; i < N / WIDE; ++i) part[i] = ld_relaxed_gpu(reinterpret_cast<const Part*>(from.at) + i);
+    for (int i = 0; i < N / WIDE; ++i)
+      part[i] = ld_relaxed_gpu(reinterpret_cast<const Part*>(from.at) + i);
   }
   JM_DEVICE bool all_there(uint32_t epoch) const {
     uint32_t other = 0;
@@ -130,7 +131,8 @@ struct Asked {
     return (other & Bits::EPOCH_MASK) == 0;
   }
   JM_DEVICE T value(int i) const {
-    return bitcast<T>(static_cast<typename Bits::Value>(part[i / WIDE].word[i % WIDE] >> Bits::VALUE_AT));
+    const Word word = part[i / WIDE].word[i % WIDE];
+    return bitcast<T>(static_cast<typename Bits::Value>(word >> Bits::VALUE_AT));
   }
 };
 
@@ -187,7 +189,8 @@ JM_DEVICE void store(const Flagged<T>& at, const Vec<X, N>& x) {
     typename A::Part out;
 #pragma unroll
     for (int e = 0; e < A::WIDE; ++e)
-      out.word[e] = static_cast<Word>(bitcast<typename A::Bits::Value>(values.x[i + e])) << A::Bits::VALUE_AT |
+      out.word[e] = static_cast<Word>(bitcast<typename A::Bits::Value>(values.x[i + e]))
+                        << A::Bits::VALUE_AT |
                     (at.epoch & A::Bits::EPOCH_MASK);
     st_relaxed_gpu(reinterpret_cast<typename A::Part*>(at.at + i), out);
   }
