@@ -37,6 +37,7 @@ from jaxmono.codegen.producers import (
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Function, code_for
 from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.flags import flagged_params
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
 from jaxmono.hlo.ir import Value
 
@@ -130,8 +131,7 @@ class _Assembly:
             for i in range(len(sig.body.inputs)))
         tasks = code.tasks(sig, s, self.schedule.threads)
         w = Writer(indent=1, parent=self.w)
-        has_flags = tuple(self.buffers[b].place is Place.FLAGGED
-                          for b in (*groups[0].params, *groups[0].results))
+        has_flags = flagged_params(self.plan, groups[0])
         flagged = has_flags if any(has_flags) else ()
         names = self._function_names(sig, read_only, flagged)
         behind = any(g.sig.key == sig.key for st in self.plan.stages[1:] for g in st.groups)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 from jaxmono.codegen.dot_wgmma import SWAPPED
+from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import code_for
-from jaxmono.fusion.flags import with_flags
+from jaxmono.fusion.flags import unmet, with_flags
 from jaxmono.fusion.plan import Plan, Sig
 from jaxmono.fusion.verify import verify
 
@@ -26,9 +27,13 @@ def open_borders(plan: Plan, schedule: KernelSchedule) -> Plan:
     def can(sig: Sig, result: bool, number: int) -> bool:
         return code_for(sig).can_flag(sig, schedule.sigs[sig.key], result, number)
 
-    found = with_flags(plan, can, apart(plan, schedule))
+    pairs = apart(plan, schedule)
+    found = with_flags(plan, can, pairs)
     if found.open:
         verify(found)
+        if (pair := unmet(found, pairs)) is not None:
+            raise CodegenError(f"no barrier is between stages {pair[0]} and {pair[1]}, which use "
+                               "the same words of the kernel")
     return found
 
 

@@ -65,10 +65,7 @@ def borders(plan: Plan) -> list[tuple[int, ...]]:
 
 def unmet(plan: Plan, apart: Collection[tuple[int, int]] = ()) -> tuple[int, int] | None:
     """Two stages between which a barrier is needed and none stays, or None."""
-    stage = stage_of(plan)
-    needs = {(stage[e.producer], stage[e.consumer]) for e in plan.edges
-             if e.mechanism is Mechanism.BARRIER}
-    for first, last in sorted(needs.union(apart)):
+    for first, last in sorted(_needs(plan, apart)):
         if all(i in plan.open for i in range(first, last)):
             return first, last
     return None
@@ -150,11 +147,7 @@ def _placed(plan: Plan, chosen: set[int]) -> Plan:
 
 def _opened(plan: Plan, apart: Collection[tuple[int, int]]) -> Plan:
     """Border by border, as long as nothing is unmet; one stays: behind it launches are counted."""
-    stage = stage_of(plan)
-    needs = {(stage[e.producer], stage[e.consumer]) for e in plan.edges
-             if e.mechanism is Mechanism.BARRIER}
-    needs |= set(apart)
-    crossing = _crossing(needs, len(plan.stages))
+    crossing = _crossing(_needs(plan, apart), len(plan.stages))
     opened: set[int] = set()
     for together in borders(plan):
         if len(opened) + len(together) >= len(plan.stages) - 1:
@@ -163,6 +156,13 @@ def _opened(plan: Plan, apart: Collection[tuple[int, int]]) -> Plan:
         if any(all(i in opened for i in range(*need)) for b in together for need in crossing[b]):
             opened.difference_update(together)
     return replace(plan, open=frozenset(opened))
+
+
+def _needs(plan: Plan, apart: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Pairs of stages that need a barrier between them, ``apart`` among them."""
+    stage = stage_of(plan)
+    return {(stage[e.producer], stage[e.consumer]) for e in plan.edges
+            if e.mechanism is Mechanism.BARRIER}.union(apart)
 
 
 def _crossing(needs: Collection[tuple[int, int]], stages: int) -> dict[int, list[tuple[int, int]]]:

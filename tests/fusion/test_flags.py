@@ -75,6 +75,7 @@ def test_a_cache_that_is_updated_keeps_its_barrier() -> None:
     (cache,) = [b.id for b in plan.outputs if b.alias is not None]
     readers = [i for i, s in enumerate(plan.stages) for g in s.groups if cache in g.params
                and i > stage[cache]]
+    assert readers and found.open
     for reader in readers:
         assert not all(i in found.open for i in range(stage[cache], reader))
 
@@ -93,6 +94,7 @@ def test_a_place_of_a_sig_has_flags_for_all_groups_or_none() -> None:
     refused = plan.groups[2].sig.key
     found = with_flags(plan, lambda sig, result, i: sig.key != refused or result)
     verify(found)
+    assert found.open
     for g in found.groups:
         if g.sig.key == refused:
             assert all(found.buffers[b].place is not Place.FLAGGED for b in g.params)
@@ -110,7 +112,9 @@ def test_large_values_have_none() -> None:
 
 def test_encoders_open_what_is_small() -> None:
     plan = make_plan(models.encoder_graph(2), Device())
-    verify(with_flags(plan, everything))
+    found = with_flags(plan, everything)
+    verify(found)
+    assert found.open
 
 
 def good() -> Plan:

