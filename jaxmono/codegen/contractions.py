@@ -133,7 +133,7 @@ class _Dot:
             dot_wgmma.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
                                 outputs=function.outputs, read_only=tuple(function.read_only),
                                 workspace=function.workspace, arrivals=function.arrivals,
-                                mail=function.mail)
+                                mail=function.mail, behind=function.behind)
             return
         if schedule.family == "gemv":
             dot_gemv.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from jaxmono.codegen.bias import Bias, bias_of, emit_bias
 from jaxmono.codegen.dot import (
     DotCode,
     emit_epilogue,
@@ -223,8 +224,11 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
 
 def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], outputs: Sequence[str],
               read_only: Sequence[Value], workspace: str = "", arrivals: str = "",
-              mail: str = "") -> None:
-    """The consumers' statements for one task; in scope: ``task``, ``smem``, ``roles``, ``at``."""
+              mail: str = "", behind: bool = True) -> None:
+    """The consumers' statements for one task; in scope: ``task``, ``smem``, ``roles``, ``at``.
+
+    ``behind``: as of `emit_load`.
+    """
     form, s, body = code.form, code.s, code.sig.body
     names: dict[Var, str] = {form.batch: "b"}
     emit_begin(w, code)
@@ -246,7 +250,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
             s, gathered=not is_strided(code.lhs) or form.taps > 1):
         _emit_split(w, code, pointers, outputs, read_only, names, workspace, arrivals, mail)
     else:
-        _emit_whole(w, code, pointers, outputs, read_only, names, workspace, arrivals)
+        _emit_whole(w, code, pointers, outputs, read_only, names, workspace, arrivals, behind)
     w.line("return at;")
 
 
@@ -278,7 +282,7 @@ def source_of(code: DotCode) -> Operand | None:
 
 def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
                 read_only: Sequence[Value], names: Mapping[Var, str], workspace: str,
-                arrivals: str) -> None:
+                arrivals: str, behind: bool) -> None:
     form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
     piece = partial(emit_piece, w, body, stores, result=form.dot.result, demanded=code.demanded,
                     m=form.rows, n=form.n, tile_m=s.bm, tile_n=s.bn, read="", accumulator="float",
@@ -303,19 +307,24 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     lanes = _lanes(code, s.bm * s.bn // CONSUMERS // s.split_k)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
     small = s.family != SWAPPED and s.warps[2] == 2 and not has_halves(s.bn, 2)
-    source = source_of(code)
+    source, bias = source_of(code), None if behind or small else _bias(code)
     root = (source.value, source.index) if source else None
-    early = early_loads(body, stores, form.dot.result, form.n, lanes, () if small else read_only,
+    result = bias.total if bias else form.dot.result
+    early = early_loads(body, stores, result, form.n, lanes, () if small else read_only,
                         form.m if s.bn // s.warps[1] <= WIDE else None, besides=root) \
         if s.family != SWAPPED else []
     emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
-               pointers=pointers, names=names, none=no_loads(body, stores, form.dot.result))
+               pointers=pointers, names=names, none=no_loads(body, stores, result))
     if small:
         w.line(f"const auto first = G::first<{lanes}>(fetch);")
     else:
-        touch_columns(w, body, stores, form.dot.result, m=form.m, n=form.n, tile_n=s.bn,
+        touch_columns(w, body, stores, result, m=form.m, n=form.n, tile_n=s.bn,
                       pointers=pointers, names=names)
-    w.line("G::consume(smem, roles, at, k_tiles, sums);")
+    if bias:
+        emit_bias(w, body, bias, columns=form.n, tile_n=s.bn,
+                  nothing="split > 0" if s.split_k > 1 else "", pointers=pointers, names=names,
+                  read_only=read_only)
+    w.line(f"G::consume(smem, roles, at, k_tiles, sums{', bias' if bias else ''});")
     finish = f"finish{'_shared' if small else ''}<{lanes}>(smem, sums, {'first, ' if small else ''}"
     if s.split_k > 1:
         parts = s.split_k * s.bm * s.bn
@@ -327,7 +336,16 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
             f"{', const auto& source' if source else ''})")
     with w.block(head, "}, tiles);" if source else "});"):
         w.line("(void)early;")
-        piece(lanes=lanes, early=early, source=root)
+        piece(lanes=lanes, early=early, source=root, result=result)
+
+
+def _bias(code: DotCode) -> Bias | None:
+    """What is added to the fragments of a tile."""
+    if code.s.family == SWAPPED or code.element not in (DType.BF16, DType.F16):
+        return None
+    form = code.form
+    (index,) = code.demanded
+    return bias_of(code.sig.body, form.dot.result, index, form.m, form.n)
 
 
 def _leaves_as_fragments(code: DotCode) -> bool:

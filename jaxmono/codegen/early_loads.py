@@ -16,7 +16,8 @@ thread, a split's share one, and requests all of it before the k loop.
 Asked into L2 by the producers before the products, what differs from row to row came no sooner:
 models at batch 16 and 32 took 0.4 % less to 1.4 % more, a product with silu(y) * x 6 % less. Beside
 sources in the ring it is a loss: products of 1280 and 2048 x 3072 x 768 with a residual or
-silu(y) * x took 5 to 10 % more time on an H200, those of split k 0.7 % less to 2.6 % more.
+silu(y) * x took 5 to 10 % more time on an H200, those of split k 0.7 % less to 2.6 % more; by bulk
+prefetches (cp.async.bulk.prefetch.L2, a row each) 1 to 11 % more, whoever asked and when.
 
 What differs by column only (a bias) is the same few lines for the whole tile. `touch_columns` asks
 for them before the k loop, and the epilogue finds them in L1: a product of 2048 x 3072 x 768 with a
@@ -59,7 +60,7 @@ def early_loads(body: Graph, stores: Sequence[Store], result: Value, lane: Var, 
     for value, index in reads(body, stores, result):
         differs = rows is not None and any(i.depends_on(rows) for i in index)
         if (value, index) != besides and (differs or value not in read_only) \
-                and _is_vector(value, index, split):
+                and is_vector(value, index, split):
             left -= lanes * value.type.dtype.itemsize
             if left >= 0:
                 found.append((value, index))
@@ -71,7 +72,7 @@ def column_loads(body: Graph, root: Root, result: Value, lane: Var, lanes: int,
     """As `early_loads` of the elements ``root``, those that are the same in all rows."""
     split = Lane(lane, lanes)
     return [(value, index) for value, index in _reads(body, [root], result)
-            if not any(i.depends_on(rows) for i in index) and _is_vector(value, index, split)]
+            if not any(i.depends_on(rows) for i in index) and is_vector(value, index, split)]
 
 
 def reads(body: Graph, stores: Sequence[Store], result: Value) -> list[Root]:
@@ -80,8 +81,13 @@ def reads(body: Graph, stores: Sequence[Store], result: Value) -> list[Root]:
 
 
 def no_loads(body: Graph, stores: Sequence[Store], result: Value) -> str:
-    """C type of what an epilogue has that has requested nothing early: whether it reads at all."""
-    return "NoEarly" if reads(body, stores, result) else "NoReads"
+    """C type of what an epilogue has that has requested nothing early: ``NoReads`` where it neither
+    reads nor computes much. Such pieces leave their fragments without shared memory, one after the
+    other; what is computed takes less time in several at once (1280 and 2048 x 3072 x 768: a
+    hardswish 2 to 3 % less, softplus 2 to 3, gelu 0 to 6)."""
+    computes = sum(isinstance(op, ops.Elementwise | ops.Compare) for op in body.ops
+                   if result not in op.results)
+    return "NoEarly" if computes > 1 or reads(body, stores, result) else "NoReads"
 
 
 def _reads(body: Graph, roots: Sequence[Root], result: Value) -> list[Root]:
@@ -106,7 +112,8 @@ def _reads(body: Graph, roots: Sequence[Root], result: Value) -> list[Root]:
     return list(found)
 
 
-def _is_vector(value: Value, index: IndexMap, lane: Lane) -> bool:
+def is_vector(value: Value, index: IndexMap, lane: Lane) -> bool:
+    """Whether the lanes' elements are neighbours, at a place that does not come from memory."""
     if lane.width == 1 or any(not i.is_static for i in index):
         return False
     offset = linearize(tuple(map(lane.split, index)), value.type.dims)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxmono.codegen.calls import UNIT, Call, Span, Unit
 from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES, SWAPPED
@@ -134,13 +134,17 @@ class _Assembly:
         has_flags = flagged_params(self.plan, groups[0])
         flagged = has_flags if any(has_flags) else ()
         names = self._function_names(sig, read_only, flagged)
-        behind = any(g.sig.key == sig.key for st in self.plan.stages[1:] for g in st.groups)
+        behind = self._is_behind(sig)
         prefetch = w if behind and code.emit_prefetch(w, sig, s, names) else None
         w = Writer(indent=1, parent=self.w)
-        load = w if code.emit_load(w, sig, s, replace(names, behind=behind)) else None
+        load = w if code.emit_load(w, sig, s, names) else None
         return Unit(sig, f"f{number}_{readable}", code, s, tasks, work,
                      code.counters(sig, s), code.mail(sig, s), slots, alone, read_only, prefetch,
                      load, code.shared_bytes(sig, s, self.schedule.threads), flagged)
+
+    def _is_behind(self, sig: Sig) -> bool:
+        """Whether a grid barrier may be in front of it."""
+        return any(g.sig.key == sig.key for st in self.plan.stages[1:] for g in st.groups)
 
     def _function_names(self, sig: Sig, read_only: Sequence[bool], flagged: Sequence[bool],
                         *, workspace: bool = False,
@@ -153,7 +157,7 @@ class _Assembly:
             read_only=frozenset(v for v, ro in zip(body.inputs, read_only, strict=True) if ro),
             threads=self.schedule.threads, workspace="workspace" if workspace else "",
             arrivals="arrivals" if counters else "", mail="mailed" if mail else "",
-            fetched="fetched" if fetched else "false",
+            fetched="fetched" if fetched else "false", behind=self._is_behind(sig),
             flagged=frozenset(v for v, f in zip(body.inputs, flagged, strict=False) if f))
 
     def _of(self, group: Group) -> Unit:

@@ -495,9 +495,10 @@ def test_chosen_tiles_of_tf32_compile_for_hopper(spec: str, m: int, n: int, k: i
 
 
 def test_what_differs_by_column_is_requested_before_the_sums() -> None:
-    """A bias, of which a tile reads a few lines, into L1; not a residual, nor a factor by row."""
-    def fn(x: Any, w: Any, bias: Any, other: Any, factor: Any) -> Any:
-        return (x @ w + bias) * factor[:, None] + other
+    """A factor by column, of which a tile reads a few lines, into L1; not a residual, nor one by
+    row."""
+    def fn(x: Any, w: Any, scale: Any, other: Any, factor: Any) -> Any:
+        return (x @ w * scale) * factor[:, None] + other
 
     shapes = ((2048, 768), (768, 3072), (3072,), (2048, 3072), (2048,))
     plan = plan_of(fn, *(Spec(s, BF16) for s in shapes), device=H200)

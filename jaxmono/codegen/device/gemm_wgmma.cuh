@@ -20,6 +20,8 @@
 // other's products (128 x 64 to 128, 192 x 64, 256 x 64): of 24 products with 512 rows and more 2 were
 // faster (2048x768x768 1.5 %, 2048x512x2048 2.6 %), 2048x3072x768 5.8 % slower, BERT-base b16 5 % and
 // b32 25 % slower with nothing else.
+// Nor did the last two or three k tiles in parts of 64 columns, the epilogue of each beside the products of
+// the next (1280x3072x768 4 to 6 % slower, 4096x3072x768 3 to 10; elsewhere ptxas serialises all products).
 // Of 33.7 us for 4096x3072x768 products alone take 24.6, the loads beside them 4.0, epilogues 5.1. Of
 // 18.9 us for 2048x768x3072 in tiles of 64 x 192 loads without products take 14.4, products without
 // loads 14.0: they do not overlap fully. Spread over the GPCs, so that 12 to 30 % more sectors leave L2,
@@ -244,6 +246,34 @@ struct GemmWgmma {
     for (int j = 0; j < NT; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) acc.x[j][e] = 0.0f;
+    multiply(smem, roles, at, tiles, acc);
+  }
+
+  // The same, and bias(c), of 16 bits each, is added to columns c and c + 1 of the tile. It is asked for
+  // before the products.
+  template <class Columns>
+  JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
+                                Accumulators& acc, const Columns& bias) {
+    const int column = first_col() + fresh(lane_id()) % 4 * 2;
+    const bool adds = WG_K == 1 || warpgroup() == 0;
+    decltype(bias(0)) two[NT];
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      two[j] = bias(column + 8 * j);
+      if (!adds) two[j] = {};
+    }
+    consume(smem, roles, at, tiles, acc);
+    wgmma_results(acc.x);  // else ptxas adds beside the first products, and serialises all
+#pragma unroll
+    for (int j = 0; j < NT; ++j) {
+      const Vec<float, 2> x = convert<float>(two[j]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc.x[j][e] += x.x[e % 2];
+    }
+  }
+
+  JM_DEVICE static void multiply(unsigned char* smem, Roles* roles, Place& at, int tiles,
+                                 Accumulators& acc) {
     // Known to be uniform, so that descriptors are made in uniform registers: by each thread, with an
     // R2UR for each word, a 64 x 64 tile of k = 768 took its products 1.55 us instead of 1.2.
     const int wg = uniform(warpgroup());
