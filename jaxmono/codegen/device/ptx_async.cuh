@@ -16,14 +16,12 @@ JM_DEVICE void cp_async_16(void* smem, const void* gmem, bool pred = true) {
 }
 // Of a stream of weights: L2 asks for the other half of the line, too. One row: 1 to 5 % less time of
 // matrices of 8 MB, GPT-2's and OPT's decoders 2 %. Tiles of products take as long with it (0.99 to 1.01),
-// and up to 10 % longer with .L2::256B. Each piece is read once, so its line is the first that L2 gives up:
-// 33 MB take 2 to 3 % less time.
+// and up to 10 % longer with .L2::256B. Not with L2::cache_hint, evict_first: decode steps took 1 % less, but
+// where the shared address is a register and a constant, ptxas 13.0 makes it [R + UR0 + constant], desc[UR1],
+// an illegal instruction.
 JM_DEVICE void cp_async_stream_16(void* smem, const void* gmem, bool pred = true) {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(
-                   shared_address(smem)),
-               "l"(gmem), "r"(pred ? 16 : 0), "l"(policy)
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(smem)),
+               "l"(gmem), "r"(pred ? 16 : 0)
                : "memory");
 }
 JM_DEVICE void cp_async_8(void* smem, const void* gmem, bool pred = true) {
