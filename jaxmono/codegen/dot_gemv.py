@@ -55,12 +55,13 @@ def can_flag(code: DotCode, param: Value) -> bool:
 
 def _whole_pieces(code: DotCode) -> bool:
     """Whether 16 bytes of x are computed from vectors of as many elements, at places that no memory
-    tells."""
+    tells, and from the same ones everywhere: what a pad puts in place of an element lies outside of
+    the buffer, and nobody ever writes what would be waited for there."""
     body, x, k = code.sig.body, code.lhs, code.form.k
     assert code.element is not None
     piece = 16 // code.element.itemsize
     return k.size % piece == 0 and not any(
-        dynamics(n.index) for n in walk(body, [(x.value, x.index)])) and \
+        n.guards or dynamics(n.index) for n in walk(body, [(x.value, x.index)])) and \
         vector_width(body, [(x.value, x.index)], [], k, limit=piece) == piece
 
 

@@ -84,6 +84,38 @@ def test_values_are_of_this_launch() -> None:
     assert not wrong_launches(plan, build(plan, schedules(plan)), 0.1)
 
 
+def dot(x: Any, w: Any) -> Any:
+    return jnp.clip(jnp.einsum("mk,kn->mn", x, w, preferred_element_type=F32,
+                               precision="highest"), -2, 2)
+
+
+@pytest.mark.parametrize("kind", ["rows of a product", "columns of rows"])
+def test_nobody_waits_for_what_a_pad_puts_in_place(kind: str) -> None:
+    """Outside of a buffer nothing is ever written. Rows of a product are asked for before it is
+    known which of them are inside: a barrier stays there."""
+    def step(x: Any, w: Any, v: Any, u: Any) -> Any:
+        y = dot(x, w)
+        wide = jnp.pad(y, ((1, 1), (0, 0)))
+        if kind == "columns of rows":
+            return y * wide.sum(axis=0), jnp.pad(y, ((0, 0), (3, 2))).max(axis=1)
+        z = jax.lax.conv_general_dilated(
+            wide[None], v, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"),
+            precision="highest")[0]
+        return dot(jnp.clip(z, -2, 2), u)
+
+    plan = plan_of(step, Spec((2, 64), F32), Spec((64, 16), F32), Spec((3, 16, 32), F32),
+                   Spec((32, 16), F32))
+    program = build(plan)
+    opened = 1 if kind == "columns of rows" else 2
+    assert (program.stages, program.barriers) == (3, 1)
+    assert f"stage {opened}, behind no barrier" in program.plan_text
+    given = small_integers(plan.graph, high=1)
+    for seed in range(3):
+        found = run_program(program, given, blocks=3, seed=seed)
+        for a, b in zip(found, evaluate(plan.graph, given, accumulate="f64"), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_mail_between_two_uses_needs_a_barrier() -> None:
     """The same mailbox in each layer: what a slow block has not emptied must not be written."""
     plan = layers(F32, alike=True)
