@@ -78,19 +78,16 @@ def _input(body: Graph, root: Root) -> Root | None:
     return value, index
 
 
-def emit_bias(w: Writer, body: Graph, bias: Bias, *, columns: Var, tile_n: int, nothing: str,
+def emit_bias(w: Writer, body: Graph, bias: Bias, *, columns: Var, tile_n: int,
               pointers: Mapping[Value, str], names: Mapping[Var, str],
               read_only: Sequence[Value]) -> None:
     """``const auto bias = [&](int c)``: of columns c and c + 1 of the tile.
 
-    Columns outside the operand have what the last ones inside have. ``nothing``: a C condition on
-    which it is zeros, or "".
+    Columns outside the operand have what the last ones inside have.
     """
     value, index = bias.added
     kind = f"{c_type(value.type.dtype)}, {LANES}"
     with w.block(f"const auto bias = [&](int c) -> Vec<{kind}>", "};"):
-        if nothing:
-            w.line(f"if ({nothing}) return {{}};")
         w.line("const int n = " + (f"min(n0 + c, {columns.size - LANES});" if columns.size % tile_n
                                    else "n0 + c;"))
         em = BodyEmitter(w, body, pointers, lane=columns, lanes=LANES,
