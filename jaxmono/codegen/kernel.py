@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxmono.codegen.calls import UNIT, Call, Span, Unit
+from jaxmono.codegen.dispatch import Dispatch
 from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES, SWAPPED
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.names import storage
@@ -51,8 +52,6 @@ _INCLUDES = {
 _FAMILY_INCLUDES = {"gemv": ("gemv",), "few": ("attention_few",),
                     SWAPPED: ("gemm_swapped",)}
 """Those that only a family of schedules needs."""
-_CONSTANT_BYTES = 32 * 1024
-"""Larger tables of references leave constant memory."""
 _WIDE_SUMS = 128
 """Of a thread, from which on nothing stays in registers that can be found again (`fresh` in
 device/opaque.cuh)."""
@@ -110,8 +109,6 @@ class _Assembly:
         streamed = sum(any(self._of(g).streams for g in s.groups) for s in plan.stages)
         self.turns = bool(plan.open) and 4 * streamed <= len(plan.stages)
         self.own = "own" if self.turns else "block_id()"
-        self.tables: dict[str, str] = {}
-        self.table_bytes = 0
 
     # ---- analysis ------------------------------------------------------------------------------
 
@@ -200,6 +197,7 @@ class _Assembly:
         self.spans = tuple(self._spans())
         sites = [c.unit.name for x in self.spans for calls in x.calls for c in calls]
         self.called_often = {name for name in sites if sites.count(name) > 1}
+        self.dispatch = Dispatch(self.called_often, self.inputs + self.outputs)
         shared = max((u.shared for u in self.units.values()), default=0)
         roles_at = math.ceil(shared / 128) * 128
         wide = self.schedule.wide_tiles
@@ -238,8 +236,7 @@ class _Assembly:
                         "}", f"static_assert(sizeof(Roles) <= {ROLES_BYTES});", ""]
         if declared := w.declared():
             w.lines += [*declared.splitlines(), ""]
-        kind = "JM_CONSTANT" if self.table_bytes <= _CONSTANT_BYTES else "JM_TABLE"
-        w.lines += [t.replace("TABLE_KIND", kind, 1) for t in self.tables.values()]
+        w.lines += self.dispatch.tables()
         if self.plan.barriers:
             w.lines += ["JM_STATE GridBarrier barrier_state;", ""]
         if self.plan.open:
@@ -345,7 +342,7 @@ class _Assembly:
             w.line("Place at;")
             with w.block("if (thread_id() >= CONSUMERS)"):
                 w.line("registers_decrease<PRODUCER_REGISTERS>();")
-                emit_producers(w, self.spans, self._dispatch, lean=self.schedule.lean_producers)
+                emit_producers(w, self.spans, self.dispatch.emit, lean=self.schedule.lean_producers)
             with w.block("else"):
                 w.line("registers_increase<CONSUMER_REGISTERS>();")
                 self._stages(w)
@@ -391,7 +388,7 @@ class _Assembly:
             return
         w.line("syncthreads();  // open border")
         with w.block(f"if (const int t = {self.own}; t < {sum(c.tasks for c in b.calls)})"):
-            self._dispatch(w, b.calls, b.trip, "_prefetch")
+            self.dispatch.emit(w, b.calls, b.trip, "_prefetch")
 
     def _barrier(self, w: Writer, b: Boundary) -> None:
         """A grid barrier, with the prefetch of the stage that follows."""
@@ -405,7 +402,7 @@ class _Assembly:
         ticket = w.fresh("ticket")
         w.line(f"const uint32_t {ticket} = {of}grid_arrive{frees}(&barrier_state);")
         with w.block(f"if (const int t = {self.own}; t < {sum(c.tasks for c in b.calls)})"):
-            self._dispatch(w, b.calls, b.trip, "_prefetch")
+            self.dispatch.emit(w, b.calls, b.trip, "_prefetch")
         w.line(f"{of}grid_wait{loads}(&barrier_state, {ticket});")
 
     def _stage(self, w: Writer, n: int, i: int) -> None:
@@ -429,24 +426,7 @@ class _Assembly:
                        else f"const bool fetched = t == {self.own}{trip};")
             if is_mixed(calls):
                 meet_before_task(w)
-            self._dispatch(w, calls, "trip", "")
-
-    def _dispatch(self, w: Writer, calls: tuple[Call, ...], trip: str, which: str) -> None:
-        """Task ``t`` of a stage to a function of its group: "", "_prefetch" or "_load"."""
-        begin = 0
-        for n, c in enumerate(calls):
-            task = f"t - {begin}" if begin else "t"
-            last = n == len(calls) - 1
-            if len(calls) == 1:
-                self._call(w, c, task, trip, which)
-                return
-            head = "{" if last else f"if (t < {begin + c.tasks}) {{"
-            w.line(f"{'} else ' if n else ''}{head}")
-            inner = w.child()
-            self._call(inner, c, task, trip, which)
-            w.extend(inner)
-            begin += c.tasks
-        w.line("}")
+            self.dispatch.emit(w, calls, "trip", "")
 
     def _calls(self, number: int, rows: list[tuple[Group, ...]]) -> list[Call]:
         """The groups of a stage by Sig, with the references of every call and trip."""
@@ -476,67 +456,6 @@ class _Assembly:
         # Those with a prefetch come first: of a block's tasks only the first is fetched before the
         # barrier, and a stage may have more tasks than there are blocks.
         return sorted(calls, key=lambda c: c.unit.prefetch is None)
-
-    def _call(self, w: Writer, c: Call, task: str, trip: str, which: str) -> None:
-        u = c.unit
-        if (which == "_prefetch" and u.prefetch is None) or (which == "_load" and u.load is None):
-            return
-        varying = [i for i in range(len(c.table[0])) if len({row[i] for row in c.table}) > 1]
-        many = c.groups > 1
-        if many:
-            w.line(f"const int group = ({task}) / {u.tasks};")
-            task = f"({task}) % {u.tasks}"
-        if varying:
-            cells = ", ".join(
-                "{" + ", ".join(f"{{{row[i][0]}, {row[i][1] // UNIT}u}}" for i in varying) + "}"
-                for row in c.table)
-            if c.name not in self.tables:
-                self.table_bytes += len(c.table) * len(varying) * 8
-            self.tables[c.name] = (f"TABLE_KIND Reference {c.name}[{len(c.table)}]"
-                                   f"[{len(varying)}] = {{{cells}}};")
-            row = trip if c.trips > 1 else ""
-            if many:
-                row = f"({row}) * {c.groups} + group" if row else "group"
-            w.line(f"const Reference* const ref = {c.name}[{row}];")
-        args: list[str] = []
-        values = (*u.sig.body.inputs, *u.sig.body.outputs)
-        for i, v in enumerate(values):
-            t = storage(v.type.dtype)
-            if u.flagged and u.flagged[i]:
-                at = f"ref[{varying.index(i)}]" if i in varying else str(c.table[0][i][1])
-                args.append(f"flagged<{t}>(&flags, {at}, epoch)")
-                continue
-            t = f"const {t}" if i < len(u.sig.body.inputs) else t
-            if i in varying:
-                args.append(f"pointer<{t}>(p.buf, ref[{varying.index(i)}])")
-            else:
-                buf, offset = c.table[0][i]
-                args.append(f"pointer<{t}>(p.buf[{buf}], {offset})" if offset
-                            else f"pointer<{t}>(p.buf[{buf}])")
-        own = u.name in self.called_often or u.load is not None
-        tail = [task] if own else [task, "smem"]
-        if which == "_load":
-            w.line(f"at = {u.name}_load({', '.join([*args, 'at', *tail])});")
-            return
-        if u.workspace:
-            step = f" + (long long)group * {u.workspace}" if many else ""
-            scratch = self.inputs + self.outputs
-            args.append(f"pointer<float>(p.buf[{scratch}], {c.workspace_at}{step})")
-        if u.counters:
-            step = f" + group * {u.counters}" if many else ""
-            args.append(f"{u.name}_arrivals.count{step}")
-        if u.mail:
-            step = f" + group * {u.mail}" if many else ""
-            args.append(f"{u.name}_mail.words{step}")
-        if which == "_prefetch":
-            w.line(f"{u.name}_prefetch({', '.join([*args, *tail])});")
-            return
-        if u.prefetch is not None:
-            args.append("fetched")
-        if u.load is not None:
-            args.append("at")
-        result = "at = " if u.load is not None else ""
-        w.line(f"{result}{u.name}({', '.join([*args, *tail])});")
 
 
 def _ops(sig: Sig) -> str:
