@@ -3,10 +3,10 @@
     relu(dot(x, w) + bias)     bias:  asked for before the products, two columns for each fragment
                                sums:  dot + bias, of which the epilogue makes the rest
 
-The epilogue then has nothing to read for each piece, and what is little but sums leaves its
+The epilogue has one thing less to read for each piece, and what is little but sums leaves its
 fragments without shared memory (`StagedRows::quads`). On an H200 products of 1280 and 2048 x 3072 x
-768 take 2.7 and 0.5 % less time with a bias, with a hardswish 4.2 and 2.7, with a residual 4.3 and
-1.6; the patches of ViT-B/16 b16 6 %.
+768 take 2.3 and 0 % less time with a bias, with a hardswish 3.8 and 2.0, with a residual 3.8 and
+1.1 (benchmarks/results/2026-11-25-epilogues-h200).
 
 Only in a kernel's first stage, where the first k tile is on its way from memory. Behind a grid
 barrier the tiles are there, and each task took 0.3 to 0.4 us longer for its loads: BERT-base b32
@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from jaxmono.codegen.early_loads import is_vector
 from jaxmono.codegen.emit import BodyEmitter, c_type
 from jaxmono.codegen.finder import orders
-from jaxmono.codegen.traverse import Lane, Root, operands
+from jaxmono.codegen.operand import views_of_params
+from jaxmono.codegen.traverse import Lane, Root
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
 from jaxmono.hlo import ops
@@ -54,28 +55,15 @@ def bias_of(body: Graph, result: Value, index: IndexMap, rows: Var, columns: Var
     if not (isinstance(add, ops.Elementwise) and add.kind == "add"):
         return None
     for own, other in orders(add):
-        added = _input(body, (other, index))
-        if own is result and added is not None \
-                and added[0].type.dtype in (DType.BF16, DType.F16) \
-                and not any(i.depends_on(rows) for i in added[1]) \
-                and is_vector(*added, Lane(columns, LANES)):
-            return Bias(add.results[0], added)
+        views = views_of_params(body, other, index) if own is result else None
+        if not views or len(views) > 1 or views[0].guard.bounds:
+            continue
+        (view,) = views
+        if view.param.type.dtype in (DType.BF16, DType.F16) \
+                and not any(i.depends_on(rows) for i in view.index) \
+                and is_vector(view.param, view.index, Lane(columns, LANES)):
+            return Bias(add.results[0], (view.param, view.index))
     return None
-
-
-def _input(body: Graph, root: Root) -> Root | None:
-    """The input that the elements are, in another shape or in f32; None if they are computed."""
-    value, index = root
-    while (op := body.producer.get(value)) is not None:
-        if not isinstance(op, ops.BroadcastInDim | ops.Reshape | ops.Convert):
-            return None
-        if isinstance(op, ops.Convert) and value.type.dtype is not DType.F32:
-            return None  # it rounds
-        (needed,) = operands(op, value, index) or (None,)
-        if needed is None:
-            return None
-        value, index = needed.value, needed.index
-    return value, index
 
 
 def emit_bias(w: Writer, body: Graph, bias: Bias, *, columns: Var, tile_n: int,

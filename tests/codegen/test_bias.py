@@ -17,7 +17,7 @@ from jaxmono.fusion.plan import Plan
 
 Spec = jax.ShapeDtypeStruct
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
-SHAPES = (Spec((300, 136), BF16), Spec((136, 400), BF16), Spec((400,), BF16))
+SHAPES = (Spec((300, 520), BF16), Spec((520, 400), BF16), Spec((400,), BF16))
 TILE = wgmma(128, 128, 3, (2, 1, 1))
 
 
@@ -39,22 +39,27 @@ def adds(made: Program) -> bool:
     ids=lambda s: f"{s.bm}x{s.bn} {s.warps}")
 def test_every_tile(schedule: DotSchedule) -> None:
     """The last tiles are not whole; a block has several tasks."""
-    p = plan_of(layer, Spec((300, 520), BF16), Spec((520, 400), BF16), Spec((400,), BF16))
+    p = plan_of(layer, *SHAPES)
     made = program(p, schedule)
     assert adds(made)
-    assert "NoReads{}" in made.source, "the epilogue reads the bias again"
+    assert "return NoReads{};" in made.source, "the epilogue reads the bias again"
     check_exact(p, made, seeds=(0, 1), blocks=(1, 3))
 
 
 def test_the_other_order_and_type() -> None:
-    """A sum in f32."""
-    def fn(x: Any, w: Any, bias: Any) -> Any:
-        return bias.astype(F32) + jnp.matmul(x, w, preferred_element_type=F32)
-
-    p = plan_of(fn, Spec((300, 136), F16), Spec((136, 400), F16), Spec((400,), BF16))
+    """A row of a table."""
+    p = plan_of(lambda x, w, table: table[1] + x @ w, Spec((300, 136), F16), Spec((136, 400), F16),
+                Spec((3, 400), F16))
     made = program(p, TILE)
     assert adds(made)
     check_exact(p, made)
+
+
+def test_what_computes_more_goes_by_pieces_in_shared_memory() -> None:
+    p = plan_of(lambda x, w, bias: jax.nn.hard_swish(x @ w + bias), *SHAPES)
+    made = program(p, TILE)
+    assert adds(made)
+    assert "return NoEarly{};" in made.source and "return NoReads{};" not in made.source
 
 
 def test_of_a_batch() -> None:
@@ -98,13 +103,12 @@ def shared(x: Any, w: Any, bias: Any) -> Any:
     ("the product itself is needed, too", shared, TILE),
     ("it differs from row to row", lambda x, w, bias: x @ w + x[:, :1] * bias, TILE),
     ("it is computed", lambda x, w, bias: x @ w + -bias, TILE),
-    ("it is rounded", lambda x, w, bias: x @ w + bias.astype(F16).astype(BF16), TILE),
+    ("it is converted", lambda x, w, bias: x @ w + bias.astype(F16).astype(BF16), TILE),
     ("its neighbours lie apart", lambda x, w, bias: x @ w + jnp.tile(bias[::2], 2), TILE),
     ("a small tile loads it with all else", layer, wgmma(64, 64, 3, (1, 1, 2))),
     ("blocks share k", layer, wgmma(128, 128, 3, (2, 1, 1), 2))])
 def test_where_the_epilogue_loads_it(why: str, fn: Any, schedule: DotSchedule) -> None:
-    p = plan_of(fn, Spec((300, 520), BF16), Spec((520, 400), BF16), SHAPES[2]) \
-        if schedule.split_k > 1 else plan_of(fn, *SHAPES)
+    p = plan_of(fn, *SHAPES)
     made = program(p, schedule)
     assert not adds(made), why
     check_exact(p, made, seeds=(0,), blocks=(3,), inputs=small_integers(p.graph, high=1))

@@ -21,7 +21,7 @@
 // faster (2048x768x768 1.5 %, 2048x512x2048 2.6 %), 2048x3072x768 5.8 % slower, BERT-base b16 5 % and
 // b32 25 % slower with nothing else.
 // Nor did the last two or three k tiles in parts of 64 columns, the epilogue of each beside the products of
-// the next (1280x3072x768 4 to 6 % slower, 4096x3072x768 3 to 10; elsewhere ptxas serialises all products).
+// the next (1280x3072x768 4 to 6 % slower, 4096x3072x768 3 to 10; of most others ptxas serialises the products).
 // Of 33.7 us for 4096x3072x768 products alone take 24.6, the loads beside them 4.0, epilogues 5.1. Of
 // 18.9 us for 2048x768x3072 in tiles of 64 x 192 loads without products take 14.4, products without
 // loads 14.0: they do not overlap fully. Spread over the GPCs, so that 12 to 30 % more sectors leave L2,
@@ -263,7 +263,7 @@ struct GemmWgmma {
       if (!adds) two[j] = {};
     }
     consume(smem, roles, at, tiles, acc);
-    wgmma_results(acc.x);  // else ptxas adds beside the first products, and serialises all
+    wgmma_results(acc.x);
 #pragma unroll
     for (int j = 0; j < NT; ++j) {
       const Vec<float, 2> x = convert<float>(two[j]);
