@@ -64,7 +64,8 @@ class Kernel:
     Attributes:
       max_blocks: the largest number of tasks of a stage.
       scratch_bytes: the plan's, and the workspaces of its groups after that.
-      waits: blocks wait for each other inside a stage.
+      cooperative: blocks wait for each other. Where none does, the launch may begin before what
+        runs in front of it in its stream is done (`launch_order` in the text waits for that).
       threads: of a block, producers included.
       wide_tiles: `KernelSchedule.wide_tiles`, as it was taken; None where there are no producers.
     """
@@ -73,7 +74,7 @@ class Kernel:
     shared_bytes: int
     scratch_bytes: int
     max_blocks: int
-    waits: bool
+    cooperative: bool
     threads: int
     wide_tiles: bool | None = None
 
@@ -243,9 +244,13 @@ class _Assembly:
             w.lines += [f"JM_STATE FlaggedState<{self.plan.flagged_bytes}> flags;", ""]
         w.lines += [*functions.lines,
                     "}  // namespace jaxmono", "", *kernel.lines]
-        waits = any(u.counters or u.mail for u in self.units.values())
-        return Kernel(w.text(), shared, self.scratch_bytes, self.max_blocks, waits, self.threads,
-                      wide if self.roles else None)
+        return Kernel(w.text(), shared, self.scratch_bytes, self.max_blocks, self.cooperative,
+                      self.threads, wide if self.roles else None)
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether blocks wait for each other."""
+        return self.plan.barriers > 0 or any(u.counters or u.mail for u in self.units.values())
 
     @property
     def threads(self) -> int:
@@ -332,13 +337,16 @@ class _Assembly:
                 w.line("const uint32_t epoch = this_launch(&flags);")
             if self.turns:
                 w.line("int own = block_id();")
+            if self.roles:
+                w.line("Roles* const roles = block_roles();")
+                w.line("roles->init();")
+            if not self.cooperative:
+                w.line("launch_order();", "what runs before it in the stream may not be done")
             if not self.roles:
                 self._stages(w)
                 if self.plan.open:
                     w.line("launch_ends(&flags, epoch);")
                 return
-            w.line("Roles* const roles = block_roles();")
-            w.line("roles->init();")
             w.line("Place at;")
             with w.block("if (thread_id() >= CONSUMERS)"):
                 w.line("registers_decrease<PRODUCER_REGISTERS>();")

@@ -18,6 +18,7 @@ class Target:
       threads: of a block, by default.
       shared_bytes: most dynamic shared memory of a block (opt-in).
       wgmma: has Hopper's warpgroup products; kernels may have producer warps.
+      overlaps: a kernel can wait for the one in front of it in its stream (`griddepcontrol`).
     """
 
     kind: str
@@ -25,6 +26,7 @@ class Target:
     threads: int
     shared_bytes: int
     wgmma: bool = False
+    overlaps: bool = False
 
 
 _KB = 1024
@@ -53,7 +55,8 @@ def cuda_target(arch: str) -> Target:
     if arch not in _ARCHITECTURES:
         raise CodegenError(f"no facts about architecture {arch!r}; known: "
                            f"{', '.join(_ARCHITECTURES)}")
-    return Target("cuda", arch, 256, _ARCHITECTURES[arch], wgmma=arch == "sm_90a")
+    return Target("cuda", arch, 256, _ARCHITECTURES[arch], wgmma=arch == "sm_90a",
+                  overlaps=int(arch[3:].rstrip("a")) >= 90)
 
 
 def arch_of(major: int, minor: int) -> str:

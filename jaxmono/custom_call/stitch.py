@@ -155,6 +155,7 @@ def _configuration(program: Program) -> dict[str, ir.Attribute]:
         return config
     config["arch"] = ir.StringAttr.get(program.arch)
     config["cooperative"] = ir.BoolAttr.get(program.cooperative)
+    config["overlaps"] = ir.BoolAttr.get(program.overlaps)
     for field in ("threads", "blocks_per_sm", "max_blocks", "shared_bytes"):
         config[field] = _i32(getattr(program, field))
     return config

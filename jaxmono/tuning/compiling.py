@@ -126,7 +126,7 @@ class CompilePool:
             "cubin": str(cubin), "name": _NAME, "threads": kernel.threads,
             "shared_bytes": kernel.shared_bytes, "max_blocks": kernel.max_blocks,
             "blocks_per_sm": 1, "min_blocks": partners(schedule),
-            "cooperative": plan.barriers > 0 or kernel.waits}, kernel.scratch_bytes)
+            "cooperative": kernel.cooperative}, kernel.scratch_bytes)
 
 
 def _cpus() -> int:

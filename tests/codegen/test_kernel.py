@@ -177,3 +177,25 @@ def test_architectures() -> None:
 def test_a_schedule_without_an_entry_is_refused() -> None:
     with pytest.raises(CodegenError, match="no entry for"):
         emit_kernel(make_plan(layers(1), DEVICE), KernelSchedule(), "k")
+
+
+@pytest.mark.parametrize(("arch", "overlaps"), [("sm_80", False), ("sm_90a", True)])
+def test_a_launch_overlaps_where_no_block_waits_for_another(arch: str, overlaps: bool) -> None:
+    """What a block touches comes behind `launch_order`; a cooperative launch never overlaps."""
+    def made(g: Graph) -> tuple[str, bool, bool]:
+        p = generate(make_plan(g, DEVICE), cuda_target(arch), DEVICE, "k")
+        return p.source[p.source.index('extern "C"'):], p.overlaps, p.cooperative
+
+    alone = graph([value((64, 64))], lambda b, x: b.elementwise("tanh", x))
+    matrix = graph([value((256, 256), DType.BF16), value((256, 256), DType.BF16)],
+                   lambda b, x, w: b.dot_general(x, w, batch=((), ()), contract=((1,), (0,)),
+                                                 dtype=DType.BF16))
+    for g in (alone, matrix):
+        text, found, cooperative = made(g)
+        assert (found, cooperative) == (overlaps, False)
+        assert text.count("launch_order();") == 1
+        before, behind = text.split("launch_order();")
+        assert not re.search(r"\bf\d+_|pointer<|num_blocks|prefetch", before)
+        assert re.search(r"\bf\d+_", behind)
+    text, found, cooperative = made(layers(1))
+    assert cooperative and not found and "launch_order" not in text

@@ -17,6 +17,8 @@ static_assert(ours::kDeviceCooperativeLaunch == CU_DEVICE_ATTRIBUTE_COOPERATIVE_
 static_assert(ours::kFuncMaxDynamicSharedBytes == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 static_assert(ours::kCaptureModeRelaxed == CU_STREAM_CAPTURE_MODE_RELAXED);
 static_assert(ours::kLaunchCooperative == CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+static_assert(ours::kLaunchProgrammaticSerialization ==
+              CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
 static_assert(sizeof(CUresult) == sizeof(ours::Result) && sizeof(CUdevice) == sizeof(ours::Device));
 
 static_assert(sizeof(ours::LaunchAttribute) == sizeof(CUlaunchAttribute));

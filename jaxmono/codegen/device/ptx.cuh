@@ -4,7 +4,8 @@
 // cp.async (the copy may happen at any time until the matching wait, and other threads see it after
 // a block barrier that follows the wait):
 //   void cp_async_16(void* smem, const void* gmem, bool pred = true)   pred false: 16 zero bytes
-//   void cp_async_stream_16, cp_async_8, cp_async_4                    likewise
+//   void cp_async_stream_16, cp_async_8, cp_async_4                    likewise; the first of what is read once
+//                                    (gmem aligned also where pred is false)
 //   void cp_async_commit()
 //   void cp_async_wait<N>()          all but the N newest committed groups of this thread are done
 // Tensor cores (all 32 lanes; fragments as in the PTX ISA):
@@ -68,6 +69,9 @@
 //   void st_release_gpu<T>(T*, T), st_relaxed_gpu<T>(T*, T)            which are whole by words only
 //   void fence_acq_rel_gpu()
 //   void nanosleep(uint32_t ns)
+//   void launch_order()              until all that runs before this launch in its stream is done and can be
+//                                    seen; each thread, before it touches global memory. Nothing before
+//                                    sm_90, where a launch begins behind the end of the one before
 #pragma once
 #include "jaxmono/types.cuh"
 

@@ -14,14 +14,19 @@ JM_DEVICE void cp_async_16(void* smem, const void* gmem, bool pred = true) {
                "l"(gmem), "r"(pred ? 16 : 0)
                : "memory");
 }
-// Of a stream of weights: L2 asks for the other half of the line, too. One row: 1 to 5 % less time of
-// matrices of 8 MB, GPT-2's and OPT's decoders 2 %. Tiles of products take as long with it (0.99 to 1.01),
-// and up to 10 % longer with .L2::256B. Not with L2::cache_hint, evict_first: decode steps took 1 % less, but
-// where the shared address is a register and a constant, ptxas 13.0 makes it [R + UR0 + constant], desc[UR1],
-// an illegal instruction.
+// Of a stream of weights. L2 asks for the other half of the line, too: one row takes 1 to 5 % less time of
+// matrices of 8 MB, GPT-2's and OPT's decoders 2 % (tiles of products as long, with .L2::256B 10 % more). And
+// what has streamed by is what L2 gives up first: decode steps over the same weights take 1 to 2.5 % less.
+// Keeping a tenth of the lines or more was slower than keeping none on purpose.
+//
+// Of a shared address with a constant in it ptxas 13.0 makes [R + UR0 + constant], desc[UR1], an illegal
+// instruction. Here it cannot: it does not know that the low bits of gmem, a multiple of 16, are 0.
 JM_DEVICE void cp_async_stream_16(void* smem, const void* gmem, bool pred = true) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(smem)),
-               "l"(gmem), "r"(pred ? 16 : 0)
+  uint64_t first_out;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first_out));
+  const uint32_t to = shared_address(smem) ^ (static_cast<uint32_t>(reinterpret_cast<uint64_t>(gmem)) & 15u);
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
+               "l"(gmem), "r"(pred ? 16 : 0), "l"(first_out)
                : "memory");
 }
 JM_DEVICE void cp_async_8(void* smem, const void* gmem, bool pred = true) {

@@ -32,9 +32,11 @@ struct LaunchAttribute {
   union {
     char raw[64];
     int cooperative;
+    int programmatic_serialization;
   } value;
 };
 inline constexpr int kLaunchCooperative = 2;
+inline constexpr int kLaunchProgrammaticSerialization = 6;
 
 // CUlaunchConfig.
 struct LaunchConfig {

@@ -39,7 +39,8 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Span<const uint8_t> binary
                                                  std::string_view name, std::string_view arch,
                                                  int32_t threads, int32_t blocks_per_sm,
                                                  int32_t max_blocks, int32_t shared_bytes,
-                                                 int32_t buffers, bool cooperative) {
+                                                 int32_t buffers, bool cooperative,
+                                                 bool overlaps) {
   KernelConfig config;
   config.name = std::string(name);
   config.arch = std::string(arch);
@@ -49,6 +50,7 @@ ffi::ErrorOr<std::unique_ptr<State>> Instantiate(ffi::Span<const uint8_t> binary
   config.shared_bytes = shared_bytes;
   config.buffers = buffers;
   config.cooperative = cooperative;
+  config.overlaps = overlaps;
   return std::make_unique<State>(std::move(config),
                                  std::vector<uint8_t>(binary.begin(), binary.end()));
 }
@@ -76,7 +78,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxmono_cuda_instantiate, Instantiate,
                                   .Attr<int32_t>("max_blocks")
                                   .Attr<int32_t>("shared_bytes")
                                   .Attr<int32_t>("buffers")
-                                  .Attr<bool>("cooperative"));
+                                  .Attr<bool>("cooperative")
+                                  .Attr<bool>("overlaps"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     jaxmono_cuda_initialize, Initialize,

@@ -208,9 +208,15 @@ std::string Kernel::Launch(Stream stream, void* const* buffers, int count) {
   Instance instance;
   if (std::string error = Find(context, &instance); !error.empty()) return error;
 
-  LaunchAttribute cooperative{};
-  cooperative.id = kLaunchCooperative;
-  cooperative.value.cooperative = 1;
+  LaunchAttribute attribute{};
+  if (config_.cooperative) {
+    attribute.id = kLaunchCooperative;
+    attribute.value.cooperative = 1;
+  } else if (config_.overlaps) {
+    // Its blocks may be there before the kernel in front has ended, and wait for that themselves.
+    attribute.id = kLaunchProgrammaticSerialization;
+    attribute.value.programmatic_serialization = 1;
+  }
 
   LaunchConfig launch{};
   launch.grid_x = static_cast<unsigned>(instance.residency.grid);
@@ -219,8 +225,8 @@ std::string Kernel::Launch(Stream stream, void* const* buffers, int count) {
   launch.block_y = launch.block_z = 1;
   launch.shared_bytes = static_cast<unsigned>(config_.shared_bytes);
   launch.stream = stream;
-  launch.attributes = &cooperative;
-  launch.attribute_count = config_.cooperative ? 1u : 0u;
+  launch.attributes = &attribute;
+  launch.attribute_count = attribute.id != 0 ? 1u : 0u;
 
   // The kernel's one parameter is struct Params { void* buf[N]; } by value, so the address of the
   // pointers is the address of the parameter; the driver copies it during the call.
@@ -229,7 +235,7 @@ std::string Kernel::Launch(Stream stream, void* const* buffers, int count) {
     return Failed("cuLaunchKernelEx", e) + "; grid " + std::to_string(launch.grid_x) +
            ", block " + std::to_string(launch.block_x) + ", shared memory " +
            std::to_string(launch.shared_bytes) + " bytes" +
-           (config_.cooperative ? ", cooperative" : "");
+           (config_.cooperative ? ", cooperative" : config_.overlaps ? ", overlapping" : "");
   }
   return "";
 }

@@ -22,6 +22,7 @@ struct KernelConfig {
   int shared_bytes = 0;
   int buffers = 0;
   bool cooperative = false;
+  bool overlaps = false;  // not with cooperative
 };
 
 // What loading found out about the device.
