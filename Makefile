@@ -91,7 +91,10 @@ docs: $(VENV)/.test ## rewrite what docs and README.md have from the code and th
 	PYTHONPATH=. $(RUN) scripts/update_coverage.py
 
 .PHONY: ci
-ci: lint types ## what CI runs: lint, types, all tests, the demo
+ci: lint types ci-tests ## what CI runs: lint, types, all tests, the demo
+
+.PHONY: ci-tests
+ci-tests: $(VENV)/.dev
 	$(RUN) -m pytest -q -n 2 -m 'not slow and not gpu and not faithful' tests
 	$(RUN) examples/embed.py
 

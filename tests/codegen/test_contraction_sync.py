@@ -216,7 +216,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "attention_rows.cuh": flash_heads, "attention_few.cuh": few_heads}
 
 
-@pytest.mark.parametrize(("name", "number"), [p for n in CASES for p in thinned(statements(n), 4)])
+@pytest.mark.parametrize(("name", "number"), [p for n in CASES for p in thinned(statements(n), 8)])
 def test_every_sync_of_the_headers_matters(name: str, number: int,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(CASES[name](), monkeypatch, removed(name, number)) != ""

@@ -16,7 +16,6 @@ from absl import flags
 from absl.testing import flagsaver
 from contraction_harness import build, dot_sigs, plan_of, small_integers
 from harness import run_program
-from thinned import thinned
 
 from benchmarks import ablate, ahead, beside, select
 from jaxmono.codegen.dot_schedule import DotSchedule
@@ -57,7 +56,9 @@ def run(family: str, *parts: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any,
     return np.asarray(out, np.float32), np.asarray(wanted, np.float32)
 
 
-@pytest.mark.parametrize("family", thinned(FAMILIES))
+@pytest.mark.parametrize("family", [
+    f if f in ("streamed", "fragments") else pytest.param(f, marks=pytest.mark.slow)
+    for f in FAMILIES])
 def test_what_is_left_runs(family: str) -> None:
     """In the emulator, whose outputs are NaN before and whose shared memory is whatever it is."""
     out, wanted = run(family)

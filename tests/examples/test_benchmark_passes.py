@@ -368,7 +368,8 @@ run.measure([Case(find("softmax"), batch, "bf16") for batch in range(1, 5)])
 """
 
 
-@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
 def test_workers_share_a_later_pass_too_and_one_may_die(monkeypatch: pytest.MonkeyPatch,
                                                          tmp_path: Path, count: int) -> None:
     (tmp_path / "fake_passes.py").write_text(WORKER)

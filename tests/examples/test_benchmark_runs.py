@@ -26,8 +26,9 @@ def run(*flags: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("flags", "told"), [
-    (("--models=bert_bas",), "did you mean bert_base"), (("--nonsense=1",), "'nonsense'"),
-    (("--models=bert_base",), "--tiny --interpret"),
+    (("--models=bert_bas",), "did you mean bert_base"),
+    pytest.param(("--nonsense=1",), "'nonsense'", marks=pytest.mark.slow),
+    pytest.param(("--models=bert_base",), "--tiny --interpret", marks=pytest.mark.slow),
 ])
 def test_the_program_says_what_to_do(flags: tuple[str, ...], told: str) -> None:
     done = run(*flags)
@@ -125,7 +126,8 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "fake_worker"
 
 
-@pytest.mark.parametrize(("how", "lost"), [("die", {5}), ("all die", {5, 6})])
+@pytest.mark.parametrize(("how", "lost"), [
+    pytest.param("die", {5}, marks=pytest.mark.slow), ("all die", {5, 6})])
 def test_workers_share_the_cases_and_a_dead_one_costs_its_own(
         worker: str, tmp_path: Path, how: str, lost: set[int]) -> None:
     out, finished = tmp_path / "out", []
@@ -159,8 +161,8 @@ sys.exit([supervise.NEXT, supervise.NEXT_BAD, supervise.NEXT, 0][done - 1])
 """
 
 
-@pytest.mark.parametrize(("loads", "takes"), [
-    pytest.param("0", "1.5", marks=pytest.mark.slow), ("0.8", "0.1")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("loads", "takes"), [("0", "1.5"), ("0.8", "0.1")])
 def test_a_process_for_each_case_is_started_ahead_and_waits(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: str, takes: str) -> None:
     """Whether it is ready when its turn comes, or still loads."""
@@ -198,6 +200,7 @@ def test_a_run_that_is_told_to_end_ends_its_workers_and_reports(worker: str,
     assert told.exists() and not any(Path(f"/proc/{child}").exists() for child in children)
 
 
+@pytest.mark.slow
 def test_workers_need_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, GPU-x")
     assert machine.gpus() == ["2", "GPU-x"]

@@ -114,13 +114,13 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("workload", thinned(convnets.WORKLOADS), ids=lambda w: w.name)
+@pytest.mark.parametrize("workload", thinned(convnets.WORKLOADS, 4), ids=lambda w: w.name)
 def test_published_sizes(workload: Any) -> None:
     state = nnx.filter_state(workload.program(batch=2).abstract()[0], nnx.Param)
     assert sum(int(np.prod(a.shape)) for a in jax.tree.leaves(state)) == SIZES[workload.name]
 
 
-@pytest.mark.parametrize("workload", thinned(convnets.WORKLOADS), ids=lambda w: w.name)
+@pytest.mark.parametrize("workload", thinned(convnets.WORKLOADS, 4), ids=lambda w: w.name)
 def test_shapes_and_dtypes_of_the_workloads(workload: Any) -> None:
     program = workload.program(batch=2)
     state, carry, images = program.abstract()

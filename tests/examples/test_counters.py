@@ -225,7 +225,7 @@ def start(tmp_path: Path, *, picky: bool = False, before: str = "", limit: int =
         env={**os.environ, "PATH": f"{ncu.parent}:{os.environ['PATH']}"})
 
 
-@pytest.mark.parametrize("picky", [False, True])
+@pytest.mark.parametrize("picky", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_from_cases_to_the_table(tmp_path: Path, picky: bool) -> None:
     """With metrics of its own; without, where ncu does not take them."""
     done = start(tmp_path, picky=picky)
@@ -245,6 +245,7 @@ def test_from_cases_to_the_table(tmp_path: Path, picky: bool) -> None:
     assert ("--metrics" in calls[-2]) != picky
 
 
+@pytest.mark.slow
 def test_a_child_that_fails(tmp_path: Path) -> None:
     done = start(tmp_path, before="print('JAX sees no GPU here'); sys.exit(2)")
     assert done.returncode == 1
@@ -252,6 +253,7 @@ def test_a_child_that_fails(tmp_path: Path) -> None:
     assert done.stderr.endswith("\n  JAX sees no GPU here\n")
 
 
+@pytest.mark.slow
 def test_a_child_that_hangs(tmp_path: Path) -> None:
     """Under ncu, whose child it is: both are ended."""
     done = start(tmp_path, limit=3, before="if os.environ.get('STUB'):\n"
@@ -269,8 +271,10 @@ def test_a_child_that_hangs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("arguments", "told"), [
     (["--ncu=no_such_program", "{kept}"], "there is no program no_such_program. It is NVIDIA's"),
-    (["--models=nothing", "{kept}"], "--models: unknown model 'nothing'"),
-    (["--models=mlp"], "give one folder, as benchmarks.prepare makes it")])
+    pytest.param(["--models=nothing", "{kept}"], "--models: unknown model 'nothing'",
+                 marks=pytest.mark.slow),
+    pytest.param(["--models=mlp"], "give one folder, as benchmarks.prepare makes it",
+                 marks=pytest.mark.slow)])
 def test_what_makes_no_sense_is_refused(arguments: list[str], told: str, tmp_path: Path) -> None:
     given = [a.format(kept=tmp_path) for a in arguments]
     done = subprocess.run([sys.executable, "-m", "benchmarks.counters", *given],
@@ -279,6 +283,7 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], told: str, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_without_a_gpu_the_child_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.counters_child", str(tmp_path / "x"), "[]"],

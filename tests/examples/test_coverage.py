@@ -35,8 +35,8 @@ def script() -> ModuleType:
 
 # Parts and larger forms of models that are planned anyway, or much like them and long (decoders
 # beside GPT-2, networks of convolutions beside ResNet-50, MiniLM beside BERT, wav2vec2 beside the
-# ASR encoder, a training step beside its model);
-# micro-graphs of one table.
+# ASR encoder, a training step beside its model); micro-graphs of one table. ViT is left out below,
+# beside BERT.
 _ALIKE = re.compile(r"bert_large|clip|clip_.*|t5_base_encoder|t5_base_decode|repvgg_a0|resnet18|"
                     r"minilm|minilm_f32|gptj_decode|opt_.*|llama_.*|gpt2_beam|inception_v3|googlenet|"
                     r"vgg16|wav2vec2|wav2vec2_train|"
@@ -44,8 +44,8 @@ _ALIKE = re.compile(r"bert_large|clip|clip_.*|t5_base_encoder|t5_base_decode|rep
 
 
 @pytest.mark.parametrize("workload", [
-    *thinned(pytest.param(w, id=name) for name, w in WORKLOADS.items()
-             if not _ALIKE.fullmatch(name)),
+    *thinned(pytest.param(w, id=name, marks=[pytest.mark.slow] if name == "vit_b16" else [])
+             for name, w in WORKLOADS.items() if not _ALIKE.fullmatch(name)),
     *(pytest.param(w, id=name, marks=pytest.mark.slow) for name, w in WORKLOADS.items()
       if _ALIKE.fullmatch(name))])
 def test_the_lines_of_a_model_are_current(workload: Workload, script: ModuleType) -> None:

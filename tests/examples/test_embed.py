@@ -53,7 +53,7 @@ def test_bad_sources_say_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (("--dtype=f64",), "value should be one of <f32|bf16>"),
+    pytest.param(("--dtype=f64",), "value should be one of <f32|bf16>", marks=pytest.mark.slow),
     (("-",), "no sentence in standard input"),
 ])
 def test_the_program_ends_with_status_2_and_one_message(

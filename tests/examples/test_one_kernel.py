@@ -22,7 +22,7 @@ CASES = {
 }
 
 
-# test_zoo.py has BERT at these sizes, too.
+# In CI BERT runs at odd sizes, and OPT in bf16.
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.slow) if name == "bert" else name
                         for name in CASES])
 def case(request: pytest.FixtureRequest) -> Data:

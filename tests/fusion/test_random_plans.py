@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from programs import random_program
 from random_graphs import RandomGraph
+from thinned import thinned
 
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.interp import run_plan
@@ -32,7 +33,7 @@ def check(graph: Graph, seed: int, device: Device | None = None) -> None:
     assert plan_to_text(make_plan(graph, device or Device())) == plan_to_text(plan)
 
 
-@pytest.mark.parametrize("block", range(12))
+@pytest.mark.parametrize("block", thinned(range(12)))
 def test_random_graphs(block: int) -> None:
     for seed in range(block * 20, block * 20 + 20):
         graph = RandomGraph(seed, 10 + seed % 25).graph()
