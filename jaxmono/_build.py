@@ -13,7 +13,7 @@ from jaxmono._key import cache_key, compiler_version, tuned_key
 from jaxmono.codegen import generate
 from jaxmono.codegen.program import Program
 from jaxmono.custom_call import cache
-from jaxmono.fusion import grow, make_plan, prepare
+from jaxmono.fusion import grow, make_plan, planner, prepare
 from jaxmono.fusion.plan import Plan
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.passes import pipeline, simplify
@@ -22,7 +22,8 @@ from jaxmono.tuning.tuner import Choices, tuned_schedule
 
 _log = _logging.get("driver")
 
-OPTIONAL = tuple(sorted({*pipeline.OPTIONAL, *prepare.OPTIONAL, *grow.OPTIONAL}))
+OPTIONAL = tuple(sorted({*pipeline.OPTIONAL, *planner.OPTIONAL, *prepare.OPTIONAL,
+                         *grow.OPTIONAL}))
 """Names of what a kernel can be built without."""
 
 

@@ -1,7 +1,9 @@
 """AttentionForm -> a device function for at most 16 rows: device/attention_few.cuh.
 
-    NAME_prefetch   before the grid barrier: the keys and values of the task into the L2
+    NAME_prefetch   before the stage: the keys and values of the task into shared memory, or, of a
+                    cache that this launch has written, into the L2
     NAME            K, V requested -> Q computed -> FewRows::run -> FewRows::finish -> epilogue
+                    (and new rows, which take their places in K and V)
 
 A decode step has a row or a few per head, and a cache that fits shared memory: its time is that of
 a few dependent accesses. Only softmaxes of 16-bit operands, as in `attention_flash`.
@@ -10,17 +12,19 @@ a few dependent accesses. Only softmaxes of 16-bit operands, as in `attention_fl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.attention_cost import LOAD, Keys, cheapest, total_us
 from jaxmono.codegen.attention_logits import emit_logits, emit_visible, key_range
 from jaxmono.codegen.dot import emit_loader, emit_piece, epilogue_lanes, lane_of
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
-from jaxmono.codegen.operand import Operand
+from jaxmono.codegen.operand import NewRows, Operand
 from jaxmono.codegen.traverse import sources
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.indexing import Index
+from jaxmono.fusion.indexing import Index, Var
 from jaxmono.fusion.key_range import Numbers
 from jaxmono.fusion.plan import AttentionForm, Device, Sig
 from jaxmono.hlo.ir import Value
@@ -120,8 +124,15 @@ def _lanes(code: AttentionCode) -> int:
 
 
 def can_flag(code: AttentionCode, param: Value) -> bool:
-    """Whether a body input may have flags: those that keys and values come from are copied."""
-    return all(param not in sources(code.sig.body, x.value) for x in (code.k, code.v))
+    """Whether a body input may have flags: those that keys and values are copied from have none."""
+    return all(param is not x.param if x.new else param not in sources(code.sig.body, x.value)
+               for x in (code.k, code.v))
+
+
+def has_new_rows(sig: Sig, s: AttentionSchedule) -> bool:
+    """Whether keys or values are a cache in which some rows are new."""
+    code = AttentionCode.of(sig, s)
+    return any(x.new is not None for x in (code.k, code.v))
 
 
 # ---- text --------------------------------------------------------------------------------------
@@ -151,10 +162,16 @@ def _begin(w: Writer, code: AttentionCode) -> None:
 
 
 def emit_prefetch(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
-                  threads: int) -> bool:
-    """Asks the task's keys and values into the L2; False if that may be far too much, or their
-    addresses are in memory. A cache that this launch writes is no matter: L2 has what is written.
+                  given: Collection[Value], threads: int) -> bool:
+    """Requests the task's keys and values, or asks them into the L2; False if that may be far too
+    much, or their addresses are in memory. A cache that this launch writes is no matter for the L2,
+    which has what is written.
     """
+    if _comes_ahead(code, given):
+        _begin(w, code)
+        _emit_loaders(w, code, pointers, ())
+        w.line("A::request(smem, key0, load_k, load_v);")
+        return True
     touched = [(x, size) for x, size in ((code.k, code.form.k.size), (code.v, code.form.v.size))
                if _is_plain(x)]
     if not touched or not _eager(code):
@@ -184,21 +201,43 @@ def _is_plain(x: Operand) -> bool:
         and not x.guard.bounds and not x.others
 
 
+def _comes_ahead(code: AttentionCode, given: Collection[Value]) -> bool:
+    """Whether keys and values can be requested at any time of the launch."""
+    return _eager(code) and all(_is_plain(x) and x.param in given for x in (code.k, code.v))
+
+
+def _emit_loaders(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
+                  read_only: Sequence[Value]) -> None:
+    form = code.form
+    tiles = {form.m: code.s.bq, form.n: code.s.chunk, form.k: 16, form.v: 16}
+    for name, x in (("load_k", code.k), ("load_v", code.v)):
+        emit_loader(w, name, code.sig.body, x, code.element, pointers, {form.batch: "b"}, read_only,
+                    tiles)
+
+
 def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
-              outputs: Sequence[str], read_only: Sequence[Value], mail: str = "") -> None:
+              outputs: Sequence[str], read_only: Sequence[Value], mail: str = "",
+              given: Collection[Value] = (), fetched: str = "false") -> None:
     """The statements of one task; C variables in scope: ``int task``, ``unsigned char* smem``."""
     form, s, body = code.form, code.s, code.sig.body
     eager = _eager(code)
     _begin(w, code)
-    tiles = {form.m: s.bq, form.n: s.chunk, form.k: 16, form.v: 16}
-    for name, x in (("load_k", code.k), ("load_v", code.v)):
-        emit_loader(w, name, body, x, code.element, pointers, {form.batch: "b"}, read_only, tiles)
+    _emit_loaders(w, code, pointers, read_only)
     if not eager:
         emit_visible(w, code, pointers, read_only, inner=False)
         w.line(f"const bool seen = key0 <= high && key0 + {s.chunk} > low;")
-    w.line("syncthreads();  // the previous task is done with shared memory")
-    w.line(f"{'' if eager else 'if (seen) '}A::request(smem, key0, load_k, load_v);")
+    with w.block(f"if (!{fetched})") if _comes_ahead(code, given) else nullcontext():
+        w.line("syncthreads();  // the previous task is done with shared memory")
+        w.line(f"{'' if eager else 'if (seen) '}A::request(smem, key0, load_k, load_v);")
+    news = [_New.of(code, x, at) for x, at in ((code.k, "key"), (code.v, "value")) if x.new]
+    for new in news:
+        new.emit_fetch(w, code, pointers, read_only)
     _emit_q(w, code, pointers, read_only)
+    if news:
+        w.line("cp_async_wait<0>();")
+        w.line("syncthreads();  // all that was copied is there")
+        for new in news:
+            new.emit_store(w, code)
     emit_logits(w, code, pointers, read_only, inner=False)
     w.line("A rows;")
     if eager:
@@ -218,6 +257,72 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
                    m=form.m, n=form.v, tile_m=form.m.size, tile_n=width, lanes=lanes, read="",
                    accumulator="float", skip="", pointers=pointers, outputs=outputs,
                    names={form.batch: "b"}, read_only=read_only)
+
+
+@dataclass(frozen=True)
+class _New:
+    """New rows of keys or values on their way to shared memory, a piece a thread.
+
+    Attributes:
+      at: "key" or "value". wide: the Var along a row. lanes: of a piece.
+    """
+
+    x: Operand
+    new: NewRows
+    at: str
+    wide: Var
+    lanes: int
+
+    @staticmethod
+    def of(code: AttentionCode, x: Operand, at: str) -> _New:
+        new, form = x.new, code.form
+        assert new is not None
+        wide = form.k if at == "key" else form.v
+        lanes = vector_width(code.sig.body, [(new.value, new.index)], [(Index.of(wide), 2)], wide,
+                             limit=8)
+        while lanes > 1 and new.count * wide.size * 2 <= 32 * code.s.warps * lanes:
+            lanes //= 2
+        return _New(x, new, at, wide, lanes)
+
+    @property
+    def pieces(self) -> int:
+        return self.new.count * (self.wide.size // self.lanes)
+
+    def _emit_place(self, w: Writer, code: AttentionCode) -> None:
+        """``i`` of this thread's piece; those of keys and of values belong to different threads."""
+        threads, own = 32 * code.s.warps, "thread_id()"
+        i = own if self.at == "key" else f"{threads - 1} - {own}"
+        each = self.wide.size // self.lanes
+        w.line(f"const int i = {i}, n = {self.at}_at + i / {each}, "
+               f"c = i % {each}{f' * {self.lanes}' if self.lanes > 1 else ''};")
+
+    def emit_fetch(self, w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
+                   read_only: Sequence[Value]) -> None:
+        """Asks for what has come, early: ``NAME_at`` is the first row, ``NAME_new`` the piece."""
+        form = code.form
+        em = BodyEmitter(w, code.sig.body, pointers, var_names={form.batch: "b"},
+                         read_only=read_only)
+        w.line(f"const int {self.at}_at = {em.code(self.new.first)};")
+        w.line(f"Vec<float, {self.lanes}> {self.at}_new{{}};")
+        with w.block(""):
+            self._emit_place(w, code)
+            with w.block(f"if (i < {self.pieces})"):
+                em = BodyEmitter(w, code.sig.body, pointers, lane=self.wide, lanes=self.lanes,
+                                 var_names={form.batch: "b", form.n: "n", self.wide: "c"},
+                                 read_only=read_only)
+                v = em.emit(self.new.value, self.new.index)
+                for e in range(self.lanes):
+                    w.line(f"{self.at}_new.x[{e}] = convert<float>({lane_of(v, str(e))});")
+
+    def emit_store(self, w: Writer, code: AttentionCode) -> None:
+        """To its place in shared memory, if its row is one of the task."""
+        t = c_type(code.element)
+        with w.block(""):
+            self._emit_place(w, code)
+            with w.block(f"if (i < {self.pieces} && n >= key0 && n - key0 < {code.s.chunk})"):
+                w.line(f"for (int e = 0; e < {self.lanes}; ++e)")
+                w.line(f"  *A::{self.at}(smem, n - key0, c + e) = "
+                       f"convert<{t}>({self.at}_new.x[e]);")
 
 
 def _over(count: int, threads: int) -> str:

@@ -14,10 +14,24 @@ from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.sig_code import SigCode
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.plan import Sig
+from jaxmono.fusion.plan import Plan, Sig
 
 UNIT = 256
 """Scratch offsets are counted in these bytes in reference tables."""
+_OWN_MAIL_BYTES = 1 << 20
+"""Of all mailboxes of a Sig, up to which each group has its own."""
+
+
+def most_at_once(plan: Plan, sig: Sig) -> int:
+    """Groups of a Sig in one stage."""
+    return max(sum(g.sig.key == sig.key for g in stage.groups) for stage in plan.stages)
+
+
+def mailboxes(plan: Plan, sig: Sig, words: int) -> int:
+    """How many a Sig has: one for each group, if they are small, so that no barrier has to be
+    between two stages for their sake; else as many as groups of it run at a time."""
+    groups = sum(g.sig.key == sig.key for g in plan.groups)
+    return groups if 4 * words * groups <= _OWN_MAIL_BYTES else most_at_once(plan, sig)
 
 
 @dataclass(frozen=True)
@@ -35,7 +49,9 @@ class Unit:
     mail: int
     """Words in its mailbox per group."""
     slots: int
-    """Most groups of this Sig in one stage: each has counters and mail of its own."""
+    """Most groups of this Sig in one stage: each has counters of its own."""
+    mailboxes: int
+    """Of all groups of this Sig, or as many as there are in one stage (`mailboxes`)."""
     alone: bool
     """No group of it reads and writes the same memory."""
     read_only: tuple[bool, ...]
@@ -101,6 +117,8 @@ class Call:
     trips: int
     table: list[list[tuple[int, int]]]
     workspace_at: int
+    mailboxes: tuple[int, int] = (0, 0)
+    """That of the first group, and how many further on that of the next trip is."""
 
     @property
     def tasks(self) -> int:

@@ -162,6 +162,8 @@ class _Attention:
                                       shared_bytes=_room(request))
         few = attention_few.schedule(sig, request.device, warps=warps,
                                      shared_bytes=_room(request), siblings=request.siblings)
+        if few is not None and attention_few.has_new_rows(sig, few[1]):
+            return few[1]  # others would compute all elements of the cache
         other = attention_wgmma.schedule(
             sig, request.device, shared_bytes=shared,
             siblings=request.siblings) if request.wgmma else None
@@ -202,7 +204,7 @@ class _Attention:
         if schedule.family != "few":
             return False
         return attention_few.emit_prefetch(w, AttentionCode.of(sig, schedule),
-                                           pointers=function.pointers,
+                                           pointers=function.pointers, given=function.given,
                                            threads=function.threads)
 
     def emit_load(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
@@ -226,7 +228,8 @@ class _Attention:
             return
         if schedule.family == "few":
             attention_few.emit_body(w, code, pointers=function.pointers, outputs=function.outputs,
-                                    read_only=tuple(function.read_only), mail=function.mail)
+                                    read_only=tuple(function.read_only), mail=function.mail,
+                                    given=function.given, fetched=function.fetched)
             return
         if schedule.family != "scores":
             family = attention_wgmma if schedule.family == "wgmma" else attention_flash

@@ -109,8 +109,11 @@ class Dispatch:
             step = f" + group * {u.counters}" if many else ""
             args.append(f"{u.name}_arrivals.count{step}")
         if u.mail:
-            step = f" + group * {u.mail}" if many else ""
-            args.append(f"{u.name}_mail.words{step}")
+            first, step = c.mailboxes
+            box = [str(first)] * bool(first) + [f"({trip}) * {step}"] * bool(step) \
+                + ["group"] * many
+            args.append(f"{u.name}_mail.words" + (f" + ({' + '.join(box)}) * {u.mail}"
+                                                  if box else ""))
         if which == "_prefetch":
             w.line(f"{u.name}_prefetch({', '.join([*args, *tail])});")
             return

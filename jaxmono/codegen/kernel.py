@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxmono.codegen.calls import UNIT, Call, Span, Unit
+from jaxmono.codegen.calls import UNIT, Call, Span, Unit, mailboxes, most_at_once
 from jaxmono.codegen.dispatch import Dispatch
 from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES, SWAPPED
 from jaxmono.codegen.errors import CodegenError
@@ -121,7 +121,7 @@ class _Assembly:
         groups = [g for g in self.plan.groups if g.sig.key == sig.key]
         readable = re.sub(r"\W+", "_", sig.name)[:40]
         work = math.ceil(code.workspace_bytes(sig, s) / UNIT) * UNIT
-        slots = max(sum(g.sig.key == sig.key for g in st.groups) for st in self.plan.stages)
+        slots, mail = most_at_once(self.plan, sig), code.mail(sig, s)
         alone = all(not self._memory(g.params) & self._memory(g.results)
                     and len(self._memory(g.results)) == len(g.results) for g in groups)
         read_only = tuple(
@@ -137,8 +137,9 @@ class _Assembly:
         w = Writer(indent=1, parent=self.w)
         load = w if code.emit_load(w, sig, s, names) else None
         return Unit(sig, f"f{number}_{readable}", code, s, tasks, work,
-                     code.counters(sig, s), code.mail(sig, s), slots, alone, read_only, prefetch,
-                     load, code.shared_bytes(sig, s, self.schedule.threads), flagged)
+                     code.counters(sig, s), mail, slots, mailboxes(self.plan, sig, mail), alone,
+                     read_only, prefetch, load,
+                     code.shared_bytes(sig, s, self.schedule.threads), flagged)
 
     def _is_behind(self, sig: Sig) -> bool:
         """Whether a grid barrier may be in front of it."""
@@ -156,6 +157,9 @@ class _Assembly:
             threads=self.schedule.threads, workspace="workspace" if workspace else "",
             arrivals="arrivals" if counters else "", mail="mailed" if mail else "",
             fetched="fetched" if fetched else "false", behind=self._is_behind(sig),
+            given=frozenset(v for i, v in enumerate(body.inputs) if all(
+                self.buffers[g.params[i]].place is Place.INPUT
+                for g in self.plan.groups if g.sig.key == sig.key)),
             flagged=frozenset(v for v, f in zip(body.inputs, flagged, strict=False) if f))
 
     def _of(self, group: Group) -> Unit:
@@ -278,7 +282,7 @@ class _Assembly:
             w.line(f"JM_STATE Counters<{u.slots * u.counters}> {u.name}_arrivals;")
             extra.append("uint32_t* arrivals")
         if u.mail:
-            w.line(f"JM_STATE Mailbox<{u.slots * u.mail}> {u.name}_mail;")
+            w.line(f"JM_STATE Mailbox<{u.mailboxes * u.mail}> {u.name}_mail;")
             extra.append("float* mailed")
         w.comment(f"{u.sig.kind} {u.sig.name}: {_ops(u.sig)}")
         w.comment(f"{u.tasks} tasks, {u.schedule}")
@@ -457,13 +461,23 @@ class _Assembly:
             table = [[self._reference(b) for b in (*g.params, *g.results)]
                      for x in by_sig for g in x[key]]
             if unit.tasks:
+                boxes = [self._mailbox(x[key][0]) for x in by_sig]
+                step = boxes[1] - boxes[0] if len(boxes) > 1 else 0
                 calls.append(Call(unit, f"stage{number}_{n}", len(groups), len(rows), table,
-                                   work[key]))
+                                   work[key], (boxes[0], step)))
         if has_load(calls):
             return calls  # producers are ahead in every task
         # Those with a prefetch come first: of a block's tasks only the first is fetched before the
         # barrier, and a stage may have more tasks than there are blocks.
         return sorted(calls, key=lambda c: c.unit.prefetch is None)
+
+
+    def _mailbox(self, first: Group) -> int:
+        """The mailbox of the first group of a call; those of the others follow."""
+        unit = self._of(first)
+        if unit.mailboxes < sum(g.sig.key == first.sig.key for g in self.plan.groups):
+            return 0
+        return [g.id for g in self.plan.groups if g.sig.key == first.sig.key].index(first.id)
 
 
 def _ops(sig: Sig) -> str:

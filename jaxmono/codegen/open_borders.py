@@ -1,14 +1,15 @@
 """Which borders of a plan need no grid barrier, once its schedules are known (`fusion.flags`).
 
 A family of device functions says for each param and result of a Sig whether it can have flags
-(`SigCode.can_flag`); mailboxes, counters and workspaces are used again from stage to stage, so a
-barrier has to be between two stages that have the same.
+(`SigCode.can_flag`). Large mailboxes, counters and workspaces are used again from stage to stage,
+so a barrier has to be between two stages that have the same.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+from jaxmono.codegen.calls import mailboxes
 from jaxmono.codegen.dot_wgmma import SWAPPED
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.schedule import KernelSchedule
@@ -43,7 +44,9 @@ def apart(plan: Plan, schedule: KernelSchedule) -> set[tuple[int, int]]:
     for i, stage in enumerate(plan.stages):
         for sig in {g.sig.key: g.sig for g in stage.groups}.values():
             code, s = code_for(sig), schedule.sigs[sig.key]
-            if code.counters(sig, s) or code.mail(sig, s):
+            mail = code.mail(sig, s)
+            if code.counters(sig, s) or (mail and mailboxes(plan, sig, mail) < sum(
+                    g.sig.key == sig.key for g in plan.groups)):
                 users.setdefault(sig.key, []).append(i)
             if code.workspace_bytes(sig, s) and users.get("", [-1])[-1] != i:
                 users.setdefault("", []).append(i)

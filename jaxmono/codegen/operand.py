@@ -42,6 +42,22 @@ class Source:
 
 
 @dataclass(frozen=True)
+class NewRows:
+    """What takes the place of some rows of a buffer (a cache that has been updated).
+
+    Attributes:
+      value, index: the elements, demanded over (batch, outer, k) as the operand.
+      first: the first of the rows, in the operand's Var ``rows``. count: of them.
+    """
+
+    value: Value
+    index: IndexMap
+    rows: Var
+    first: Index
+    count: int
+
+
+@dataclass(frozen=True)
 class Operand:
     """One operand of a contraction as its loader sees it.
 
@@ -54,6 +70,7 @@ class Operand:
       guard: where the elements are those of the buffer; they are zeros elsewhere.
       others: buffers that take the place of ``param`` in some places.
       picked: the buffer that elements are taken from one by one, if they are; zeros elsewhere.
+      new: rows that are not the buffer's.
     """
 
     value: Value
@@ -66,6 +83,7 @@ class Operand:
     guard: Guard = NO_GUARD
     others: tuple[Source, ...] = ()
     picked: Source | None = None
+    new: NewRows | None = None
 
     @property
     def k_major(self) -> bool:
@@ -88,11 +106,13 @@ class View:
     choice: Guard = NO_GUARD
 
 
-def views_of_params(body: Graph, value: Value, index: IndexMap) -> list[View] | None:
+def views_of_params(body: Graph, value: Value, index: IndexMap,
+                    updates: list[Demand] | None = None) -> list[View] | None:
     """The body inputs that ``value`` is made of by pure views; None if it is not.
 
     Ops that only select elements (gather of rows, dynamic_slice) count as views; so do padding
-    with zeros and concatenation.
+    with zeros and concatenation. With a list ``updates``, so does an update of a buffer, which goes
+    into it: where its guard holds, the elements are not those of the view.
     """
     inputs = set(body.inputs)
     guard: list[Bound] = []
@@ -105,7 +125,10 @@ def views_of_params(body: Graph, value: Value, index: IndexMap) -> list[View] | 
             return None
         if isinstance(op, ops.Concatenate) and len(needs) > 1:
             return _joined(body, needs, guard)
-        if isinstance(op, ops.Pad) and _is_zero(body, op.padding_value):
+        if isinstance(op, ops.DynamicUpdateSlice) and updates is not None:
+            updates.append(first)
+            first = list(needs)[-1]
+        elif isinstance(op, ops.Pad) and _is_zero(body, op.padding_value):
             guard.extend(_open(first.guard))
         elif len(needs) != 1 or first.guard.bounds or not _selects(op.opcode):
             return None
@@ -173,6 +196,24 @@ def stride(offset: Index, var: Var) -> int | None:
         return 0
     rest = offset - Index.of(var) * offset.coefficient(var)
     return None if rest.depends_on(var) else offset.coefficient(var)
+
+
+def analyse_updated(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var,
+                    itemsize: int, rows: Var) -> Operand:
+    """As `analyse`, of an operand that may be a buffer with some new ``rows`` in it."""
+    updates: list[Demand] = []
+    sources = views_of_params(body, value, index, updates) or ()
+    if len(updates) == 1 and len(sources) == 1 and len(updates[0].guard.bounds) == 1:
+        ((at, low, count),) = updates[0].guard.bounds
+        first = Index.of(rows) - at
+        if low == 0 and not first.variables and not sources[0].guard.bounds:
+            new = NewRows(updates[0].value, updates[0].index, rows, first, count)
+            for var in (k, outer):
+                made = _copied(Operand(value, index, outer, k, var, new=new), sources,
+                               16 // itemsize)
+                if made is not None:
+                    return made
+    return analyse(body, value, index, outer, k, itemsize)
 
 
 def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, itemsize: int, *,

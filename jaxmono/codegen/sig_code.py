@@ -29,6 +29,8 @@ class Function:
       task: ``int``, in [0, tasks). smem: ``unsigned char*``, 128-byte aligned shared memory, which
         the block's previous task may still be reading.
       behind: a grid barrier may be in front of it.
+      given: inputs whose contents are there when the launch begins, and stay until all groups that
+        read them are done (what is updated in place, with its old contents).
       flagged: inputs whose elements lie in words with flags: their pointers are ``Flagged<T>``
         (device/flagged.cuh), as are those of such outputs.
     """
@@ -44,6 +46,7 @@ class Function:
     task: str = "task"
     smem: str = "smem"
     behind: bool = True
+    given: frozenset[Value] = frozenset()
     flagged: frozenset[Value] = frozenset()
 
 
@@ -105,8 +108,8 @@ class SigCode(Protocol):
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
         """The statements that may run before the grid barrier in front of the group's stage.
 
-        They read only inputs that nothing in the launch writes (others they may ask into the L2,
-        where whatever is written later replaces it), and may use all of ``smem``: the block's next
+        They read only `Function.given` inputs (others they may ask into the L2, where whatever is
+        written later replaces it), and may use all of ``smem``: the block's next
         task is the one that they were emitted for. False: there are none.
         """
         ...

@@ -10,6 +10,7 @@ only, and everything inside is computed once.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -86,6 +87,7 @@ class State:
       folded: ops of row drafts that contractions recompute; several own them.
       folds: how many row drafts were folded.
       banned: ops that may not grow into a draft (set when a first attempt made a cycle).
+      views: updates that are never stored, and those in place that they repeat (cache_rows.py).
       without: names of decisions that are left out, to measure what they are worth.
       refused: decisions that were not taken, and why, each one line for the user.
     """
@@ -98,9 +100,15 @@ class State:
     in_place: dict[Op, int] = field(default_factory=dict)
     folded: dict[Op, None] = field(default_factory=dict)
     banned: set[Op] = field(default_factory=set)
+    views: Mapping[Op, Op] = field(default_factory=dict[Op, Op])
     folds: int = 0
     without: frozenset[str] = frozenset()
     refused: dict[str, None] = field(default_factory=dict)
+
+    @cached_property
+    def late(self) -> frozenset[Op]:
+        """Updates in place that other groups must not do on the way."""
+        return frozenset(self.views.values())
 
     @cached_property
     def depth(self) -> dict[Value, int]:

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from jaxmono.fusion import order
@@ -50,16 +50,19 @@ class Formulation:
     updates: dict[Value, Draft]
 
 
-def formulate(graph: Graph, device: Device, without: Collection[str] = ()) -> Formulation:
+def formulate(graph: Graph, device: Device, without: Collection[str] = (),
+              views: Mapping[Op, Op] | None = None) -> Formulation:
     """Drafts for the whole graph.
 
     Groups that would wait on each other (two results of one group, one needing the other through
     a third) are taken apart and the formulation runs again; single ops always order.
-    ``without``: of `grow.OPTIONAL`, what is left out.
+    ``without``: of `grow.OPTIONAL`, what is left out. ``views``: of `cache_rows.apart`; what they
+    repeat is done at the end, by loops.
     """
     banned: set[Op] = set()
     for _ in range(MAX_ATTEMPTS):
-        state = State(graph, device, banned=set(banned), without=frozenset(without))
+        state = State(graph, device, banned=set(banned), without=frozenset(without),
+                      views=views or {})
         find_in_place(state)
         grow(state)
         trim(state)

@@ -44,7 +44,7 @@ def grow(state: State) -> None:
 
 def _join(state: State, op: Op) -> bool:
     in_place = op in state.in_place
-    if op in state.banned or not (isinstance(op, JOINABLE) or in_place):
+    if op in state.banned or op in state.late or not (isinstance(op, JOINABLE) or in_place):
         return False
     draft = _target(state, op)
     if draft is None:

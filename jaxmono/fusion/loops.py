@@ -57,7 +57,7 @@ def materialise(state: State) -> None:
             continue
         stored = any(r in outputs for r in op.results) or op in state.in_place \
             or isinstance(op, ops.Stored) or (
-            not _is_free(op, weights, reading)
+            op not in state.views and not _is_free(op, weights, reading)
             and (_repeats(op, evals, sinks, weights, counts, state.device)
                  or _is_early(state, op, sinks, weights)
                  or _is_awaited(op, slower, weights, state.device)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
-from jaxmono.fusion import memory
+from jaxmono.fusion import cache_rows, memory
 from jaxmono.fusion.bodies import make_sig
 from jaxmono.fusion.draft import Draft
 from jaxmono.fusion.edges import sync_edges
@@ -27,6 +27,8 @@ from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import TensorType
 
 MODES = ("monolithic", "auto", "stitch")
+OPTIONAL = ("cache_rows",)
+"""Decisions that `make_plan` can leave out."""
 
 
 def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
@@ -40,8 +42,8 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
       mode: "monolithic", "auto" or "stitch" (the same here: regions were chosen before).
       aliases: (output, input) pairs that the caller wants in one buffer. An output that updates
         the input in place gets it anyway; any other pair is noted and left to XLA.
-      without: names of `prepare.OPTIONAL` and `grow.OPTIONAL` to leave out; other names are not
-        looked at.
+      without: names of `OPTIONAL`, `prepare.OPTIONAL` and `grow.OPTIONAL` to leave out; other names
+        are not looked at.
 
     Raises:
       PlanError: if an op is refused (the message says which and why) or the plan is not legal.
@@ -56,11 +58,15 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
     if graph.captures:
         raise PlanError("the graph uses values from outside; make them inputs (regions.cut)")
     graph, refused = prepare(graph, device, without)
-    form = formulate(graph, device, without)
-    if exact := exact_dots(graph):  # known before groups are formed, but for attention's
+    graph, views = (graph, {}) if "cache_rows" in without else cache_rows.apart(graph)
+    form = formulate(graph, device, without, views)
+    if again := cache_rows.stored(form, views):  # known once there are groups
+        graph, views = cache_rows.together(graph, views, again)
+        form = formulate(graph, device, without, views)
+    if exact := exact_dots(graph):  # likewise, but for attention's
         graph, more = split_reduces(as_products(graph, exact, form.groups), device)
         refused = (*refused, *more)
-        form = formulate(graph, device, without)
+        form = formulate(graph, device, without, views)
     plan = _assemble(graph, device, form)
     notes = [*plan.notes, *dict.fromkeys(refused)]
     made = {(b.index, b.alias) for b in plan.outputs if b.alias is not None}

@@ -45,6 +45,8 @@ def _balance(form: Formulation, sigs: Mapping[Draft, Sig], device: Device) -> di
         high = min((stage[s] - 1 for s in after[d]), default=late[d])
         if high <= stage[d] or d.kind in ("dot", "attention"):
             continue
+        if form.state.late.intersection(d.ops):  # behind one barrier with all others
+            low = high
         # Only cheap groups move: a tie keeps the earliest stage, where most is still free.
         load[stage[d]] -= time[d]
         best = min(range(low, high + 1), key=lambda s: (_crowding(load[s], time[d]), s))

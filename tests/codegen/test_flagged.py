@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from contraction_harness import build, check_exact, dot_sigs, plan_of, small_int
 from harness import run_program
 from lost_waits import rewritten
 
-from jaxmono.codegen import Program, cuda_target, generate, headers
+from jaxmono.codegen import Program, calls, cuda_target, generate, headers
 from jaxmono.codegen import compile as compiling
 from jaxmono.codegen.dot_gemv_shape import GRANULE
 from jaxmono.codegen.dot_schedule import DotSchedule
@@ -116,8 +117,20 @@ def test_nobody_waits_for_what_a_pad_puts_in_place(kind: str) -> None:
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_mail_between_two_uses_needs_a_barrier() -> None:
+def test_layers_have_mailboxes_of_their_own() -> None:
+    """In each trip of a loop, and behind it, words that no other stage of the launch has used."""
+    plan = layers(F32, alike=True)
+    split = schedules(plan, split=2)
+    assert apart(plan, KernelSchedule(sigs=split)) == set()
+    program = build(plan, split)
+    assert len(re.findall(r"_mail\.words[^,)]*trip", program.source)) >= 1
+    check_exact(plan, program, inputs=small_integers(plan.graph, high=1), seeds=tuple(range(5)),
+                blocks=(1, 3))
+
+
+def test_mail_between_two_uses_needs_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same mailbox in each layer: what a slow block has not emptied must not be written."""
+    monkeypatch.setattr(calls, "_OWN_MAIL_BYTES", 0)
     plan = layers(F32, alike=True)
     split = schedules(plan, split=2)
     assert apart(plan, KernelSchedule(sigs=split)) == {(0, 2), (1, 3), (2, 4), (3, 5)}

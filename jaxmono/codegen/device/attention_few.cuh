@@ -54,6 +54,14 @@ struct FewRows {
     return TileQ::at(smem + Q_AT, row, d);
   }
 
+  // An element of a key, of a value, of the task.
+  JM_DEVICE static T* key(unsigned char* smem, int n, int d) {
+    return TileK::at(smem + K_AT, K_D_MAJOR ? n : d, K_D_MAJOR ? d : n);
+  }
+  JM_DEVICE static T* value(unsigned char* smem, int n, int d) {
+    return TileV::at(smem + V_AT, V_KEY_MAJOR ? d : n, V_KEY_MAJOR ? n : d);
+  }
+
   // Requests keys and values from key0 on.
   template <class LoadK, class LoadV>
   JM_DEVICE static void request(unsigned char* smem, int key0, const LoadK& load_k,
