@@ -110,8 +110,8 @@ def test_an_ablation_has_keys_of_its_own() -> None:
     (kernel,) = ahead.planned(case, "monolithic")
     keys = {build(replace(kernel.job, without=frozenset(names)), _config.read(), plan_only=True).key
             for names in ([], *([name] for name in OPTIONAL), OPTIONAL)}
-    assert set(OPTIONAL) == {"back_to_back", "padding", "share_k", "window_rows"}
-    assert len(keys) == 6
+    assert set(OPTIONAL) == {"back_to_back", "cache_rows", "padding", "share_k", "window_rows"}
+    assert len(keys) == 7
 
 
 @pytest.mark.slow
@@ -120,5 +120,5 @@ def test_an_unknown_ablation_is_refused() -> None:
         [sys.executable, "-m", "benchmarks.prepare", "--cache_dir=unused", "--models=mlp",
          "--without=pading"], capture_output=True, text=True, check=False)
     assert told.returncode == 2
-    assert ("--without=pading: a kernel can be made without back_to_back, padding, share_k"
+    assert ("--without=pading: a kernel can be made without back_to_back, cache_rows, padding"
             in told.stderr)
