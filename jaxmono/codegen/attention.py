@@ -15,7 +15,7 @@ from jaxmono.codegen.dot import emit_epilogue, emit_loader, epilogue_lanes, row_
 from jaxmono.codegen.dot_schedule import mma_type, tile_bytes
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.errors import CodegenError
-from jaxmono.codegen.operand import Operand, analyse, analyse_updated
+from jaxmono.codegen.operand import Operand, analyse
 from jaxmono.codegen.panel import WarpRows
 from jaxmono.codegen.row_chain import RowOutput, emit_row_chain, warp_team
 from jaxmono.codegen.writer import Writer
@@ -68,14 +68,13 @@ class AttentionCode:
         q = form.first.rhs if form.first_swapped else form.first.lhs
         k = form.first.lhs if form.first_swapped else form.first.rhs
         size = t.itemsize
-        # the second contraction runs over n: its "outer" Var is v
-        keys = sig.body, k, form.rhs_index, form.n, form.k, size
-        values = sig.body, form.value, form.value_index, form.v, form.n, size
-        few = s.family == "few"  # which knows new rows of a cache
+        rows = form.n if s.family == "few" else None  # which knows new rows of a cache
         return AttentionCode(
-            sig, form, s, t, analyse(sig.body, q, form.lhs_index, form.m, form.k, size),
-            analyse_updated(*keys, form.n) if few else analyse(*keys),
-            analyse_updated(*values, form.n) if few else analyse(*values))
+            sig, form, s, t,
+            analyse(sig.body, q, form.lhs_index, form.m, form.k, size),
+            analyse(sig.body, k, form.rhs_index, form.n, form.k, size, rows=rows),
+            # the second contraction runs over n: its "outer" Var is v
+            analyse(sig.body, form.value, form.value_index, form.v, form.n, size, rows=rows))
 
     @property
     def tiles(self) -> int:

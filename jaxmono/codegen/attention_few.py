@@ -12,8 +12,8 @@ a few dependent accesses. Only softmaxes of 16-bit operands, as in `attention_fl
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
@@ -261,68 +261,81 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
 
 @dataclass(frozen=True)
 class _New:
-    """New rows of keys or values on their way to shared memory, a piece a thread.
+    """New rows of keys or values on their way to shared memory, a piece or a few a thread.
 
     Attributes:
-      at: "key" or "value". wide: the Var along a row. lanes: of a piece.
+      at: "key" or "value". wide: the Var along a row. lanes: of a piece. threads: of the block.
     """
 
-    x: Operand
     new: NewRows
     at: str
     wide: Var
     lanes: int
+    threads: int
 
     @staticmethod
     def of(code: AttentionCode, x: Operand, at: str) -> _New:
-        new, form = x.new, code.form
+        new, form, threads = x.new, code.form, 32 * code.s.warps
         assert new is not None
         wide = form.k if at == "key" else form.v
         lanes = vector_width(code.sig.body, [(new.value, new.index)], [(Index.of(wide), 2)], wide,
                              limit=8)
-        while lanes > 1 and new.count * wide.size * 2 <= 32 * code.s.warps * lanes:
+        while lanes > 1 and new.count * wide.size * 2 <= threads * lanes:
             lanes //= 2
-        return _New(x, new, at, wide, lanes)
+        return _New(new, at, wide, lanes, threads)
 
     @property
     def pieces(self) -> int:
         return self.new.count * (self.wide.size // self.lanes)
 
-    def _emit_place(self, w: Writer, code: AttentionCode) -> None:
-        """``i`` of this thread's piece; those of keys and of values belong to different threads."""
-        threads, own = 32 * code.s.warps, "thread_id()"
-        i = own if self.at == "key" else f"{threads - 1} - {own}"
+    @property
+    def trips(self) -> int:
+        """Pieces of a thread."""
+        return math.ceil(self.pieces / self.threads)
+
+    @property
+    def own(self) -> str:
+        """The piece of a trip, as it waits in registers."""
+        return f"{self.at}_new" + ("[j]" if self.trips > 1 else "")
+
+    @contextmanager
+    def _each(self, w: Writer) -> Generator[None]:
+        """This thread's pieces ``i``; those of keys and of values belong to different threads."""
+        i = "thread_id()" if self.at == "key" else f"{self.threads - 1} - thread_id()"
         each = self.wide.size // self.lanes
-        w.line(f"const int i = {i}, n = {self.at}_at + i / {each}, "
-               f"c = i % {each}{f' * {self.lanes}' if self.lanes > 1 else ''};")
+        many = self.trips > 1
+        if many:
+            w.directive("#pragma unroll")
+        with w.block(f"for (int j = 0; j < {self.trips}; ++j)" if many else ""):
+            w.line(f"const int i = {i}{f' + j * {self.threads}' if many else ''}, "
+                   f"n = {self.at}_at + i / {each}, "
+                   f"c = i % {each}{f' * {self.lanes}' if self.lanes > 1 else ''};")
+            yield
 
     def emit_fetch(self, w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
                    read_only: Sequence[Value]) -> None:
-        """Asks for what has come, early: ``NAME_at`` is the first row, ``NAME_new`` the piece."""
+        """Asks for what has come, early: ``NAME_at`` is the first row, ``NAME_new`` the pieces."""
         form = code.form
         em = BodyEmitter(w, code.sig.body, pointers, var_names={form.batch: "b"},
                          read_only=read_only)
         w.line(f"const int {self.at}_at = {em.code(self.new.first)};")
-        w.line(f"Vec<float, {self.lanes}> {self.at}_new{{}};")
-        with w.block(""):
-            self._emit_place(w, code)
-            with w.block(f"if (i < {self.pieces})"):
-                em = BodyEmitter(w, code.sig.body, pointers, lane=self.wide, lanes=self.lanes,
-                                 var_names={form.batch: "b", form.n: "n", self.wide: "c"},
-                                 read_only=read_only)
-                v = em.emit(self.new.value, self.new.index)
-                for e in range(self.lanes):
-                    w.line(f"{self.at}_new.x[{e}] = convert<float>({lane_of(v, str(e))});")
+        count = f"[{self.trips}]" if self.trips > 1 else ""
+        w.line(f"Vec<float, {self.lanes}> {self.at}_new{count}{{}};")
+        with self._each(w), w.block(f"if (i < {self.pieces})"):
+            em = BodyEmitter(w, code.sig.body, pointers, lane=self.wide, lanes=self.lanes,
+                             var_names={form.batch: "b", form.n: "n", self.wide: "c"},
+                             read_only=read_only)
+            v = em.emit(self.new.value, self.new.index)
+            for e in range(self.lanes):
+                w.line(f"{self.own}.x[{e}] = convert<float>({lane_of(v, str(e))});")
 
     def emit_store(self, w: Writer, code: AttentionCode) -> None:
         """To its place in shared memory, if its row is one of the task."""
-        t = c_type(code.element)
-        with w.block(""):
-            self._emit_place(w, code)
-            with w.block(f"if (i < {self.pieces} && n >= key0 && n - key0 < {code.s.chunk})"):
-                w.line(f"for (int e = 0; e < {self.lanes}; ++e)")
-                w.line(f"  *A::{self.at}(smem, n - key0, c + e) = "
-                       f"convert<{t}>({self.at}_new.x[e]);")
+        inside = f"i < {self.pieces} && n >= key0 && n - key0 < {code.s.chunk}"
+        with self._each(w), w.block(f"if ({inside})"):
+            w.line(f"for (int e = 0; e < {self.lanes}; ++e)")
+            w.line(f"  *A::{self.at}(smem, n - key0, c + e) = "
+                   f"convert<{c_type(code.element)}>({self.own}.x[e]);")
 
 
 def _over(count: int, threads: int) -> str:

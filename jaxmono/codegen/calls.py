@@ -22,16 +22,10 @@ _OWN_MAIL_BYTES = 1 << 20
 """Of all mailboxes of a Sig, up to which each group has its own."""
 
 
-def most_at_once(plan: Plan, sig: Sig) -> int:
-    """Groups of a Sig in one stage."""
-    return max(sum(g.sig.key == sig.key for g in stage.groups) for stage in plan.stages)
-
-
-def mailboxes(plan: Plan, sig: Sig, words: int) -> int:
-    """How many a Sig has: one for each group, if they are small, so that no barrier has to be
-    between two stages for their sake; else as many as groups of it run at a time."""
-    groups = sum(g.sig.key == sig.key for g in plan.groups)
-    return groups if 4 * words * groups <= _OWN_MAIL_BYTES else most_at_once(plan, sig)
+def has_own_mail(plan: Plan, sig: Sig, words: int) -> bool:
+    """Whether each group of a Sig has a mailbox of so many words for itself, so that no barrier has
+    to be between two stages for its sake; else those of the next stage use them again."""
+    return 4 * words * sum(g.sig.key == sig.key for g in plan.groups) <= _OWN_MAIL_BYTES
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ class Unit:
     slots: int
     """Most groups of this Sig in one stage: each has counters of its own."""
     mailboxes: int
-    """Of all groups of this Sig, or as many as there are in one stage (`mailboxes`)."""
+    """Of all groups of this Sig (`has_own_mail`), or as many as ``slots``."""
     alone: bool
     """No group of it reads and writes the same memory."""
     read_only: tuple[bool, ...]

@@ -110,10 +110,9 @@ class Dispatch:
             args.append(f"{u.name}_arrivals.count{step}")
         if u.mail:
             first, step = c.mailboxes
-            box = [str(first)] * bool(first) + [f"({trip}) * {step}"] * bool(step) \
-                + ["group"] * many
-            args.append(f"{u.name}_mail.words" + (f" + ({' + '.join(box)}) * {u.mail}"
-                                                  if box else ""))
+            terms = ((first, str(first)), (step, f"({trip}) * {step}"), (many, "group"))
+            box = " + ".join(text for counts, text in terms if counts)
+            args.append(f"{u.name}_mail.words{f' + ({box}) * {u.mail}' if box else ''}")
         if which == "_prefetch":
             w.line(f"{u.name}_prefetch({', '.join([*args, *tail])});")
             return

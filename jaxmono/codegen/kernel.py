@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxmono.codegen.calls import UNIT, Call, Span, Unit, mailboxes, most_at_once
+from jaxmono.codegen.calls import UNIT, Call, Span, Unit, has_own_mail
 from jaxmono.codegen.dispatch import Dispatch
 from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES, SWAPPED
 from jaxmono.codegen.errors import CodegenError
@@ -121,7 +121,9 @@ class _Assembly:
         groups = [g for g in self.plan.groups if g.sig.key == sig.key]
         readable = re.sub(r"\W+", "_", sig.name)[:40]
         work = math.ceil(code.workspace_bytes(sig, s) / UNIT) * UNIT
-        slots, mail = most_at_once(self.plan, sig), code.mail(sig, s)
+        slots = max(sum(g.sig.key == sig.key for g in st.groups) for st in self.plan.stages)
+        mail = code.mail(sig, s)
+        boxes = len(groups) if has_own_mail(self.plan, sig, mail) else slots
         alone = all(not self._memory(g.params) & self._memory(g.results)
                     and len(self._memory(g.results)) == len(g.results) for g in groups)
         read_only = tuple(
@@ -137,8 +139,7 @@ class _Assembly:
         w = Writer(indent=1, parent=self.w)
         load = w if code.emit_load(w, sig, s, names) else None
         return Unit(sig, f"f{number}_{readable}", code, s, tasks, work,
-                     code.counters(sig, s), mail, slots, mailboxes(self.plan, sig, mail), alone,
-                     read_only, prefetch, load,
+                     code.counters(sig, s), mail, slots, boxes, alone, read_only, prefetch, load,
                      code.shared_bytes(sig, s, self.schedule.threads), flagged)
 
     def _is_behind(self, sig: Sig) -> bool:
@@ -471,11 +472,9 @@ class _Assembly:
         # barrier, and a stage may have more tasks than there are blocks.
         return sorted(calls, key=lambda c: c.unit.prefetch is None)
 
-
     def _mailbox(self, first: Group) -> int:
         """The mailbox of the first group of a call; those of the others follow."""
-        unit = self._of(first)
-        if unit.mailboxes < sum(g.sig.key == first.sig.key for g in self.plan.groups):
+        if self._of(first).mailboxes == self._of(first).slots:
             return 0
         return [g.id for g in self.plan.groups if g.sig.key == first.sig.key].index(first.id)
 

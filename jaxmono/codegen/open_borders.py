@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from jaxmono.codegen.calls import mailboxes
+from jaxmono.codegen.calls import has_own_mail
 from jaxmono.codegen.dot_wgmma import SWAPPED
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.schedule import KernelSchedule
@@ -44,9 +44,7 @@ def apart(plan: Plan, schedule: KernelSchedule) -> set[tuple[int, int]]:
     for i, stage in enumerate(plan.stages):
         for sig in {g.sig.key: g.sig for g in stage.groups}.values():
             code, s = code_for(sig), schedule.sigs[sig.key]
-            mail = code.mail(sig, s)
-            if code.counters(sig, s) or (mail and mailboxes(plan, sig, mail) < sum(
-                    g.sig.key == sig.key for g in plan.groups)):
+            if code.counters(sig, s) or not has_own_mail(plan, sig, code.mail(sig, s)):
                 users.setdefault(sig.key, []).append(i)
             if code.workspace_bytes(sig, s) and users.get("", [-1])[-1] != i:
                 users.setdefault("", []).append(i)

@@ -47,12 +47,11 @@ class NewRows:
 
     Attributes:
       value, index: the elements, demanded over (batch, outer, k) as the operand.
-      first: the first of the rows, in the operand's Var ``rows``. count: of them.
+      first: the first of the rows. count: of them.
     """
 
     value: Value
     index: IndexMap
-    rows: Var
     first: Index
     count: int
 
@@ -198,37 +197,25 @@ def stride(offset: Index, var: Var) -> int | None:
     return None if rest.depends_on(var) else offset.coefficient(var)
 
 
-def analyse_updated(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var,
-                    itemsize: int, rows: Var) -> Operand:
-    """As `analyse`, of an operand that may be a buffer with some new ``rows`` in it."""
-    updates: list[Demand] = []
-    sources = views_of_params(body, value, index, updates) or ()
-    if len(updates) == 1 and len(sources) == 1 and len(updates[0].guard.bounds) == 1:
-        ((at, low, count),) = updates[0].guard.bounds
-        first = Index.of(rows) - at
-        if low == 0 and not first.variables and not sources[0].guard.bounds:
-            new = NewRows(updates[0].value, updates[0].index, rows, first, count)
-            for var in (k, outer):
-                made = _copied(Operand(value, index, outer, k, var, new=new), sources,
-                               16 // itemsize)
-                if made is not None:
-                    return made
-    return analyse(body, value, index, outer, k, itemsize)
-
-
 def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, itemsize: int, *,
-            several: bool = False) -> Operand:
+            several: bool = False, rows: Var | None = None) -> Operand:
     """Decides how an operand demanded at ``index`` is loaded, for pieces of 16 bytes.
 
-    ``several``: pieces may come from several buffers, which a concatenation joins.
+    ``several``: pieces may come from several buffers, which a concatenation joins. ``rows``: of an
+    update of one buffer, whose own elements the operand then has apart (`Operand.new`).
     """
     piece = 16 // itemsize
-    sources = views_of_params(body, value, index)
+    updates: list[Demand] | None = None if rows is None else []
+    sources = views_of_params(body, value, index, updates)
+    new = _new_rows(updates, rows, sources) if updates and rows and sources else None
+    if updates and new is None:
+        sources = None
     if sources and len(sources) <= (MAX_SOURCES if several else 1):
         for var in (k, outer):
-            made = _copied(Operand(value, index, outer, k, var), sources, piece)
+            made = _copied(Operand(value, index, outer, k, var, new=new), sources, piece)
             if made is not None:
                 return made
+    if sources and new is None and len(sources) <= (MAX_SOURCES if several else 1):
         view = sources[0]
         offset = linearize(view.index, view.param.type.dims)
         major = outer if stride(offset, outer) == 1 else k
@@ -236,6 +223,17 @@ def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, item
         picked = Source(view.param, offset, view.guard) if len(sources) == 1 and static else None
         return Operand(value, index, outer, k, major, picked=picked)
     return Operand(value, index, outer, k, _computed_major(body, value, index, outer, k))
+
+
+def _new_rows(updates: Sequence[Demand], rows: Var, sources: Sequence[View]) -> NewRows | None:
+    """Those of a single update that replaces whole ``rows`` of one buffer that is not padded."""
+    bounds = [x for d in updates for x in d.guard.bounds]
+    if len(updates) != 1 or len(bounds) != 1 or len(sources) != 1 or sources[0].guard.bounds:
+        return None
+    ((at, low, count),) = bounds
+    first = Index.of(rows) - at
+    return None if low or first.variables else NewRows(updates[0].value, updates[0].index, first,
+                                                       count)
 
 
 def _copied(x: Operand, sources: Sequence[View], piece: int) -> Operand | None:

@@ -30,33 +30,43 @@ MAX_NEW = 4
 """New rows of a cache: a thread has a piece of one."""
 
 
-def apart(graph: Graph) -> tuple[Graph, dict[Op, Op]]:
-    """``graph`` with such updates twice, itself if it has none; and of each view the update in
-    place that it repeats."""
+def apart(graph: Graph) -> tuple[Graph, dict[Op, Op], tuple[str, ...]]:
+    """``graph`` with such updates twice, itself if it has none; of each view the update in place
+    that it repeats; and of caches that are read behind their updates, why, each one line."""
     views: dict[Op, Op] = {}
     seen: dict[Value, Value] = {}
+    refused: list[str] = []
     out: list[Op] = []
     for o in graph.ops:
         o = o.clone(seen) if any(v in seen for v in o.uses) else o
         out.append(o)
-        if isinstance(o, ops.DynamicUpdateSlice) and _is_read_by_few(graph, o):
-            view = o.clone({}, fresh_results=True)
-            out.append(view)
-            views[view] = o
-            seen[o.result] = view.results[0]
-    return (Graph(graph.inputs, tuple(out), graph.outputs, graph.name), views) if views \
-        else (graph, {})
+        if not isinstance(o, ops.DynamicUpdateSlice) or not _is_cache(graph, o):
+            continue
+        if reason := _refusal(graph, o):
+            refused.append(_behind(o, reason))
+            continue
+        view = o.clone({}, fresh_results=True)
+        out.append(view)
+        views[view] = o
+        seen[o.result] = view.results[0]
+    made = Graph(graph.inputs, tuple(out), graph.outputs, graph.name) if views else graph
+    return made, views, tuple(refused)
+
+
+def _behind(o: Op, reason: str) -> str:
+    return f"the cache of {o.loc} is read behind its update: {reason}"
 
 
 def together(graph: Graph, views: Mapping[Op, Op],
-             again: Collection[Op]) -> tuple[Graph, dict[Op, Op]]:
-    """``graph`` without some of its views, and those that are left: who reads one reads the update
-    again."""
+             again: Collection[Op]) -> tuple[Graph, dict[Op, Op], tuple[str, ...]]:
+    """``graph`` without some of its views, those that are left, and why: who reads one reads the
+    update again."""
     same = {v.results[0]: views[v].results[0] for v in again}
     kept = tuple(o for o in graph.ops if o not in again)
     made = replace_values(Graph(graph.inputs, kept, graph.outputs, graph.name), same)
-    twins = {old: new for old, new in zip(kept, made.ops, strict=True) if old is not new}
-    return made, {twins.get(v, v): twins.get(o, o) for v, o in views.items() if v not in again}
+    twins = dict(zip(kept, made.ops, strict=True))
+    left = {twins[v]: twins[o] for v, o in views.items() if v not in again}
+    return made, left, tuple(_behind(v, "a product that is no attention's reads it") for v in again)
 
 
 def stored(form: Formulation, views: Collection[Op]) -> list[Op]:
@@ -69,28 +79,38 @@ def stored(form: Formulation, views: Collection[Op]) -> list[Op]:
     return list(wrong)
 
 
-def _is_read_by_few(graph: Graph, o: ops.DynamicUpdateSlice) -> bool:
-    """Whether ``o`` updates a program input for good, and nothing but contractions with a few rows
-    reads what it makes, as it is."""
-    cache, new = o.operand, o.result
-    if cache not in graph.inputs or cache in graph.outputs or graph.users[cache] != (o,) \
-            or graph.outputs.count(new) != 1 or cache.type.dtype.itemsize != 2:
-        return False
+def _is_cache(graph: Graph, o: ops.DynamicUpdateSlice) -> bool:
+    """Whether ``o`` updates a program input for good, and a contraction reads what it makes."""
+    return (o.operand in graph.inputs and graph.outputs.count(o.result) == 1
+            and any(isinstance(u, ops.DotGeneral) for _, u in _readers(graph, o.result)))
+
+
+def _readers(graph: Graph, v: Value) -> list[tuple[Value, Op]]:
+    """What reads a value, or a view of it, and which of them."""
+    out: list[tuple[Value, Op]] = []
+    for u in graph.users.get(v, ()):
+        passed_on = is_view(u) and u.results[0] not in graph.outputs
+        out += _readers(graph, u.results[0]) if passed_on else [(v, u)]
+    return out
+
+
+def _refusal(graph: Graph, o: ops.DynamicUpdateSlice) -> str:
+    """Why the contractions do not read the old contents; empty if they do."""
+    cache = o.operand
+    if cache in graph.outputs or graph.users[cache] != (o,):
+        return "its old contents are read, too"
+    if cache.type.dtype.itemsize != 2:
+        return f"it is of {cache.type.dtype.value}, not of 16 bits"
     changed = [n for n, whole in zip(o.update.type.dims, cache.type.dims, strict=True)
                if n != whole]
-    if len(changed) != 1 or changed[0] > MAX_NEW:
-        return False
-    todo, readers = [new], 0
-    while todo:
-        v = todo.pop()
-        for u in graph.users.get(v, ()):
-            if isinstance(u, ops.DotGeneral) and u.lhs is not u.rhs:
-                dims = dot_dims(u)
-                if (dims.n if v is u.lhs else dims.m) > MAX_ROWS:
-                    return False
-                readers += 1
-            elif is_view(u) and u.results[0] not in graph.outputs:
-                todo.append(u.results[0])
-            else:
-                return False
-    return readers > 0
+    if len(changed) != 1:
+        return f"the update leaves {len(changed)} of its dimensions in part, not one"
+    if changed[0] > MAX_NEW:
+        return f"{changed[0]} new rows are more than {MAX_NEW}"
+    for v, u in _readers(graph, o.result):
+        if not isinstance(u, ops.DotGeneral):
+            return f"a {u.opcode} reads it, too"
+        dims = dot_dims(u)
+        if (queries := dims.n if v is u.lhs else dims.m) > MAX_ROWS:
+            return f"{queries} queries are more than {MAX_ROWS}"
+    return ""

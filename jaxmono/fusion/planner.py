@@ -58,11 +58,13 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
     if graph.captures:
         raise PlanError("the graph uses values from outside; make them inputs (regions.cut)")
     graph, refused = prepare(graph, device, without)
-    graph, views = (graph, {}) if "cache_rows" in without else cache_rows.apart(graph)
+    graph, views, behind = (graph, {}, ()) if "cache_rows" in without else cache_rows.apart(graph)
     form = formulate(graph, device, without, views)
     if again := cache_rows.stored(form, views):  # known once there are groups
-        graph, views = cache_rows.together(graph, views, again)
+        graph, views, more = cache_rows.together(graph, views, again)
+        behind = (*behind, *more)
         form = formulate(graph, device, without, views)
+    refused = (*refused, *behind)
     if exact := exact_dots(graph):  # likewise, but for attention's
         graph, more = split_reduces(as_products(graph, exact, form.groups), device)
         refused = (*refused, *more)
@@ -114,6 +116,8 @@ def _notes(form: Formulation) -> tuple[str, ...]:
     heads = sum(d.kind == "attention" for d in form.groups)
     if heads:
         out.append(f"{heads} attentions keep their scores inside a block")
+    if caches := len(form.state.views):
+        out.append(f"{caches} caches are read as they were, and updated in the last stage")
     windows = sum(d.taps > 1 for d in form.groups)
     if windows:
         out.append(f"{windows} contractions are pooled before they are stored")

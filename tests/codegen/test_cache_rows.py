@@ -28,38 +28,40 @@ HEADS, WIDTH, KEYS = 2, 16, 24
 
 
 def attend(x: Any, k: Any, v: Any, pos: Any, new: int) -> Any:
-    q = x.reshape(-1, HEADS, WIDTH)
+    q = x.reshape(-1, *k.shape[1:])
     scores = jnp.einsum("mhd,nhd->hmn", q, k, preferred_element_type=F32)
     scores = jnp.where(jnp.arange(KEYS)[None, None] <= pos + new - 1, scores, -1e30)
     p = jax.nn.softmax(scores, -1).astype(x.dtype)
     return jnp.einsum("hmn,nhd->mhd", p, v).reshape(x.shape)
 
 
-def decoder(layers: int = 3, new: int = 1, *, also: str = "") -> Plan:
-    """Attention and a product a layer, keys and values of ``new`` rows into caches."""
+def decoder(layers: int = 3, new: int = 1, *, width: int = WIDTH, queries: int = 1,
+            also: str = "") -> Plan:
+    """Attention and a product a layer, keys and values of ``new`` rows into caches; ``queries``:
+    that each row has in turn."""
     def step(caches: Any, x: Any, pos: Any, first: Any, *weights: Any) -> Any:
         out = []
         x = jnp.tanh(x @ first)  # no layer reads an input
         for (k, v), w in zip(caches, weights, strict=True):
             row = jnp.tanh(x @ w)
             # rolled, so that keys and values are no result of the product as they are
-            rows = [jnp.roll(row, n, -1).reshape(new, HEADS, WIDTH) for n in (1, 2)]
+            rows = [jnp.roll(row, n, -1).reshape(new, HEADS, width) for n in (1, 2)]
             k, v = (jax.lax.dynamic_update_slice(c, r, (pos, 0, 0))
                     for c, r in zip((k, v), rows, strict=True))
             out.append((k, v))
-            x = x + attend(row, k, v, pos, new)
+            x = x + attend(jnp.tile(row, (queries, 1)), k, v, pos, new)[:new]
             if also == "sum":
                 x = x + (jnp.sum(k.astype(F32)) / 1000).astype(x.dtype)
         return jnp.tanh(x @ first.T / 8), out  # nor writes an output
 
-    cache = Spec((KEYS, HEADS, WIDTH), BF16)
-    wide = HEADS * WIDTH
+    cache = Spec((KEYS, HEADS, width), BF16)
+    wide = HEADS * width
     return plan_of(step, [(cache, cache)] * layers, Spec((new, 48), BF16), Spec((), S32),
                    Spec((48, wide), BF16), *[Spec((wide, wide), BF16)] * layers)
 
 
 def given(plan: Plan, pos: int, new: int = 1) -> list[np.ndarray[Any, Any]]:
-    """Random; NaN in the rows of the caches that are replaced, and 0 behind them."""
+    """Random; NaN in the rows of the caches that are replaced."""
     rng = np.random.default_rng(pos)
     out = []
     for v in plan.graph.inputs:
@@ -112,6 +114,13 @@ def test_several_new_rows(pos: int) -> None:
     check(plan, build(plan), pos, 3, seed=1)
 
 
+@pytest.mark.parametrize("width", [64, 128])
+def test_more_elements_than_a_block_has_threads(width: int) -> None:
+    """Four rows of a head, an element at a time: two and four for each of 128 threads."""
+    plan = decoder(1, 4, width=width)
+    check(plan, build(plan), 9, 4)
+
+
 @pytest.mark.parametrize("blocks", [1, 2, 5])
 def test_in_every_order_of_threads(blocks: int) -> None:
     plan = decoder()
@@ -127,9 +136,20 @@ def test_a_cache_that_others_read_is_updated_first() -> None:
     check(plan, program, 5)
 
 
-def test_many_queries_read_the_updated_cache() -> None:
-    plan = decoder(1, 20)
-    assert "key_new" not in build(plan).source
+def test_a_cache_of_other_readers_says_why() -> None:
+    notes = "\n".join(decoder(also="sum").notes)
+    assert "is read behind its update: a convert reads it, too" in notes
+    assert "3 caches are read as they were, and updated in the last stage" in notes
+
+
+@pytest.mark.parametrize(("new", "queries", "reason"), [
+    (1, 17, "17 queries are more than 16"), (5, 1, "5 new rows are more than 4")])
+def test_what_other_kernels_do_better(new: int, queries: int, reason: str) -> None:
+    plan = decoder(1, new, queries=queries)
+    assert reason in "\n".join(plan.notes)
+    program = build(plan)
+    assert "key_new" not in program.source
+    check(plan, program, 7, new)
 
 
 LOST = [

@@ -16,7 +16,7 @@ JM_DEVICE void cp_async_16(void* smem, const void* gmem, bool pred = true) {
 }
 // Of a stream of weights. L2 asks for the other half of the line, too: one row takes 1 to 5 % less time of
 // matrices of 8 MB, GPT-2's and OPT's decoders 2 % (tiles of products as long, with .L2::256B 10 % more). And
-// what has streamed by is what L2 gives up first: decode steps over the same weights take 1 to 2.5 % less.
+// what has streamed by is what L2 gives up first: decode steps over the same weights take 0.7 to 2.6 % less.
 // Keeping a tenth of the lines or more was slower than keeping none on purpose.
 //
 // Of a shared address with a constant in it ptxas 13.0 makes [R + UR0 + constant], desc[UR1], an illegal
