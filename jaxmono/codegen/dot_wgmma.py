@@ -323,7 +323,8 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     if bias:
         emit_bias(w, body, bias, columns=form.n, tile_n=s.bn, pointers=pointers, names=names,
                   read_only=read_only)
-    w.line(f"G::consume(smem, roles, at, k_tiles, sums{', bias' if bias else ''});")
+    held = f"<G::Source<{c_type(source.value.type.dtype)}>::GROUPS>" if source else ""
+    w.line(f"G::consume{held}(smem, roles, at, k_tiles, sums{', bias' if bias else ''});")
     finish = f"finish{'_shared' if small else ''}<{lanes}>(smem, sums, {'first, ' if small else ''}"
     if s.split_k > 1:
         parts = s.split_k * s.bm * s.bn

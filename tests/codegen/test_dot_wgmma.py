@@ -502,7 +502,7 @@ def test_what_differs_by_column_is_requested_before_the_sums() -> None:
     shapes = ((2048, 768), (768, 3072), (3072,), (2048, 3072), (2048,))
     plan = plan_of(fn, *(Spec(s, BF16) for s in shapes), device=H200)
     source = emit(plan, cuda_target("sm_90a"), H200, "test").source
-    before = source[source.index("G::Accumulators"):source.index("G::consume(")]
+    before = source[source.index("G::Accumulators"):source.index("G::consume<")]
     assert re.findall(r"prefetch_l1\((\w+)", before) == ["p2"]
 
 

@@ -30,6 +30,7 @@ constexpr int MAX_SLOTS = 16;
 constexpr int LAG_BARRIER = 2;      // of attention
 constexpr int MEETING_BARRIER = 4;  // by __syncthreads ptxas did not end
 constexpr int SOURCE_BARRIER = 5;   // and the next: of a warpgroup
+constexpr int TURN_BARRIER = 7;     // of products
 
 // One role's place in the ring. The bits of `phase` say which phase of a slot's barrier comes next, its
 // highest one that the producers have not heard yet that the grid barrier before their stage has opened.
