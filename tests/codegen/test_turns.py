@@ -1,4 +1,4 @@
-"""Warpgroups of a wgmma tile that take turns with a task's last k tiles (`LEAD` of gemm_wgmma.cuh)."""
+"""Warpgroups of a wgmma tile that take turns with its last k tiles (`LEAD` of gemm_wgmma.cuh)."""
 
 from __future__ import annotations
 
