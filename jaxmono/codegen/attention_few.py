@@ -21,6 +21,7 @@ from jaxmono.codegen.attention_cost import LOAD, Keys, cheapest, total_us
 from jaxmono.codegen.attention_logits import emit_logits, emit_visible, key_range
 from jaxmono.codegen.dot import emit_loader, emit_piece, epilogue_lanes, lane_of
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
+from jaxmono.codegen.landed import emit_landed
 from jaxmono.codegen.operand import NewRows, Operand
 from jaxmono.codegen.traverse import sources
 from jaxmono.codegen.writer import Writer
@@ -162,15 +163,16 @@ def _begin(w: Writer, code: AttentionCode) -> None:
 
 
 def emit_prefetch(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
-                  given: Collection[Value], threads: int) -> bool:
+                  given: Collection[Value], threads: int, doubled: bool = False) -> bool:
     """Requests the task's keys and values, or asks them into the L2; False if that may be far too
     much, or their addresses are in memory. A cache that this launch writes is no matter for the L2,
     which has what is written.
     """
-    if _comes_ahead(code, given):
+    if comes_ahead(code, given):
         _begin(w, code)
         _emit_loaders(w, code, pointers, ())
-        w.line("A::request(smem, key0, load_k, load_v);")
+        groups = "template request<false>" if doubled else "request"
+        w.line(f"A::{groups}(smem, key0, load_k, load_v);")
         return True
     touched = [(x, size) for x, size in ((code.k, code.form.k.size), (code.v, code.form.v.size))
                if _is_plain(x)]
@@ -201,7 +203,7 @@ def _is_plain(x: Operand) -> bool:
         and not x.guard.bounds and not x.others
 
 
-def _comes_ahead(code: AttentionCode, given: Collection[Value]) -> bool:
+def comes_ahead(code: AttentionCode, given: Collection[Value]) -> bool:
     """Whether keys and values can be requested at any time of the launch."""
     return _eager(code) and all(_is_plain(x) and x.param in given for x in (code.k, code.v))
 
@@ -217,7 +219,8 @@ def _emit_loaders(w: Writer, code: AttentionCode, pointers: Mapping[Value, str],
 
 def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
               outputs: Sequence[str], read_only: Sequence[Value], mail: str = "",
-              given: Collection[Value] = (), fetched: str = "false") -> None:
+              given: Collection[Value] = (), fetched: str = "false",
+              doubled: bool = False) -> None:
     """The statements of one task; C variables in scope: ``int task``, ``unsigned char* smem``."""
     form, s, body = code.form, code.s, code.sig.body
     eager = _eager(code)
@@ -226,22 +229,29 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     if not eager:
         emit_visible(w, code, pointers, read_only, inner=False)
         w.line(f"const bool seen = key0 <= high && key0 + {s.chunk} > low;")
-    with w.block(f"if (!{fetched})") if _comes_ahead(code, given) else nullcontext():
+    with w.block(f"if (!{fetched})") if comes_ahead(code, given) else nullcontext():
         w.line("syncthreads();  // the previous task is done with shared memory")
-        w.line(f"{'' if eager else 'if (seen) '}A::request(smem, key0, load_k, load_v);")
+        if doubled:
+            w.line("A::template request<false>(smem, key0, load_k, load_v);")
+            w.line("cp_async_commit();")
+        else:
+            w.line(f"{'' if eager else 'if (seen) '}A::request(smem, key0, load_k, load_v);")
     news = [_New.of(code, x, at) for x, at in ((code.k, "key"), (code.v, "value")) if x.new]
     for new in news:
         new.emit_fetch(w, code, pointers, read_only)
     _emit_q(w, code, pointers, read_only)
-    if news:
+    if doubled:
+        emit_landed(w, fetched)
+    elif news:
         w.line("cp_async_wait<0>();")
+    if news:
         w.line("syncthreads();  // all that was copied is there")
         for new in news:
             new.emit_store(w, code)
     emit_logits(w, code, pointers, read_only, inner=False)
     w.line("A rows;")
     if eager:
-        w.line("rows.run(smem, key0, logits);")
+        w.line(f"rows.{'template run<true>' if doubled else 'run'}(smem, key0, logits);")
     else:
         w.line("if (seen) rows.run(smem, key0, logits);")
         w.line("else rows.nothing();")

@@ -116,10 +116,15 @@ class _Dot:
             return dot_gemv.emit_prefetch(w, DotCode.of(sig, schedule),
                                           pointers=function.pointers,
                                           read_only=tuple(function.read_only),
-                                          threads=function.threads)
+                                          threads=function.threads, doubled=function.doubled)
         return dot_function.emit_prefetch(w, DotCode.of(sig, schedule),
                                           pointers=function.pointers,
                                           read_only=tuple(function.read_only))
+
+    def can_double(self, sig: Sig, schedule: DotSchedule, function: Function) -> bool:
+        if schedule.family != "gemv":
+            return False
+        return dot_gemv.is_whole(DotCode.of(sig, schedule), function.threads)
 
     def emit_load(self, w: Writer, sig: Sig, schedule: DotSchedule, function: Function) -> bool:
         if schedule.family not in _PRODUCED:
@@ -139,7 +144,8 @@ class _Dot:
             dot_gemv.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
                                outputs=function.outputs, read_only=tuple(function.read_only),
                                threads=function.threads, mail=function.mail,
-                               fetched=function.fetched, flagged=function.flagged)
+                               fetched=function.fetched, doubled=function.doubled,
+                               flagged=function.flagged)
             return
         dot_function.emit_body(w, DotCode.of(sig, schedule), pointers=function.pointers,
                                outputs=function.outputs, read_only=tuple(function.read_only),
@@ -205,7 +211,11 @@ class _Attention:
             return False
         return attention_few.emit_prefetch(w, AttentionCode.of(sig, schedule),
                                            pointers=function.pointers, given=function.given,
-                                           threads=function.threads)
+                                           threads=function.threads, doubled=function.doubled)
+
+    def can_double(self, sig: Sig, schedule: AttentionSchedule, function: Function) -> bool:
+        return schedule.family == "few" and attention_few.comes_ahead(
+            AttentionCode.of(sig, schedule), function.given)
 
     def emit_load(self, w: Writer, sig: Sig, schedule: AttentionSchedule,
                   function: Function) -> bool:
@@ -229,7 +239,8 @@ class _Attention:
         if schedule.family == "few":
             attention_few.emit_body(w, code, pointers=function.pointers, outputs=function.outputs,
                                     read_only=tuple(function.read_only), mail=function.mail,
-                                    given=function.given, fetched=function.fetched)
+                                    given=function.given, fetched=function.fetched,
+                                    doubled=function.doubled)
             return
         if schedule.family != "scores":
             family = attention_wgmma if schedule.family == "wgmma" else attention_flash

@@ -40,27 +40,30 @@ class Dispatch:
         kind = "JM_CONSTANT" if self._bytes <= _CONSTANT_BYTES else "JM_TABLE"
         return [t.replace("TABLE_KIND", kind, 1) for t in self._tables.values()]
 
-    def emit(self, w: Writer, calls: tuple[Call, ...], trip: str, which: str) -> None:
+    def emit(self, w: Writer, calls: tuple[Call, ...], trip: str, which: str,
+             half: str = "0") -> None:
         """Calls the function of task ``t``'s group: ``which`` is "", "_prefetch" or "_load".
 
-        ``trip``: the C expression of the loop's trip, where the stage is in one.
+        ``trip``: the C expression of the loop's trip, where the stage is in one. ``half``: that of
+        `Halves.half`.
         """
         begin = 0
         for n, c in enumerate(calls):
             task = f"t - {begin}" if begin else "t"
             last = n == len(calls) - 1
             if len(calls) == 1:
-                self._emit_call(w, c, task, trip, which)
+                self._emit_call(w, c, task, trip, which, half)
                 return
             head = "{" if last else f"if (t < {begin + c.tasks}) {{"
             w.line(f"{'} else ' if n else ''}{head}")
             inner = w.child()
-            self._emit_call(inner, c, task, trip, which)
+            self._emit_call(inner, c, task, trip, which, half)
             w.extend(inner)
             begin += c.tasks
         w.line("}")
 
-    def _emit_call(self, w: Writer, c: Call, task: str, trip: str, which: str) -> None:
+    def _emit_call(self, w: Writer, c: Call, task: str, trip: str, which: str,
+                   half: str) -> None:
         u = c.unit
         if (which == "_prefetch" and u.prefetch is None) or (which == "_load" and u.load is None):
             return
@@ -96,8 +99,9 @@ class Dispatch:
                 buf, offset = c.table[0][i]
                 args.append(f"pointer<{t}>(p.buf[{buf}], {offset})" if offset
                             else f"pointer<{t}>(p.buf[{buf}])")
-        own = u.name in self.called_often or u.load is not None
-        tail = [task] if own else [task, "smem"]
+        tail = [task] if u.name in self.called_often or u.load is not None else [task, "smem"]
+        if u.doubled:
+            tail = [task, half]
         if which == "_load":
             w.line(f"at = {u.name}_load({', '.join([*args, 'at', *tail])});")
             return

@@ -26,6 +26,7 @@ from jaxmono.codegen.dot import (
 )
 from jaxmono.codegen.dot_gemv_shape import SCRATCH, Shape
 from jaxmono.codegen.emit import BodyEmitter, Emitted, Load, c_type, vector_width
+from jaxmono.codegen.landed import emit_landed
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.row_chain import RowOutput, block_team, emit_row_chain, warp_team
 from jaxmono.codegen.small_inputs import touch
@@ -42,6 +43,11 @@ def shape(code: DotCode, threads: int) -> Shape:
     f = code.form
     return Shape(code.s, m=f.m.size, n=f.n.size, k=f.k.size, itemsize=code.element.itemsize,
                  k_major=code.rhs.k_major, threads=threads)
+
+
+def is_whole(code: DotCode, threads: int) -> bool:
+    """Whether a task's ring holds all of its weights."""
+    return shape(code, threads).steps <= code.s.stages
 
 
 def can_flag(code: DotCode, param: Value) -> bool:
@@ -69,7 +75,7 @@ def _whole_pieces(code: DotCode) -> bool:
 
 
 def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
-                  read_only: Sequence[Value], threads: int) -> bool:
+                  read_only: Sequence[Value], threads: int, doubled: bool = False) -> bool:
     """Requests the first steps of a task's weights and touches its small inputs; False if it may
     not. Runs between the halves of the grid barrier before the dot's stage."""
     body, rhs = code.sig.body, code.rhs
@@ -77,26 +83,31 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
         return False
     _begin(w, code, threads)
     _emit_load_b(w, code, pointers, read_only, threads)
-    w.line("G::prologue(smem, n0, k0, ks, load_b);")
+    w.line(f"G::{'request' if doubled else 'prologue'}(smem, n0, k0, ks, load_b);")
     touch(w, [v for v in body.inputs if v is not rhs.param], pointers, read_only)
     return True
 
 
 def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], outputs: Sequence[str],
               read_only: Sequence[Value], threads: int, mail: str = "",
-              fetched: str = "false", flagged: Collection[Value] = ()) -> None:
+              fetched: str = "false", doubled: bool = False,
+              flagged: Collection[Value] = ()) -> None:
     """The statements of one task; C variables in scope: ``int task``, ``unsigned char* smem``.
 
-    The arguments are those of `dot_function.emit_body`. flagged: `Function.flagged`.
+    The arguments are those of `dot_function.emit_body`. doubled, flagged: those of `Function`.
     """
     form, s, body = code.form, code.s, code.sig.body
     names: dict[Var, str] = {form.batch: "b"}
     _begin(w, code, threads)
     _emit_load_b(w, code, pointers, read_only, threads)
     w.line("syncthreads();  // the previous task is done with shared memory")
-    unless = "" if fetched == "false" else f"if (!{fetched}) "
+    begin = "G::prologue(smem, n0, k0, ks, load_b);"
+    if doubled:
+        begin = "{ G::request(smem, n0, k0, ks, load_b); cp_async_commit(); }"
+    if fetched != "false":
+        begin = f"if (!{fetched}) {begin}"
     if form.row_prologue:
-        w.line(f"{unless}G::prologue(smem, n0, k0, ks, load_b);")
+        w.line(begin)
         _emit_rows(w, code, pointers, outputs, read_only, names, threads, flagged)
     else:
         if sources(body, code.lhs.value).isdisjoint(flagged):
@@ -106,14 +117,16 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
             _emit_flagged_x(w, code, pointers, read_only, names, flagged)
             head = "G::template stage_flagged<XWords>(smem, k0, ks, ask_x, x_there, x_piece, [&]"
         with w.block(head, "});"):
-            w.line(f"{unless}G::prologue(smem, n0, k0, ks, load_b);")
+            w.line(begin)
     stores = [x for x in form.stores if form.k not in x.over]
     lanes = epilogue_lanes(body, stores, form.n, rows=s.bm, cols=s.bn, threads=threads)
     once = s.bm * s.bn // lanes <= threads
     epilogue = _Epilogue(code, stores, lanes, pointers, outputs, read_only, names, flagged)
     if once:
         epilogue.begin(w)
-    w.line("G::run(smem, n0, k0, ks, load_b);")
+    if doubled:
+        emit_landed(w, fetched)
+    w.line(f"G::{'template run<true>' if doubled else 'run'}(smem, n0, k0, ks, load_b);")
     read = "G::read({acc}, smem, {r}, {c})"
     if s.split_k > 1:
         w.line(f"using S = MailedShares<G, {s.split_k}>;")

@@ -87,7 +87,8 @@ def emit(plan: Plan, target: Target, device: Device, name: str,
     """The kernel's text, not compiled; by default with `default_schedule`."""
     chosen = schedule if schedule is not None else default_schedule(plan, target, device)
     plan = open_borders(plan, chosen)
-    return emit_kernel(plan, chosen, identifier(name), plan_to_text(plan))
+    return emit_kernel(plan, chosen, identifier(name), plan_to_text(plan),
+                       room=min(target.shared_bytes, device.shared_bytes))
 
 
 def generate(plan: Plan, target: Target, device: Device, name: str,

@@ -18,11 +18,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxmono.codegen.calls import UNIT, Call, Span, Unit, has_own_mail
 from jaxmono.codegen.dispatch import Dispatch
 from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES, SWAPPED
+from jaxmono.codegen.doubled import Halves, eligible
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.producers import (
@@ -79,19 +80,21 @@ class Kernel:
     wide_tiles: bool | None = None
 
 
-def emit_kernel(plan: Plan, schedule: KernelSchedule, name: str, header: str = "") -> Kernel:
+def emit_kernel(plan: Plan, schedule: KernelSchedule, name: str, header: str = "", *,
+                room: int = 0) -> Kernel:
     """Writes the kernel of a plan.
 
     Args:
       schedule: has an entry for every Sig of the plan.
       name: of the ``__global__`` function, a C identifier.
       header: text for the comment at the top.
+      room: most bytes of shared memory of a block, two tasks of which may be there at a time.
     """
-    return _Assembly(plan, schedule, name).emit(header)
+    return _Assembly(plan, schedule, name, room).emit(header)
 
 
 class _Assembly:
-    def __init__(self, plan: Plan, schedule: KernelSchedule, name: str) -> None:
+    def __init__(self, plan: Plan, schedule: KernelSchedule, name: str, room: int) -> None:
         self.plan, self.schedule, self.name = plan, schedule, name
         self.buffers: dict[int, Buffer] = {b.id: b for b in plan.buffers}
         self.inputs, self.outputs = len(plan.inputs), len(plan.outputs)
@@ -110,6 +113,10 @@ class _Assembly:
         streamed = sum(any(self._of(g).streams for g in s.groups) for s in plan.stages)
         self.turns = bool(plan.open) and 4 * streamed <= len(plan.stages)
         self.own = "own" if self.turns else "block_id()"
+        self.half = 0
+        if self.turns and not self.roles and schedule.blocks_per_sm == 1:
+            keys, self.half = eligible(self.units, room)
+            self.units.update((key, self._doubled(self.units[key])) for key in keys)
 
     # ---- analysis ------------------------------------------------------------------------------
 
@@ -136,11 +143,18 @@ class _Assembly:
         names = self._function_names(sig, read_only, flagged)
         behind = self._is_behind(sig)
         prefetch = w if behind and code.emit_prefetch(w, sig, s, names) else None
+        doubles = prefetch is not None and code.can_double(sig, s, names)
         w = Writer(indent=1, parent=self.w)
         load = w if code.emit_load(w, sig, s, names) else None
         return Unit(sig, f"f{number}_{readable}", code, s, tasks, work,
                      code.counters(sig, s), mail, slots, boxes, alone, read_only, prefetch, load,
-                     code.shared_bytes(sig, s, self.schedule.threads), flagged)
+                     code.shared_bytes(sig, s, self.schedule.threads), doubles, False, flagged)
+
+    def _doubled(self, u: Unit) -> Unit:
+        w = Writer(indent=1, parent=self.w)
+        names = self._function_names(u.sig, u.read_only, u.flagged)
+        u.code.emit_prefetch(w, u.sig, u.schedule, replace(names, doubled=True))
+        return replace(u, prefetch=w, doubled=True)
 
     def _is_behind(self, sig: Sig) -> bool:
         """Whether a grid barrier may be in front of it."""
@@ -201,10 +215,11 @@ class _Assembly:
 
     def emit(self, header: str) -> Kernel:
         self.spans = tuple(self._spans())
+        self.halves = Halves(self.spans, self.half)
         sites = [c.unit.name for x in self.spans for calls in x.calls for c in calls]
         self.called_often = {name for name in sites if sites.count(name) > 1}
         self.dispatch = Dispatch(self.called_often, self.inputs + self.outputs)
-        shared = max((u.shared for u in self.units.values()), default=0)
+        shared = max([u.shared for u in self.units.values()] + [2 * self.half])
         roles_at = math.ceil(shared / 128) * 128
         wide = self.schedule.wide_tiles
         if wide is None:
@@ -294,12 +309,14 @@ class _Assembly:
         # Not where wgmma is: ptxas cannot see across calls which products are in flight, and waits
         # for each one before it issues the next (its note C7510).
         consumer = prefix if u.load is None else "JM_DEVICE"
-        own = often or u.load is not None
+        own = often or u.load is not None or u.doubled
         tail = ["int task"] if own else ["int task", "unsigned char* smem"]
+        if u.doubled:
+            tail.append("int half")
 
         def begin() -> None:
             if own:
-                above = f" + {LOW_BYTES}" if u.load is not None else ""
+                above = f" + {LOW_BYTES}" if u.load is not None else " + half" * u.doubled
                 w.line(f"unsigned char* const smem = dynamic_shared(){above};")
                 w.line("(void)smem;")
 
@@ -325,9 +342,9 @@ class _Assembly:
             begin()
             if u.load is not None:
                 w.line("Roles* const roles = block_roles();")
-            u.code.emit_body(w, u.sig, u.schedule, self._function_names(
+            u.code.emit_body(w, u.sig, u.schedule, replace(self._function_names(
                 u.sig, u.read_only, u.flagged, workspace=u.workspace > 0, counters=u.counters > 0,
-                mail=u.mail > 0, fetched=u.prefetch is not None))
+                mail=u.mail > 0, fetched=u.prefetch is not None), doubled=u.doubled))
         w.line()
 
     def _kernel(self, w: Writer) -> None:
@@ -376,9 +393,9 @@ class _Assembly:
                         end = self._open if behind in self.plan.open else self._barrier
                         if b.condition:
                             with w.block("else" if k else f"if ({b.condition})"):
-                                end(w, b)
+                                end(w, n, i, b)
                         else:
-                            end(w, b)
+                            end(w, n, i, b)
 
     def _spans(self) -> Iterator[Span]:
         """The stages as single ones and periodic runs, in order."""
@@ -393,17 +410,16 @@ class _Assembly:
             yield Span(at, period, trips, calls)
             at += period * trips
 
-    def _open(self, w: Writer, b: Boundary) -> None:
+    def _open(self, w: Writer, n: int, i: int, b: Boundary) -> None:
         """No barrier: what crosses the border has flags. The prefetch of the stage that follows, as
         soon as the block's own tasks are done with shared memory."""
         if not any(c.unit.prefetch is not None for c in b.calls):
             w.comment("open border")
             return
         w.line("syncthreads();  // open border")
-        with w.block(f"if (const int t = {self.own}; t < {sum(c.tasks for c in b.calls)})"):
-            self.dispatch.emit(w, b.calls, b.trip, "_prefetch")
+        self.halves.request(w, n, i, b, self.own, self.dispatch.emit)
 
-    def _barrier(self, w: Writer, b: Boundary) -> None:
+    def _barrier(self, w: Writer, n: int, i: int, b: Boundary) -> None:
         """A grid barrier, with the prefetch of the stage that follows."""
         of = frees = loads = both = ""
         if self.roles:
@@ -414,8 +430,7 @@ class _Assembly:
             return
         ticket = w.fresh("ticket")
         w.line(f"const uint32_t {ticket} = {of}grid_arrive{frees}(&barrier_state);")
-        with w.block(f"if (const int t = {self.own}; t < {sum(c.tasks for c in b.calls)})"):
-            self.dispatch.emit(w, b.calls, b.trip, "_prefetch")
+        self.halves.request(w, n, i, b, self.own, self.dispatch.emit)
         w.line(f"{of}grid_wait{loads}(&barrier_state, {ticket});")
 
     def _stage(self, w: Writer, n: int, i: int) -> None:
@@ -439,7 +454,7 @@ class _Assembly:
                        else f"const bool fetched = t == {self.own}{trip};")
             if is_mixed(calls):
                 meet_before_task(w)
-            self.dispatch.emit(w, calls, "trip", "")
+            self.dispatch.emit(w, calls, "trip", "", self.halves.half(n, i, "trip"))
 
     def _calls(self, number: int, rows: list[tuple[Group, ...]]) -> list[Call]:
         """The groups of a stage by Sig, with the references of every call and trip."""

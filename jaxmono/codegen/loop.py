@@ -58,6 +58,10 @@ class LoopCode:
         del w, sig, schedule, function
         return False
 
+    def can_double(self, sig: Sig, schedule: Any, function: Function) -> bool:
+        del sig, schedule, function
+        return False
+
     def emit_load(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
         del w, sig, schedule, function
         return False

@@ -83,13 +83,14 @@ class Boundary:
 
     ``condition``: in which trips, "" for all; of two, the second one has the others. ``calls``: of
     the stage behind it, in its trip ``trip``. ``frees``: whether the consumers hand shared memory
-    over.
+    over. ``at``: the span of that stage, and its number there.
     """
 
     condition: str
     calls: tuple[Any, ...]
     trip: str
     frees: bool
+    at: tuple[int, int]
 
 
 def boundaries(spans: Sequence[Span], n: int, i: int) -> list[Boundary]:
@@ -97,15 +98,16 @@ def boundaries(spans: Sequence[Span], n: int, i: int) -> list[Boundary]:
     for the last trip."""
     span, inner = spans[n], i + 1 < spans[n].period
     calls, trip = (span.calls[i + 1], "trip") if inner else (span.calls[0], "trip + 1")
+    at = (n, i + 1 if inner else 0)
     found = list[Boundary]()
     if span.trips > 1:
         found.append(Boundary(f"trip < {span.trips - 1}", calls, trip,
-                              _frees(spans, n, i, last=False)))
+                              _frees(spans, n, i, last=False), at))
     if inner or n + 1 < len(spans):
         if not inner:
-            calls, trip = spans[n + 1].calls[0], "0"
+            calls, trip, at = spans[n + 1].calls[0], "0", (n + 1, 0)
         found.append(Boundary(f"trip == {span.trips - 1}" if span.trips > 1 else "", calls, trip,
-                              _frees(spans, n, i, last=True)))
+                              _frees(spans, n, i, last=True), at))
     if inner and len(found) == 2 and found[0].frees == found[1].frees:
         return [replace(found[0], condition="")]
     return found

@@ -76,6 +76,10 @@ class RowCode:
         del schedule
         return touch(w, sig.body.inputs, function.pointers, function.read_only)
 
+    def can_double(self, sig: Sig, schedule: Any, function: Function) -> bool:
+        del sig, schedule, function
+        return False
+
     def emit_load(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
         del w, sig, schedule, function
         return False

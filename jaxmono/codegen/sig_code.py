@@ -26,6 +26,8 @@ class Function:
       arrivals: ``unsigned*``, this group's `SigCode.counters` (or "").
       mail: ``float*``, this group's `SigCode.mail` (or "").
       fetched: ``bool``: this task's `SigCode.emit_prefetch` ran before the last grid barrier.
+      doubled: prefetches make no cp.async groups: the kernel makes one of each, and one more,
+        of another stage, before the body of a task that was fetched (`doubled.py`).
       task: ``int``, in [0, tasks). smem: ``unsigned char*``, 128-byte aligned shared memory, which
         the block's previous task may still be reading.
       behind: a grid barrier may be in front of it.
@@ -43,6 +45,7 @@ class Function:
     arrivals: str = ""
     mail: str = ""
     fetched: str = "false"
+    doubled: bool = False
     task: str = "task"
     smem: str = "smem"
     behind: bool = True
@@ -112,6 +115,11 @@ class SigCode(Protocol):
         written later replaces it), and may use all of ``smem``: the block's next
         task is the one that they were emitted for. False: there are none.
         """
+        ...
+
+    def can_double(self, sig: Sig, schedule: Any, function: Function) -> bool:
+        """Whether it has code for `Function.doubled`: what is prefetched is all that a task
+        copies."""
         ...
 
     def emit_load(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:

@@ -93,7 +93,7 @@ def test_a_layer_has_no_stage_for_its_row_and_no_barrier() -> None:
     assert len(plan.stages) == 8  # two a layer
     program = build(plan)
     assert program.barriers == 1
-    assert program.source.count("A::request(smem, key0, load_k, load_v);") == 2  # ahead, or not
+    assert program.source.count("request<false>(smem, key0, load_k, load_v);") == 2  # ahead, or not
 
 
 @pytest.mark.parametrize("pos", [0, 7, 15, KEYS - 1, KEYS + 5])

@@ -62,16 +62,16 @@ struct FewRows {
     return TileV::at(smem + V_AT, V_KEY_MAJOR ? d : n, V_KEY_MAJOR ? n : d);
   }
 
-  // Requests keys and values from key0 on.
-  template <class LoadK, class LoadV>
+  // Requests keys and values from key0 on. GROUPS: as two cp.async groups; else they are the caller's.
+  template <bool GROUPS = true, class LoadK, class LoadV>
   JM_DEVICE static void request(unsigned char* smem, int key0, const LoadK& load_k,
                                 const LoadV& load_v) {
     if constexpr (K_D_MAJOR) TileK::template fill<THREADS>(smem + K_AT, key0, 0, load_k);
     else TileK::template fill<THREADS>(smem + K_AT, 0, key0, load_k);
-    cp_async_commit();  // the first product does not wait for V
+    if constexpr (GROUPS) cp_async_commit();  // the first product does not wait for V
     if constexpr (V_KEY_MAJOR) TileV::template fill<THREADS>(smem + V_AT, 0, key0, load_v);
     else TileV::template fill<THREADS>(smem + V_AT, key0, 0, load_v);
-    cp_async_commit();
+    if constexpr (GROUPS) cp_async_commit();
   }
 
   // A block none of whose keys count.
@@ -81,8 +81,9 @@ struct FewRows {
     clear();
   }
 
-  // After `request` and Q's first ROWS rows. logits: `Logits`.
-  template <class L>
+  // After `request` and Q's first ROWS rows. logits: `Logits`. LANDED: the thread has waited for what it
+  // has requested.
+  template <bool LANDED = false, class L>
   JM_DEVICE void run(unsigned char* smem, int key0, const L& logits) {
     clear();
     const int g = lane_id() / 4, t = lane_id() % 4;
@@ -90,7 +91,7 @@ struct FewRows {
     const bool mine = WARPS_S == WARPS || warp_id() < WARPS_S;
     float s[NT][4], kept[NT][4];
     if (mine) ask(kept, key, logits);
-    cp_async_wait<1>();
+    if constexpr (!LANDED) cp_async_wait<1>();
     syncthreads();  // K and Q
     float* const maxima = reinterpret_cast<float*>(smem + MAX_AT);
     if (mine) {
@@ -118,7 +119,7 @@ struct FewRows {
         if (t == 0) sums[warp_id() * 16 + g + 8 * h] = total;
       }
     }
-    cp_async_wait<0>();
+    if constexpr (!LANDED) cp_async_wait<0>();
     syncthreads();  // V, the weights and the sums of all warps
 #pragma unroll
     for (int h = 0; h < HALVES; ++h) {

@@ -156,6 +156,18 @@ struct Gemv {
     }
   }
 
+  // Requests a task whose ring holds all of it; groups are the caller's.
+  template <class Load>
+  JM_DEVICE static void request(unsigned char* smem, int n0, int k0, int ks, const Load& load) {
+    static_assert(STEPS <= SLOTS, "all steps");
+    Step at;
+#pragma unroll 1
+    for (int s = 0; s < STEPS; ++s) {
+      fetch(smem, s, at, n0, k0, ks, load);
+      at.next();
+    }
+  }
+
   // Fills x from piece(m, k), where k is one of the whole operand; zeros behind the task's share. What
   // the registers hold is requested before `between` runs, which requests weights: x would have to
   // queue behind them. So no branch may need the value before.
@@ -244,8 +256,8 @@ struct Gemv {
   using Sums = float[OUTER][WIDTH];
 
   // After prologue and x: runs the task's stream and leaves the sums in shared memory, all warps
-  // arrived.
-  template <class Load>
+  // arrived. LANDED: after `request`, and all of it is there.
+  template <bool LANDED = false, class Load>
   JM_DEVICE static void run(unsigned char* smem, int n0, int k0, int ks, const Load& load) {
     Sums acc;
     reset(acc);
@@ -256,12 +268,14 @@ struct Gemv {
     int slot = 0;
 #pragma unroll 1
     for (int s = 0; s < STEPS; ++s) {
-      cp_async_wait<SLOTS - 1>();
+      if constexpr (!LANDED) cp_async_wait<SLOTS - 1>();
       if constexpr (MMA) multiply_mma(acc, smem, slot, now);
       else if (active()) multiply(acc, smem, slot, now);
-      if (s + SLOTS < STEPS) fetch(smem, slot, ahead, n0, k0, ks, load);
-      cp_async_commit();
-      ahead.next();
+      if constexpr (!LANDED) {
+        if (s + SLOTS < STEPS) fetch(smem, slot, ahead, n0, k0, ks, load);
+        cp_async_commit();
+        ahead.next();
+      }
       slot = slot + 1 == SLOTS ? 0 : slot + 1;
       if constexpr (K_MAJOR) {
         const int first = now.n + own_row();
