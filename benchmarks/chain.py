@@ -69,7 +69,7 @@ def marked(source: str) -> str | None:
             # Of both: a task begins; its products are made.
             (r"^ *syncthreads\(\);  // the previous task is done with shared memory$",
              r"\g<0>\n  jm_moment(0);"),
-            (r"^ *G::run\(smem, .*$", r"\g<0>\n  jm_moment(3);"),
+            (r"^ *G::(?:template )?run\S*\(smem, .*$", r"\g<0>\n  jm_moment(3);"),
             # x, as it is
             (r'^ *"x"\);$', r"\g<0>\n      jm_moment(1);"),
             (r"^ *G::template stage_flagged<XWords>\((?:.|\n)*?^  \}\);$", r"\g<0>\n  jm_moment(2);"),

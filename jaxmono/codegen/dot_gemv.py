@@ -38,6 +38,10 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
 
 
+_HELD_PIECES = 24
+"""Of 16 bytes of weights, that a thread keeps in registers until x comes."""
+
+
 def shape(code: DotCode, threads: int) -> Shape:
     assert code.element is not None
     f = code.form
@@ -48,6 +52,12 @@ def shape(code: DotCode, threads: int) -> Shape:
 def is_whole(code: DotCode, threads: int) -> bool:
     """Whether a task's ring holds all of its weights."""
     return shape(code, threads).steps <= code.s.stages
+
+
+def holds(code: DotCode, threads: int) -> bool:
+    """``Gemv::HOLDS``."""
+    of = shape(code, threads)
+    return not code.rhs.k_major and not of.mma and of.steps * of.u <= _HELD_PIECES
 
 
 def can_flag(code: DotCode, param: Value) -> bool:
@@ -101,13 +111,23 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     _begin(w, code, threads)
     _emit_load_b(w, code, pointers, read_only, threads)
     w.line("syncthreads();  // the previous task is done with shared memory")
-    begin = "G::prologue(smem, n0, k0, ks, load_b);"
-    if doubled:
-        begin = "{ G::request(smem, n0, k0, ks, load_b); cp_async_commit(); }"
-    if fetched != "false":
-        begin = f"if (!{fetched}) {begin}"
+    held = doubled and holds(code, threads)
+
+    def begin() -> None:
+        """What is done before the threads wait for x."""
+        unless = "" if fetched == "false" else f"if (!{fetched}) "
+        if not doubled:
+            w.line(f"{unless}G::prologue(smem, n0, k0, ks, load_b);")
+            return
+        w.line(f"{unless}{{ G::request(smem, n0, k0, ks, load_b); cp_async_commit(); }}")
+        if held:
+            emit_landed(w, fetched)
+            w.line("held = G::Held(smem);")
+
+    if held:
+        w.line("G::Held held;")
     if form.row_prologue:
-        w.line(begin)
+        begin()
         _emit_rows(w, code, pointers, outputs, read_only, names, threads, flagged)
     else:
         if sources(body, code.lhs.value).isdisjoint(flagged):
@@ -117,16 +137,19 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
             _emit_flagged_x(w, code, pointers, read_only, names, flagged)
             head = "G::template stage_flagged<XWords>(smem, k0, ks, ask_x, x_there, x_piece, [&]"
         with w.block(head, "});"):
-            w.line(begin)
+            begin()
     stores = [x for x in form.stores if form.k not in x.over]
     lanes = epilogue_lanes(body, stores, form.n, rows=s.bm, cols=s.bn, threads=threads)
     once = s.bm * s.bn // lanes <= threads
     epilogue = _Epilogue(code, stores, lanes, pointers, outputs, read_only, names, flagged)
     if once:
         epilogue.begin(w)
-    if doubled:
-        emit_landed(w, fetched)
-    w.line(f"G::{'template run<true>' if doubled else 'run'}(smem, n0, k0, ks, load_b);")
+    if held:
+        w.line("G::run(smem, held);")
+    else:
+        if doubled:
+            emit_landed(w, fetched)
+        w.line(f"G::{'template run<true>' if doubled else 'run'}(smem, n0, k0, ks, load_b);")
     read = "G::read({acc}, smem, {r}, {c})"
     if s.split_k > 1:
         w.line(f"using S = MailedShares<G, {s.split_k}>;")

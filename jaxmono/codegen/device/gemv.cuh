@@ -294,6 +294,54 @@ struct Gemv {
     syncthreads();
   }
 
+  // Of a task whose ring holds all of it, what a thread multiplies, in registers: read while x is on its
+  // way (all threads before the one barrier behind which x is whole), so that behind x there is nothing
+  // but its own loads and the multiply-adds.
+  static constexpr int PIECES = STEPS * U;
+  static constexpr bool HOLDS = !K_MAJOR && !MMA && STEPS <= SLOTS && PIECES <= 24;
+  static constexpr bool WIDE = PIECES <= 12;  // as f32: 96 registers
+  struct Held {
+    Conditional<WIDE, Vec<float, E>, Piece<T>> w[HOLDS ? PIECES : 1]{};
+
+    Held() = default;
+    JM_DEVICE explicit Held(unsigned char* smem) {
+      if (!active()) return;
+#pragma unroll
+      for (int i = 0; i < PIECES; ++i) {
+        const T* const p = reinterpret_cast<const T*>(piece(smem, i / U, i % U));
+        if constexpr (WIDE) w[i] = wide<E>(p);
+        else w[i] = *reinterpret_cast<const Piece<T>*>(p);
+      }
+    }
+    JM_DEVICE Vec<float, E> get(int i) const {
+      if constexpr (WIDE) return w[i];
+      else return wide<E>(w[i].x);
+    }
+  };
+
+  // After x: as the other one.
+  JM_DEVICE static void run(unsigned char* smem, const Held& held) {
+    static_assert(HOLDS, "");
+    Sums acc;
+    reset(acc);
+    if (active()) {
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+          const Vec<float, U> f = wide<U>(x(smem, m, s * SPAN + own_row()));
+#pragma unroll
+          for (int u = 0; u < U; ++u) {
+            const Vec<float, E> w = held.get(s * U + u);
+#pragma unroll
+            for (int e = 0; e < E; ++e) acc[m][e] = fmaf(f.x[u], w.x[e], acc[m][e]);
+          }
+        }
+    }
+    finish_columns<true>(smem, acc);
+    syncthreads();
+  }
+
   // VEC consecutive elements of row r of the tile, summed over the parts in order.
   template <int VEC>
   JM_DEVICE static void read(float (&out)[VEC], unsigned char* smem, int r, int c) {
@@ -392,7 +440,14 @@ struct Gemv {
   }
 
   // [k][n]: the sums of a piece's columns, of the rows of a warp or of every thread.
+  // FREE: nobody reads the ring any more, which the sums replace.
+  template <bool FREE = false>
   JM_DEVICE static void finish_columns(unsigned char* smem, Sums& acc) {
+    if constexpr (PACKED && LANE_ROWS * C == 32 && M <= 2) {
+      if constexpr (!FREE) syncthreads();
+      halve_columns(smem, acc);
+      return;
+    }
     if constexpr (PACKED) {
       const int row = lane_id() / C;
 #pragma unroll
@@ -407,7 +462,7 @@ struct Gemv {
           }
       }
     }
-    syncthreads();  // nobody reads the ring any more: the sums replace it
+    if constexpr (!FREE) syncthreads();
     const int part = PACKED ? warp_id() : thread_id() / C;
     if (PACKED ? lane_id() < C : active()) {
 #pragma unroll
@@ -416,6 +471,43 @@ struct Gemv {
 #pragma unroll
         for (int e = 0; e < E; ++e) out.x[e] = acc[m][e];
         store<float, E>(sums(smem) + (part * M + m) * BN + own_col(), out);
+      }
+    }
+  }
+
+  // A warp's rows are a power of two: in every round a lane keeps half of its values and gives the other
+  // half away, until it has one, and from then on its only one.
+  JM_DEVICE static void halve_columns(unsigned char* smem, const Sums& acc) {
+    float v[M * E];
+#pragma unroll
+    for (int i = 0; i < M * E; ++i) v[i] = acc[i / E][i % E];
+    int first = 0;
+    bool writes = true;
+    halve<M * E, 16>(v, first, writes);
+    constexpr int LEFT = M * E > LANE_ROWS ? M * E / LANE_ROWS : 1;
+    if (writes) {
+      float* const to = sums(smem) + warp_id() * M * BN + own_col();
+#pragma unroll
+      for (int i = 0; i < LEFT; ++i) to[(first + i) / E * BN + (first + i) % E] = v[i];
+    }
+  }
+  template <int COUNT, int STEP>
+  JM_DEVICE static void halve(float (&v)[M * E], int& first, bool& writes) {
+    if constexpr (STEP >= C) {
+      const bool high = (lane_id() & STEP) != 0;
+      if constexpr (COUNT == 1) {
+        v[0] += shfl_xor(v[0], STEP);
+        writes = writes && !high;
+        halve<1, STEP / 2>(v, first, writes);
+      } else {
+        constexpr int HALF = COUNT / 2;
+#pragma unroll
+        for (int i = 0; i < HALF; ++i) {
+          const float give = high ? v[i] : v[i + HALF], keep = high ? v[i + HALF] : v[i];
+          v[i] = keep + shfl_xor(give, STEP);
+        }
+        if (high) first += HALF;
+        halve<HALF, STEP / 2>(v, first, writes);
       }
     }
   }
