@@ -124,8 +124,14 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
             emit_landed(w, fetched)
             w.line("held = G::Held(smem);")
 
+    stores = [x for x in form.stores if form.k not in x.over]
+    lanes = epilogue_lanes(body, stores, form.n, rows=s.bm, cols=s.bn, threads=threads)
+    once = s.bm * s.bn // lanes <= threads
+    epilogue = _Epilogue(code, stores, lanes, pointers, outputs, read_only, names, flagged)
     if held:
         w.line("G::Held held;")
+        if once:  # behind x there is less time than a load takes
+            epilogue.begin(w)
     if form.row_prologue:
         begin()
         _emit_rows(w, code, pointers, outputs, read_only, names, threads, flagged)
@@ -138,11 +144,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
             head = "G::template stage_flagged<XWords>(smem, k0, ks, ask_x, x_there, x_piece, [&]"
         with w.block(head, "});"):
             begin()
-    stores = [x for x in form.stores if form.k not in x.over]
-    lanes = epilogue_lanes(body, stores, form.n, rows=s.bm, cols=s.bn, threads=threads)
-    once = s.bm * s.bn // lanes <= threads
-    epilogue = _Epilogue(code, stores, lanes, pointers, outputs, read_only, names, flagged)
-    if once:
+    if once and not held:
         epilogue.begin(w)
     if held:
         w.line("G::run(smem, held);")
