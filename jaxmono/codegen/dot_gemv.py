@@ -405,7 +405,7 @@ def _emit_rows(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs:
                              body.outputs[store.result].type.dtype)
 
             emit_row_chain(em, k, rows, sink,
-                           team=block_team(threads, "smem") if whole else warp_team())
+                           team=block_team(threads, "smem", idle="true") if whole else warp_team())
     of = shape(code, threads)
     if (padded := of.pitch) > k.size:
         gap = padded - k.size

@@ -23,6 +23,7 @@
 //   [k][n]   lane (g, t) has columns 8 g .. 8 g + 7 of 64, rows 4 t .. 4 t + 3: four products of 16 n
 #pragma once
 #include "jaxmono/mma.cuh"
+#include "jaxmono/opaque.cuh"
 #include "jaxmono/tile.cuh"
 #include "jaxmono/vec.cuh"
 #include "jaxmono/warp.cuh"
@@ -309,8 +310,11 @@ struct Gemv {
 #pragma unroll
       for (int i = 0; i < PIECES; ++i) {
         const T* const p = reinterpret_cast<const T*>(piece(smem, i / U, i % U));
-        if constexpr (WIDE) w[i] = wide<E>(p);
-        else w[i] = *reinterpret_cast<const Piece<T>*>(p);
+        if constexpr (WIDE) {
+          w[i] = wide<E>(p);
+#pragma unroll
+          for (int e = 0; e < E; ++e) w[i].x[e] = made(w[i].x[e]);
+        } else w[i] = *reinterpret_cast<const Piece<T>*>(p);
       }
     }
     JM_DEVICE Vec<float, E> get(int i) const {

@@ -23,6 +23,15 @@ JM_DEVICE int opaque(int x) {
   return x;
 }
 
+// The same number, which is there from here on: the compiler would make it where it is used, behind a
+// barrier that is waited for anyway.
+JM_DEVICE float made(float x) {
+#ifndef JAXMONO_EMULATE
+  asm volatile("" : "+f"(x));
+#endif
+  return x;
+}
+
 // x, which a source that defines JM_WIDE_TILES finds again each time, as it does the block's number: a
 // thread with 128 sums and more has no registers for what is made of either once for all stages and
 // barriers. CLIP b32 reloaded spilled words at 97 places, ViT-B/16 b32 at 10. Others have the registers,
