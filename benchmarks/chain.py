@@ -1,4 +1,4 @@
-"""What a decode stage's time goes into: clocks on the way from one stage's values to the next one's.
+"""What a decode stage's time goes into: clocks on the way from one stage's values to the next.
 
     python -m benchmarks.prepare --cache_dir=/tmp/kept --models=gpt2_decode --batch=1
     python -m benchmarks.chain /tmp/kept                compiles; where there is a GPU, runs, too
@@ -72,10 +72,11 @@ def marked(source: str) -> str | None:
             (r"^ *G::(?:template )?run\S*\(smem, .*$", r"\g<0>\n  jm_moment(3);"),
             # x, as it is
             (r'^ *"x"\);$', r"\g<0>\n      jm_moment(1);"),
-            (r"^ *G::template stage_flagged<XWords>\((?:.|\n)*?^  \}\);$", r"\g<0>\n  jm_moment(2);"),
+            (r"^ *G::template stage_flagged<XWords>\((?:.|\n)*?^  \}\);$",
+             r"\g<0>\n  jm_moment(2);"),
             # and normalised
             (r"^ *const \S+ \w+ = combine_block<", r"jm_moment(1);\n\g<0>"),
-            (r"^  syncthreads\(\);\n(?=  const int own = )", r"\g<0>  jm_moment(2);\n")):
+            (r"^  syncthreads\(\);\n(?=  (?:const int own = |G::run))", r"\g<0>  jm_moment(2);\n")):
         source = re.sub(pattern, told, source, flags=re.M)
     return clocks.WALL + _CLOCKS + source
 

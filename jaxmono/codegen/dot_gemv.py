@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
+from jaxmono.codegen.asked import Together
 from jaxmono.codegen.dot import (
     DotCode,
     emit_epilogue,
@@ -36,7 +37,6 @@ from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
 from jaxmono.fusion.plan import Store
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
-
 
 _HELD_PIECES = 24
 """Of 16 bytes of weights, that a thread keeps in registers until x comes."""
@@ -383,8 +383,9 @@ def _emit_rows(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs:
             *(RowOutput(body.outputs[x.result], x.index) for x in stores)]
     warps = threads // 32
     whole = m == 1 and _states_fit(code, warps)
-    lanes = _row_lanes(code, rows, stores, threads if whole else 32,
-                       asks=not sources(body, form.dot.lhs).isdisjoint(flagged))
+    read = sources(body, form.dot.lhs)
+    asks = not read.isdisjoint(flagged)
+    lanes = _row_lanes(code, rows, stores, threads if whole else 32, asks=asks)
     turns = 1 if whole else math.ceil(m / warps)
     with w.block(f"for (int turn = 0; turn < {turns}; ++turn)" if turns > 1 else ""):
         mine = "0" if whole else f"turn * {warps} + warp_id()" if turns > 1 else "warp_id()"
@@ -393,6 +394,9 @@ def _emit_rows(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs:
         with w.block(f"if (m < {m})" if not whole and m % warps else ""):
             em = BodyEmitter(w, body, pointers, lane=k, lanes=lanes,
                              var_names={**names, form.m: "m"}, read_only=read_only)
+            if asks:
+                Together(em, pointers).bind([v for v in body.inputs if v in read & set(flagged)],
+                                            [v for v in body.inputs if v in read & set(read_only)])
 
             def sink(i: int, x: Emitted) -> None:
                 if i == 0:

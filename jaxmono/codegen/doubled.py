@@ -5,12 +5,12 @@
     border | task of stage k, in its half       | border | task of stage k + 1, in the other half
             ^ requests those of stage k + 1               ^ requests those of stage k + 2
 
-Behind an open border no block waits for all others, so what counts is how soon a block is done whose
-task before was the last one of its stage. With one region it requests its weights only then: in
-GPT-2's decode step on an H200 the last blocks of a stage were 0.5 to 0.9 us behind the others.
+Behind an open border no block waits for all others, so what counts is how soon a block is done
+whose task before was the last one of its stage. With one region it requests its weights only then:
+in GPT-2's decode step on an H200 the last blocks of a stage were 0.5 to 0.9 us behind the others.
 
 A stage takes part if all that its tasks copy is prefetched, and fits a half (`SigCode.can_double`).
-Each border in front of one commits two cp.async groups a thread, empty ones where there is nothing to
+Each border in front of one commits two cp.async groups a thread, empty where there is nothing to
 request: first those of that stage (if they were not requested at the border before), then those of
 the stage behind it. So a task's own group has landed when one is left that has not.
 """
@@ -91,8 +91,8 @@ class Halves:
             trip = {"trip": b.trip, "trip + 1": f"{b.trip} + 1"}.get(later.trip, later.trip)
             condition = later.condition.replace("trip ", f"{b.trip} ", 1)
             with w.block(f"if ({condition})") if condition else nullcontext():
-                after = f"next_own({own}, {tasks})"
-                with w.block(f"if (const int t = {after}; t < {sum(c.tasks for c in later.calls)})"):
+                count = sum(c.tasks for c in later.calls)
+                with w.block(f"if (const int t = next_own({own}, {tasks}); t < {count})"):
                     emit(w, later.calls, trip, "_prefetch", self.half(*later.at, trip))
         w.line("cp_async_commit();", "of the stage behind the next one")
 

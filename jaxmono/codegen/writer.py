@@ -20,6 +20,15 @@ class Writer:
         self.declarations: dict[str, str] = {} if parent is None else parent.declarations
         self._names: dict[str, int] = {} if parent is None else parent._names
         self._indent = indent
+        self._begins: list[int] = []
+        self._begin = 0
+        self._blocks = 0
+        self._numbers: list[int] = [0]
+
+    @property
+    def block_number(self) -> int:
+        """Of the innermost block that is open."""
+        return self._numbers[-1]
 
     def child(self) -> Writer:
         """A writer of its own lines, one level deeper, that shares names and declarations."""
@@ -35,6 +44,15 @@ class Writer:
         if comment:
             text = f"{text}  // {comment}"
         self.lines.append("  " * self._indent + text if text else "")
+
+    def early(self, text: str) -> None:
+        """A line at the begin of the innermost block that is open, behind others of these."""
+        at = self._begins[-1] if self._begins else self._begin
+        self.lines.insert(at, "  " * self._indent + text)
+        if self._begins:
+            self._begins[-1] += 1
+        else:
+            self._begin += 1
 
     def extend(self, other: Writer, deeper: int = 0) -> None:
         """Appends the lines of a `child`, which carry their indentation, ``deeper`` levels in."""
@@ -54,9 +72,14 @@ class Writer:
         """``head {`` ... ``tail``, the lines between them indented."""
         self.line(f"{head} {{" if head else "{")
         self._indent += 1
+        self._begins.append(len(self.lines))
+        self._blocks += 1
+        self._numbers.append(self._blocks)
         try:
             yield
         finally:
+            self._begins.pop()
+            self._numbers.pop()
             self._indent -= 1
             self.line(tail)
 

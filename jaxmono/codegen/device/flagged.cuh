@@ -99,12 +99,14 @@ JM_DEVICE Flagged<T> flagged(FlaggedState<BYTES>* flags, Reference r, uint32_t e
   return flagged<T>(flags, 256ll * r.offset, epoch);
 }
 
-// N neighbouring words, in accesses of at most 16 bytes where words are of 4, one by one where of 8.
+// N neighbouring words, in accesses of at most 16 bytes.
 template <class T, int N>
 struct Asked {
   using Bits = typename Flagged<T>::Bits;
   using Word = typename Flagged<T>::Word;
-  static constexpr int WIDE = sizeof(T) == 4 ? 1 : N % 4 == 0 ? 4 : N % 2 == 0 ? 2 : 1;
+  static constexpr int MOST = 16 / sizeof(Word);
+  static constexpr int WIDE = N % MOST == 0 ? MOST : N % 2 == 0 ? 2 : 1;
+  static constexpr bool LONG_PAIRS = sizeof(Word) == 8 && WIDE == 2;
   struct alignas(sizeof(Word) * WIDE) Part {
     Word word[WIDE];
   };
@@ -112,8 +114,11 @@ struct Asked {
 
   JM_DEVICE void ask(const Flagged<T>& from) {
 #pragma unroll
-    for (int i = 0; i < N / WIDE; ++i)
-      part[i] = ld_relaxed_gpu(reinterpret_cast<const Part*>(from.at) + i);
+    for (int i = 0; i < N / WIDE; ++i) {
+      const Part* const p = reinterpret_cast<const Part*>(from.at) + i;
+      if constexpr (LONG_PAIRS) part[i] = ld_relaxed_gpu_2x64(p);
+      else part[i] = ld_relaxed_gpu(p);
+    }
   }
   JM_DEVICE bool all_there(uint32_t epoch) const {
     uint32_t other = 0;
@@ -144,6 +149,29 @@ JM_DEVICE void wait_for(Asked<T, N>& asked, const Flagged<T>& at) {
         return asked.all_there(at.epoch);
       },
       "a flagged value");
+}
+
+// Of several, each followed by where it is from: asks again for those that have not come; whether all have.
+template <class A, class F, class... Rest>
+JM_DEVICE void ask_missing(A& asked, const F& at, Rest&... rest) {
+  if (!asked.all_there(at.epoch)) asked.ask(at);
+  if constexpr (sizeof...(rest) > 0) ask_missing(rest...);
+}
+template <class A, class F, class... Rest>
+JM_DEVICE bool all_have_come(const A& asked, const F& at, const Rest&... rest) {
+  bool all = asked.all_there(at.epoch);
+  if constexpr (sizeof...(rest) > 0) all &= all_have_come(rest...);
+  return all;
+}
+// The same, until all have: what is asked for again is on its way together.
+template <class... X>
+JM_DEVICE void wait_for_all(X&&... x) {
+  wait_until(
+      [&] {
+        ask_missing(x...);
+        return all_have_come(x...);
+      },
+      "flagged values");
 }
 
 template <class To, class T, int N>
@@ -183,7 +211,9 @@ JM_DEVICE void store(const Flagged<T>& at, const Vec<X, N>& x) {
       out.word[e] = static_cast<Word>(bitcast<typename A::Bits::Value>(values.x[i + e]))
                         << A::Bits::VALUE_AT |
                     (at.epoch & A::Bits::EPOCH_MASK);
-    st_relaxed_gpu(reinterpret_cast<typename A::Part*>(at.at + i), out);
+    auto* const p = reinterpret_cast<typename A::Part*>(at.at + i);
+    if constexpr (A::LONG_PAIRS) st_relaxed_gpu_2x64(p, out);
+    else st_relaxed_gpu(p, out);
   }
 }
 template <class T, int N, class X>

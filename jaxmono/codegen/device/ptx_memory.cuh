@@ -241,6 +241,24 @@ JM_SYNC_STORE(st_release_gpu, "release")
 JM_SYNC_STORE(st_relaxed_gpu, "relaxed")
 #undef JM_SYNC_STORE
 
+// 16 bytes as two words of 8, neither of which tears.
+struct alignas(16) Bits2x64 {
+  uint64_t x[2];
+};
+template <class T>
+JM_DEVICE T ld_relaxed_gpu_2x64(const T* p) {
+  static_assert(sizeof(T) == 16, "");
+  Bits2x64 x;
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(x.x[0]), "=l"(x.x[1]) : "l"(p) : "memory");
+  return bitcast<T>(x);
+}
+template <class T>
+JM_DEVICE void st_relaxed_gpu_2x64(T* p, T value) {
+  static_assert(sizeof(T) == 16, "");
+  const Bits2x64 x = bitcast<Bits2x64>(value);
+  asm volatile("st.relaxed.gpu.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(x.x[0]), "l"(x.x[1]) : "memory");
+}
+
 JM_DEVICE uint32_t atom_add_acq_rel_gpu(uint32_t* p, uint32_t n) {
   uint32_t old;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"

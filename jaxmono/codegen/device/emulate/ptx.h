@@ -252,6 +252,26 @@ inline void st_relaxed_gpu(T* p, T x) {
     __atomic_store(p, &x, __ATOMIC_RELAXED);
   }
 }
+template <class T>
+inline T ld_relaxed_gpu_2x64(const T* p) {
+  static_assert(sizeof(T) == 16, "");
+  expect_aligned(p, "ld_relaxed_gpu_2x64");
+  uint64_t words[2];
+  for (int i = 0; i < 2; ++i)
+    words[i] = __atomic_load_n(reinterpret_cast<const uint64_t*>(p) + i, __ATOMIC_RELAXED);
+  T x;
+  memcpy(&x, words, sizeof x);
+  return x;
+}
+template <class T>
+inline void st_relaxed_gpu_2x64(T* p, T x) {
+  static_assert(sizeof(T) == 16, "");
+  expect_aligned(p, "st_relaxed_gpu_2x64");
+  uint64_t words[2];
+  memcpy(words, &x, sizeof x);
+  for (int i = 0; i < 2; ++i)
+    __atomic_store_n(reinterpret_cast<uint64_t*>(p) + i, words[i], __ATOMIC_RELAXED);
+}
 inline uint32_t atom_add_acq_rel_gpu(uint32_t* p, uint32_t n) {
   return __atomic_fetch_add(p, n, __ATOMIC_ACQ_REL);
 }

@@ -1,0 +1,82 @@
+"""Loads of a block of statements that wait together: values with flags, what is read beside them.
+
+    if (c2 < 768) {
+      const auto early0 = load_ro<float, 4>(p3 + c2);      at the begin of the block: all requests
+      Asked<bf16, 4> asked0;
+      asked0.ask(p0 + c2);
+      Asked<bf16, 4> asked1;
+      asked1.ask(p1 + c2);
+      ...
+      wait_for_all(asked0, p0 + c2, asked1, p1 + c2);      where the first of the values is used
+      const Vec<float, 4> v66 = from<float>(asked0);
+
+One after the other, each would wait for the L2 by itself, read-only ones behind the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from jaxmono.codegen.emit import BodyEmitter, c_type
+from jaxmono.codegen.names import compute
+from jaxmono.fusion.indexing import IndexMap, linearize
+from jaxmono.hlo.ir import Value
+
+
+@dataclass
+class Together:
+    """Binds the loads of an emitter.
+
+    Attributes:
+      waits: of each block of statements, by its writer and number: the line that waits, and what
+        it waits for.
+    """
+
+    em: BodyEmitter
+    pointers: Mapping[Value, str]
+    waits: dict[tuple[int, int], tuple[str, list[str]]] = field(default_factory=dict)
+
+    def bind(self, flagged: Collection[Value], read_only: Collection[Value]) -> None:
+        for v in flagged:
+            self.em.bind_load(v, lambda index, lanes, v=v: self._flagged(v, index, lanes))
+        for v in read_only:
+            self.em.bind_load(v, lambda index, lanes, v=v: self._early(v, index, lanes))
+
+    def _early(self, v: Value, index: IndexMap, lanes: int) -> str:
+        at, fixed = self._at(v, index)
+        text = f"load_ro<{_elements(compute(v.type.dtype), lanes)}>({at})"
+        if not fixed:
+            return text
+        name = self.em.w.fresh("early")
+        self.em.w.early(f"const auto {name} = {text};")
+        return name
+
+    def _flagged(self, v: Value, index: IndexMap, lanes: int) -> str:
+        t = compute(v.type.dtype)
+        at, fixed = self._at(v, index)
+        if not fixed:
+            return f"load<{_elements(t, lanes)}>({at})"
+        w = self.em.w
+        name = w.fresh("asked")
+        w.early(f"Asked<{c_type(v.type.dtype)}, {lanes}> {name};")
+        w.early(f"{name}.ask({at});")
+        line, all_of_them = self.waits.get((id(w), w.block_number), ("", []))
+        all_of_them.append(f"{name}, {at}")
+        text = f"wait_for_all({', '.join(all_of_them)});"
+        if line:
+            k = next(k for k, x in enumerate(w.lines) if x.strip() == line)
+            w.lines[k] = w.lines[k].replace(line, text)
+        else:
+            w.line(text)
+        self.waits[id(w), w.block_number] = text, all_of_them
+        return f"from<{t}>({name})" if lanes > 1 else f"convert<{t}>({name}.value(0))"
+
+    def _at(self, v: Value, index: IndexMap) -> tuple[str, bool]:
+        """The C pointer, and whether it can be known at the begin of the block."""
+        offset = linearize(index, v.type.dims)
+        return f"{self.pointers[v]} + {self.em.code(offset)}", offset.is_static
+
+
+def _elements(t: str, lanes: int) -> str:
+    return f"{t}, {lanes}" if lanes > 1 else t
