@@ -40,8 +40,8 @@ def test_few_tiles_more_than_slots(schedule: DotSchedule, k_tiles: int, residual
 
 @pytest.mark.parametrize(("there", "instead", "k_tiles"), [
     # The second warpgroup waits for ever.
-    ("wg == 0) named_barrier_arrive(TURN_BARRIER, CONSUMERS)", "wg == 0) (void)0", 3),
-    # The first one arrives for two tasks before the second has come to one.
+    ("speaks) mbarrier_arrive(&roles->turn)", "speaks) (void)0", 3),
+    # The first one arrives for two tasks before the second has come to one: it hears of neither.
     ("tiles > SLOTS ? tiles - LEAD<HELD>", "tiles > 0 ? 0", 1),
 ], ids=["arrival", "more tiles than slots"])
 def test_a_turn_needs(there: str, instead: str, k_tiles: int,

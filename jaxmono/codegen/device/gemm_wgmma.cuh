@@ -301,8 +301,8 @@ struct GemmWgmma {
   // more; HELD: which the epilogue's source needs. (2048x3072x768 takes 1.7 % less time on an H200, with a
   // gelu 1.8, BERT-base b16 0.9, ViT-B/16 b16 and CLIP's images b32 0.8, ResNet-50 b32 0.5, BERT-base b32
   // as long; with 3 or 4 tiles about as much less, with all slots 0.3 more to 3 % more than without.) Only
-  // of tasks with more tiles than slots: the first one is then never two tasks ahead, where it would count
-  // for two at the barrier.
+  // of tasks with more tiles than slots: the first one is then never two tasks ahead, of which the second
+  // one would hear as of none.
   //
   //   first    | tiles n - 4, n - 3 | n - 2, n - 1 |     epilogue
   //   second   | tiles n - 4, n - 3 |              | n - 2, n - 1 |     epilogue
@@ -319,7 +319,10 @@ struct GemmWgmma {
     const int turn = tiles > SLOTS ? tiles - LEAD<HELD> : -1;
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
-      if (LEAD<HELD> > 0 && t == turn && wg == 1) named_barrier(TURN_BARRIER, CONSUMERS);
+      if (LEAD<HELD> > 0 && t == turn && wg == 1) {
+        mbarrier_wait(&roles->turn, at.parity(TURN));
+        at.flip(TURN);
+      }
       mbarrier_wait(&roles->full[at.slot], at.parity());
       if constexpr (TF32) fence_proxy_async();  // the producers have stored what they have rounded
       const uint64_t a = wgmma_descriptor_at(a0, PANEL ? t * A_TILE : at.slot * STAGE_BYTES);
@@ -338,7 +341,7 @@ struct GemmWgmma {
       before = at.slot;
       at.template next<SLOTS>();
     }
-    if (LEAD<HELD> > 0 && turn >= 0 && wg == 0) named_barrier_arrive(TURN_BARRIER, CONSUMERS);
+    if (LEAD<HELD> > 0 && turn >= 0 && wg == 0 && speaks) mbarrier_arrive(&roles->turn);
     wgmma_wait<0>();
     if (before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
   }
