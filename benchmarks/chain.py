@@ -75,7 +75,7 @@ def marked(source: str) -> str | None:
             (r"^ *G::template stage_flagged<XWords>\((?:.|\n)*?^  \}\);$",
              r"\g<0>\n  jm_moment(2);"),
             # and normalised
-            (r"^ *const \S+ \w+ = combine_block<", r"jm_moment(1);\n\g<0>"),
+            (r"^ *const .*\bcombine_block<", r"jm_moment(1);\n\g<0>"),
             (r"^  syncthreads\(\);\n(?=  (?:const int own = |G::run))", r"\g<0>  jm_moment(2);\n")):
         source = re.sub(pattern, told, source, flags=re.M)
     return clocks.WALL + _CLOCKS + source

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from jaxmono.codegen.emit import BodyEmitter, c_type
 from jaxmono.codegen.names import compute
+from jaxmono.codegen.writer import Block
 from jaxmono.fusion.indexing import IndexMap, linearize
 from jaxmono.hlo.ir import Value
 
@@ -29,13 +30,13 @@ class Together:
     """Binds the loads of an emitter.
 
     Attributes:
-      waits: of each block of statements, by its writer and number: the line that waits, and what
-        it waits for.
+      waits: of each block of statements: how far behind its early lines the line is that waits,
+        and what it waits for.
     """
 
     em: BodyEmitter
     pointers: Mapping[Value, str]
-    waits: dict[tuple[int, int], tuple[str, list[str]]] = field(default_factory=dict)
+    waits: dict[Block, tuple[int, list[str]]] = field(default_factory=dict)
 
     def bind(self, flagged: Collection[Value], read_only: Collection[Value]) -> None:
         for v in flagged:
@@ -61,15 +62,14 @@ class Together:
         name = w.fresh("asked")
         w.early(f"Asked<{c_type(v.type.dtype)}, {lanes}> {name};")
         w.early(f"{name}.ask({at});")
-        line, all_of_them = self.waits.get((id(w), w.block_number), ("", []))
-        all_of_them.append(f"{name}, {at}")
-        text = f"wait_for_all({', '.join(all_of_them)});"
-        if line:
-            k = next(k for k, x in enumerate(w.lines) if x.strip() == line)
-            w.lines[k] = w.lines[k].replace(line, text)
-        else:
-            w.line(text)
-        self.waits[id(w), w.block_number] = text, all_of_them
+        block = w.innermost
+        if block not in self.waits:
+            self.waits[block] = len(w.lines) - block.at, []
+            w.line("wait_for_all();")
+        behind, found = self.waits[block]
+        found.append(f"{name}, {at}")
+        k = block.at + behind
+        w.lines[k] = w.lines[k].partition("wait_for_all(")[0] + f"wait_for_all({', '.join(found)});"
         return f"from<{t}>({name})" if lanes > 1 else f"convert<{t}>({name}.value(0))"
 
     def _at(self, v: Value, index: IndexMap) -> tuple[str, bool]:

@@ -55,8 +55,6 @@ class Unit:
     """Body of its load function for the producer warps, where it has one."""
     shared: int
     """Bytes of shared memory of a task."""
-    doubles: bool = False
-    """Whether it could be ``doubled``."""
     doubled: bool = False
     """Whether its tasks use one half of shared memory or the other (doubled.py)."""
     flagged: tuple[bool, ...] = ()

@@ -99,9 +99,8 @@ class Dispatch:
                 buf, offset = c.table[0][i]
                 args.append(f"pointer<{t}>(p.buf[{buf}], {offset})" if offset
                             else f"pointer<{t}>(p.buf[{buf}])")
-        tail = [task] if u.name in self.called_often or u.load is not None else [task, "smem"]
-        if u.doubled:
-            tail = [task, half]
+        own = u.name in self.called_often or u.load is not None
+        tail = [task, half] if u.doubled else [task] if own else [task, "smem"]
         if which == "_load":
             w.line(f"at = {u.name}_load({', '.join([*args, 'at', *tail])});")
             return

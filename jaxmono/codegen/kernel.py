@@ -115,7 +115,7 @@ class _Assembly:
         self.own = "own" if self.turns else "block_id()"
         self.half = 0
         if self.turns and not self.roles and schedule.blocks_per_sm == 1:
-            keys, self.half = eligible(self.units, room)
+            keys, self.half = eligible(self.units, self._names_of, room)
             self.units.update((key, self._doubled(self.units[key])) for key in keys)
 
     # ---- analysis ------------------------------------------------------------------------------
@@ -143,35 +143,32 @@ class _Assembly:
         names = self._function_names(sig, read_only, flagged)
         behind = self._is_behind(sig)
         prefetch = w if behind and code.emit_prefetch(w, sig, s, names) else None
-        doubles = prefetch is not None and code.can_double(sig, s, names)
         w = Writer(indent=1, parent=self.w)
         load = w if code.emit_load(w, sig, s, names) else None
         return Unit(sig, f"f{number}_{readable}", code, s, tasks, work,
                      code.counters(sig, s), mail, slots, boxes, alone, read_only, prefetch, load,
-                     code.shared_bytes(sig, s, self.schedule.threads), doubles, False, flagged)
+                     code.shared_bytes(sig, s, self.schedule.threads), flagged=flagged)
 
     def _doubled(self, u: Unit) -> Unit:
         w = Writer(indent=1, parent=self.w)
-        names = self._function_names(u.sig, u.read_only, u.flagged)
-        u.code.emit_prefetch(w, u.sig, u.schedule, replace(names, doubled=True))
+        u.code.emit_prefetch(w, u.sig, u.schedule, replace(self._names_of(u), doubled=True))
         return replace(u, prefetch=w, doubled=True)
 
     def _is_behind(self, sig: Sig) -> bool:
         """Whether a grid barrier may be in front of it."""
         return any(g.sig.key == sig.key for st in self.plan.stages[1:] for g in st.groups)
 
-    def _function_names(self, sig: Sig, read_only: Sequence[bool], flagged: Sequence[bool],
-                        *, workspace: bool = False,
-                        counters: bool = False, mail: bool = False,
-                        fetched: bool = False) -> Function:
+    def _names_of(self, u: Unit) -> Function:
+        return self._function_names(u.sig, u.read_only, u.flagged)
+
+    def _function_names(self, sig: Sig, read_only: Sequence[bool],
+                        flagged: Sequence[bool]) -> Function:
         body = sig.body
         return Function(
             pointers={v: f"p{i}" for i, v in enumerate(body.inputs)},
             outputs=tuple(f"r{i}" for i in range(len(body.outputs))),
             read_only=frozenset(v for v, ro in zip(body.inputs, read_only, strict=True) if ro),
-            threads=self.schedule.threads, workspace="workspace" if workspace else "",
-            arrivals="arrivals" if counters else "", mail="mailed" if mail else "",
-            fetched="fetched" if fetched else "false", behind=self._is_behind(sig),
+            threads=self.schedule.threads, behind=self._is_behind(sig),
             given=frozenset(v for i, v in enumerate(body.inputs) if all(
                 self.buffers[g.params[i]].place is Place.INPUT
                 for g in self.plan.groups if g.sig.key == sig.key)),
@@ -342,9 +339,10 @@ class _Assembly:
             begin()
             if u.load is not None:
                 w.line("Roles* const roles = block_roles();")
-            u.code.emit_body(w, u.sig, u.schedule, replace(self._function_names(
-                u.sig, u.read_only, u.flagged, workspace=u.workspace > 0, counters=u.counters > 0,
-                mail=u.mail > 0, fetched=u.prefetch is not None), doubled=u.doubled))
+            u.code.emit_body(w, u.sig, u.schedule, replace(
+                self._names_of(u), workspace="workspace" if u.workspace else "",
+                arrivals="arrivals" if u.counters else "", mail="mailed" if u.mail else "",
+                fetched="fetched" if u.prefetch is not None else "false", doubled=u.doubled))
         w.line()
 
     def _kernel(self, w: Writer) -> None:

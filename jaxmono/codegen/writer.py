@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(eq=False)
+class Block:
+    """Statements of a writer between braces.
+
+    Attributes:
+      at: number of the line behind those that are at its begin (`Writer.early`).
+    """
+
+    at: int = 0
 
 
 class Writer:
@@ -20,15 +32,12 @@ class Writer:
         self.declarations: dict[str, str] = {} if parent is None else parent.declarations
         self._names: dict[str, int] = {} if parent is None else parent._names
         self._indent = indent
-        self._begins: list[int] = []
-        self._begin = 0
-        self._blocks = 0
-        self._numbers: list[int] = [0]
+        self._blocks = [Block()]
 
     @property
-    def block_number(self) -> int:
-        """Of the innermost block that is open."""
-        return self._numbers[-1]
+    def innermost(self) -> Block:
+        """The innermost block that is open; without one, all of the writer's lines."""
+        return self._blocks[-1]
 
     def child(self) -> Writer:
         """A writer of its own lines, one level deeper, that shares names and declarations."""
@@ -47,12 +56,8 @@ class Writer:
 
     def early(self, text: str) -> None:
         """A line at the begin of the innermost block that is open, behind others of these."""
-        at = self._begins[-1] if self._begins else self._begin
-        self.lines.insert(at, "  " * self._indent + text)
-        if self._begins:
-            self._begins[-1] += 1
-        else:
-            self._begin += 1
+        self.lines.insert(self.innermost.at, "  " * self._indent + text)
+        self.innermost.at += 1
 
     def extend(self, other: Writer, deeper: int = 0) -> None:
         """Appends the lines of a `child`, which carry their indentation, ``deeper`` levels in."""
@@ -72,14 +77,11 @@ class Writer:
         """``head {`` ... ``tail``, the lines between them indented."""
         self.line(f"{head} {{" if head else "{")
         self._indent += 1
-        self._begins.append(len(self.lines))
-        self._blocks += 1
-        self._numbers.append(self._blocks)
+        self._blocks.append(Block(len(self.lines)))
         try:
             yield
         finally:
-            self._begins.pop()
-            self._numbers.pop()
+            self._blocks.pop()
             self._indent -= 1
             self.line(tail)
 

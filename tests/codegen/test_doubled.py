@@ -78,7 +78,7 @@ def test_layers_take_turns(count: int, rows: int, norm: bool) -> None:
                 blocks=(1, 2, 3, 7))
 
 
-@pytest.mark.parametrize("stages", [3, 5])
+@pytest.mark.parametrize("stages", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_an_odd_number_of_stages_a_layer(stages: int) -> None:
     """The halves change places from one trip to the next."""
     def step(x: Any, u: Any, last: Any, *weights: Any) -> Any:

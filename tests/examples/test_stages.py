@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import ahead, clocks, moments, select, stages
+from benchmarks import ahead, chain, clocks, moments, select, stages
 from benchmarks.ablate import MissingText
 from jaxmono.codegen.nvrtc import compile_cuda
 
@@ -71,3 +71,25 @@ def test_a_loop_names_the_stages_of_all_its_trips() -> None:
     told = clocks.labels(["stage 0: a", "stage 1 + 2 * trip: b", "stage 2 + 2 * trip: c",
                           "stage 5: d"], 6)
     assert told == ["0: a", "1: b", "2: c", "3: b", "4: c", "5: d"]
+
+
+def test_a_decode_step_has_clocks_from_values_to_values(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """x as it is, and normalised by one or two reduces; a stage's begin and end."""
+    monkeypatch.setenv("JAXMONO_CACHE_DIR", str(tmp_path))
+    (case,) = select.cases(["gpt2_decode"], ["1"], ["bf16"], tiny=True)
+    (built,) = ahead.prepare(case, "monolithic", ahead.gpu_facts("NVIDIA H200"))
+    program = built.program
+    assert program is not None
+    source = chain.marked(program.source)
+    assert source is not None
+    bodies = re.findall(r"^JM_\w+ void f\d+_(?!\w*_prefetch)\w*\([^;]*?\{\n(?:.|\n)*?^\}", source,
+                        re.M)
+    products = [x for x in bodies if "using G = Gemv<" in x and "Flagged<bf16> p0" in x]
+    assert products
+    for body in products:
+        clocks_of = [body.count(f"jm_moment({k});") for k in range(4)]
+        assert clocks_of[0] == clocks_of[2] == clocks_of[3] == 1, body
+        assert clocks_of[1] == ("combine_block<" in body), body
+    assert compile_cuda(source, "sm_90a").cubin
+    assert chain.marked("int main() {}") is None

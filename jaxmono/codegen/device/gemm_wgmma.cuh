@@ -298,16 +298,15 @@ struct GemmWgmma {
 
   // k tiles at the end of a task that the first warpgroup multiplies alone, and then the second one, beside
   // the epilogue of the first; there, so far ahead, it stays. As many slots are kept meanwhile and one
-  // more; HELD: which the epilogue's source needs. (2048x3072x768 takes 1.7 % less time on an H200, with a
-  // gelu 1.8, BERT-base b16 0.9, ViT-B/16 b16 and CLIP's images b32 0.8, ResNet-50 b32 0.5, BERT-base b32
-  // as long; with 3 or 4 tiles about as much less, with all slots 0.3 more to 3 % more than without.) Only
-  // of tasks with more tiles than slots: the first one is then never two tasks ahead, of which the second
-  // one would hear as of none.
+  // more; HELD: which the epilogue's source needs. 2048x3072x768 takes 1.7 to 2.3 % less time on an H200,
+  // with a gelu 1.2 to 1.8, models at batch 16 and 32 as long to 1.2 % less; with 3 or 4 tiles about the same,
+  // with all slots 0.5 % less to 3 % more than without. Only of tasks with more tiles than slots: the first
+  // one is then never two tasks ahead, of which the second one would hear as of none.
   //
   //   first    | tiles n - 4, n - 3 | n - 2, n - 1 |     epilogue
   //   second   | tiles n - 4, n - 3 |              | n - 2, n - 1 |     epilogue
   template <int HELD>
-  static constexpr int LEAD = WG_K == 2 || SLOTS - 1 <= HELD ? 0 : SLOTS - 1 - HELD < 2 ? SLOTS - 1 - HELD : 2;
+  static constexpr int LEAD = WG_K == 2 ? 0 : SLOTS - HELD > 2 ? 2 : SLOTS - HELD > 1 ? 1 : 0;
 
   template <int HELD>
   JM_DEVICE static void from_shared(unsigned char* smem, Roles* roles, Place& at, int tiles,

@@ -22,6 +22,7 @@
 //   [n][k]   lane (g, t) has rows g and g + 8, 8 elements of k from 8 t: two products of 16 k
 //   [k][n]   lane (g, t) has columns 8 g .. 8 g + 7 of 64, rows 4 t .. 4 t + 3: four products of 16 n
 #pragma once
+#include "jaxmono/deal.cuh"
 #include "jaxmono/mma.cuh"
 #include "jaxmono/opaque.cuh"
 #include "jaxmono/tile.cuh"
@@ -413,8 +414,7 @@ struct Gemv {
     }
   }
 
-  // [n][k]: the lanes' sums of M x U values. In every round a lane keeps half of its values and gives
-  // the other half away, until it has one.
+  // [n][k]: the lanes' sums of M x U values.
   JM_DEVICE static void finish_rows(unsigned char* smem, const Sums& acc, int first) {
     constexpr int V = M * U <= 1    ? 1
                       : M * U <= 2  ? 2
@@ -424,20 +424,8 @@ struct Gemv {
     float v[V];
 #pragma unroll
     for (int i = 0; i < V; ++i) v[i] = i < M * U ? acc[i / U % M][i % U] : 0.0f;
-    int step = 16;
-#pragma unroll
-    for (int half = V / 2; half >= 1; half /= 2) {
-      const bool high = (lane_id() & step) != 0;
-#pragma unroll
-      for (int i = 0; i < half; ++i) {
-        const float give = high ? v[i] : v[i + half], keep = high ? v[i + half] : v[i];
-        v[i] = keep + shfl_xor(give, step);
-      }
-      step /= 2;
-    }
-    constexpr int SHARE = 32 / V;  // lanes that still share one value
-#pragma unroll
-    for (int d = SHARE / 2; d >= 1; d /= 2) v[0] += shfl_xor(v[0], d);
+    deal_sums<V, 1>(v);
+    constexpr int SHARE = 32 / V;  // lanes that have the same value
     const int i = lane_id() / SHARE, n = first + i % U;
     if (lane_id() % SHARE == 0 && i < M * U && n < BN)
       sums(smem)[(warp_id() / WN * M + i / U) * BN + n] = v[0];
@@ -449,7 +437,7 @@ struct Gemv {
   JM_DEVICE static void finish_columns(unsigned char* smem, Sums& acc) {
     if constexpr (PACKED && LANE_ROWS * C == 32 && M <= 2) {
       if constexpr (!FREE) syncthreads();
-      halve_columns(smem, acc);
+      deal_columns(smem, acc);
       return;
     }
     if constexpr (PACKED) {
@@ -479,41 +467,19 @@ struct Gemv {
     }
   }
 
-  // A warp's rows are a power of two: in every round a lane keeps half of its values and gives the other
-  // half away, until it has one, and from then on its only one.
-  JM_DEVICE static void halve_columns(unsigned char* smem, const Sums& acc) {
-    float v[M * E];
+  // A warp's rows are a power of two.
+  JM_DEVICE static void deal_columns(unsigned char* smem, const Sums& acc) {
+    constexpr int V = M * E, LEFT = V > LANE_ROWS ? V / LANE_ROWS : 1;
+    constexpr int SHARE = V < LANE_ROWS ? LANE_ROWS / V : 1;  // rows of lanes that have the same value
+    float v[V];
 #pragma unroll
-    for (int i = 0; i < M * E; ++i) v[i] = acc[i / E][i % E];
-    int first = 0;
-    bool writes = true;
-    halve<M * E, 16>(v, first, writes);
-    constexpr int LEFT = M * E > LANE_ROWS ? M * E / LANE_ROWS : 1;
-    if (writes) {
-      float* const to = sums(smem) + warp_id() * M * BN + own_col();
+    for (int i = 0; i < V; ++i) v[i] = acc[i / E][i % E];
+    deal_sums<V, C>(v);
+    const int row = lane_id() / C, first = row / SHARE * LEFT;
+    if (row % SHARE != 0) return;
+    float* const to = sums(smem) + warp_id() * M * BN + own_col();
 #pragma unroll
-      for (int i = 0; i < LEFT; ++i) to[(first + i) / E * BN + (first + i) % E] = v[i];
-    }
-  }
-  template <int COUNT, int STEP>
-  JM_DEVICE static void halve(float (&v)[M * E], int& first, bool& writes) {
-    if constexpr (STEP >= C) {
-      const bool high = (lane_id() & STEP) != 0;
-      if constexpr (COUNT == 1) {
-        v[0] += shfl_xor(v[0], STEP);
-        writes = writes && !high;
-        halve<1, STEP / 2>(v, first, writes);
-      } else {
-        constexpr int HALF = COUNT / 2;
-#pragma unroll
-        for (int i = 0; i < HALF; ++i) {
-          const float give = high ? v[i] : v[i + HALF], keep = high ? v[i + HALF] : v[i];
-          v[i] = keep + shfl_xor(give, STEP);
-        }
-        if (high) first += HALF;
-        halve<HALF, STEP / 2>(v, first, writes);
-      }
-    }
+    for (int i = 0; i < LEFT; ++i) to[(first + i) / E * BN + (first + i) % E] = v[i];
   }
 
   // ---- the same on tensor cores --------------------------------------------------------------
