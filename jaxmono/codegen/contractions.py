@@ -9,6 +9,7 @@ from jaxmono.codegen import (
     attention_wgmma,
     back_to_back,
     dot,
+    dot_candidates,
     dot_function,
     dot_gemv,
     dot_gemv_shape,
@@ -18,7 +19,6 @@ from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_candidates import (
     ahead_us,
-    dot_candidates,
     gemv_bound,
     gemv_candidates,
     late_us,
@@ -51,6 +51,8 @@ class _Dot:
     def choose(self, sig: Sig, request: Request) -> DotSchedule:
         form = sig.form
         assert isinstance(form, DotForm)
+        if form.reduced:
+            return dot_candidates.reducing(sig, request)[0]
         skinny = gemv_candidates(sig, request)
         if skinny and form.m.size <= STREAMED_ROWS and not _thin(skinny[0][1], request):
             # Nothing beats it: multiply-adds are far from their limit, and a tile of the tensor
@@ -80,7 +82,7 @@ class _Dot:
         return s
 
     def candidates(self, sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
-        return dot_candidates(sig, request, self.choose(sig, request))
+        return dot_candidates.dot_candidates(sig, request, self.choose(sig, request))
 
     def late_us(self, sig: Sig, request: Request, schedule: DotSchedule) -> float:
         return late_us(sig, request, schedule)

@@ -10,12 +10,14 @@ epilogue reads rows of the finished tile from shared memory, so that its own loa
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from jaxmono.codegen.dot_schedule import F8_FLOPS, DotSchedule, best_mma, choose_simt, mma_type
 from jaxmono.codegen.early_loads import bind_early
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
+from jaxmono.codegen.epilogue_reduces import Reduced, reduced_of
 from jaxmono.codegen.gathered import emit_gathered
 from jaxmono.codegen.index_code import guard_code
 from jaxmono.codegen.names import compute, is_f8, vector
@@ -81,6 +83,11 @@ class DotCode:
     def split_tiles(self) -> int:
         """k tiles of one task; the last split may have fewer."""
         return math.ceil(self.k_tiles / self.s.split_k)
+
+    @cached_property
+    def reduced(self) -> tuple[Reduced, ...]:
+        """What the epilogue reduces of its elements."""
+        return reduced_of(self.sig.body, self.form)
 
     @property
     def tasks(self) -> int:
@@ -331,10 +338,14 @@ def epilogue_lanes(body: Graph, stores: Sequence[Store], lane: Var, *, rows: int
     return min(choices, key=lambda n: (math.ceil(rows * cols / n / threads) * n, -n))
 
 
-def legal_lanes(body: Graph, stores: Sequence[Store], lane: Var, limit: int) -> int:
-    """Most neighbouring elements along ``lane`` that one vector access can take."""
-    roots = [(body.outputs[s.result], s.index) for s in stores]
+def legal_lanes(body: Graph, stores: Sequence[Store], lane: Var, limit: int,
+                besides: Sequence[Root] = ()) -> int:
+    """Most neighbouring elements along ``lane`` that one vector access can take. ``besides``: what
+    is computed and not stored; where nothing is, f32 may be 32 bytes, two loads, as well."""
+    roots = [*((body.outputs[s.result], s.index) for s in stores), *besides]
     sinks = [(store_offset(body, s), body.outputs[s.result].type.dtype.itemsize) for s in stores]
+    if not stores:
+        sinks = [(Index.of(lane), 2)]
     return vector_width(body, roots, sinks, lane, limit=limit)
 
 
@@ -377,7 +388,8 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
                read: str, accumulator: str, skip: str, pointers: Mapping[Value, str],
                outputs: Sequence[str], names: Mapping[Var, str],
                read_only: Sequence[Value], early: Sequence[Root] = (),
-               source: Root | None = None) -> None:
+               source: Root | None = None,
+               then: Callable[[BodyEmitter], None] | None = None) -> None:
     """``lanes`` neighbouring elements of a finished tile, at C variables r and c, to the outputs.
 
     ``demanded``: of the result, by one element; with several (a window's), r is the first of as
@@ -387,6 +399,7 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
     computed from what the last ones inside read, and not stored, so that no branch keeps the pieces
     of a thread from each other. ``early``: loads
     that a C variable ``early`` has the results of; ``source``: one that is a C variable ``source``.
+    ``then``: what else happens to the piece, given its emitter.
     """
     taps = len(demanded)
     own = {"m": "m0 + r" if taps == 1 else f"(m0 + r) / {taps}", "n": "n0 + c"}
@@ -426,3 +439,5 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
         out = body.outputs[s.result]
         em.store(outputs[s.result], store_offset(body, s), v, out.type.dtype,
                  wanted="inside" if checked and not skip else "")
+    if then is not None:
+        then(em)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from jaxmono.codegen import dot_gemv_shape, dot_schedule_swapped, dot_wgmma
+from jaxmono.codegen import dot_function, dot_gemv_shape, dot_schedule_swapped, dot_wgmma
 from jaxmono.codegen.dot import (
     DotCode,
     fma_type,
@@ -20,7 +20,7 @@ from jaxmono.codegen.dot import (
     operand_type,
     weights_k_major,
 )
-from jaxmono.codegen.dot_schedule import FEW, DotSchedule, candidates_mma
+from jaxmono.codegen.dot_schedule import FEW, DotSchedule, candidates_mma, choose_simt
 from jaxmono.codegen.dot_schedule_gemv import (
     LATENCY_US,
     STREAM,
@@ -51,10 +51,40 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
     """``choice``, which is the analytic one, and what else may be faster; all legal."""
     form = sig.form
     assert isinstance(form, DotForm)
+    if form.reduced:
+        return reducing(sig, request)
     skinny = gemv_candidates(sig, request)
-    t = operand_type(form)
-    if t is None:
+    if operand_type(form) is None:
         return varied(choice, [skinny])
+    return varied(choice, [*_tiles(sig, request), swapped_candidates(sig, request), skinny])
+
+
+def reducing(sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
+    """The same for an epilogue that reduces, of the families that can; the analytic one first."""
+    form = sig.form
+    assert isinstance(form, DotForm)
+    if operand_type(form) is None:
+        return (choose_simt(form.m.size, form.n.size, request.threads),)
+    families = [[(cost - (ahead_us(request, form.m.size, gathered=False)
+                          if s.family == "wgmma" else 0.0), s)
+                 for cost, s in found if _cannot_reduce(sig, s) is None]
+                for found in _tiles(sig, request)]
+    cost, choice = min((f[0] for f in families if f), key=lambda x: x[0])
+    del cost
+    return varied(choice, families)
+
+
+def _cannot_reduce(sig: Sig, s: DotSchedule) -> str | None:
+    family = dot_wgmma if s.family == "wgmma" else dot_function
+    return family.cannot_reduce(DotCode.of(sig, s))
+
+
+def _tiles(sig: Sig, request: Request) -> list[list[Costed]]:
+    """What the families of tensor-core tiles can do for a Sig, each cheapest first."""
+    form = sig.form
+    assert isinstance(form, DotForm)
+    t = operand_type(form)
+    assert t is not None
     batch = form.batch.size * request.siblings
     m, n, k = form.m.size, form.n.size, form.k.size
     # A kernel with producer warps keeps their state behind the shared memory of all tasks.
@@ -71,7 +101,7 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
                 shared_bytes=request.shared_bytes, row_prologue=form.row_prologue,
                 k_major=dot_wgmma.shared_k_major(code), gathered=not is_strided(code.lhs),
                 behind=request.behind, beside=request.mixed))
-    return varied(choice, [*families, swapped_candidates(sig, request), skinny])
+    return families
 
 
 def ahead_us(request: Request, rows: int, *, gathered: bool) -> float:

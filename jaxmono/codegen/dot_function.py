@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from jaxmono.codegen.dot import (
     DotCode,
     emit_element_loader,
     emit_epilogue,
     emit_loader,
+    emit_piece,
     epilogue_lanes,
+    legal_lanes,
 )
 from jaxmono.codegen.dot_schedule import tile_bytes
 from jaxmono.codegen.emit import c_type
+from jaxmono.codegen.epilogue_reduces import declare, emit_take, refusal
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.writer import Writer
@@ -94,6 +98,9 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
         w.line(f"S::exchange(smem, parts, split, {counter});")
         read = "S::read({acc}, parts, {r}, {c})"
         bm, row0 = f"min(S::ROWS, {s.bm} - split * S::ROWS)", "split * S::ROWS + "
+    if code.reduced:
+        _emit_reducing(w, code, pointers, outputs, read_only, names, threads)
+        return
     lanes = epilogue_lanes(body, stores, form.n, rows=math.ceil(s.bm / s.split_k / form.taps),
                            cols=s.bn, threads=threads)
     emit_epilogue(w, body, stores, result=form.dot.result, demanded=code.demanded, m=form.rows,
@@ -169,8 +176,53 @@ def _decode_task(w: Writer, code: DotCode) -> None:
     w.line("(void)b;")
 
 
-def _tile_stores(code: DotCode) -> list[Store]:
-    return [x for x in code.form.stores if code.form.k not in x.over]
+def _tile_stores(code: DotCode) -> Sequence[Store]:
+    return code.form.elements
+
+
+def reducing_pieces(code: DotCode) -> tuple[int, int]:
+    """Of an epilogue that reduces: pieces to a row, and their columns, that a warp goes through."""
+    s, form = code.s, code.form
+    besides = [x for r in code.reduced for x in r.roots]
+    widest = legal_lanes(code.sig.body, form.elements, form.n, 8, besides)
+    lanes = next(n for n in (8, 4, 2, 1)
+                 if n <= widest and s.bn % n == 0 and form.n.size % n == 0)
+    per_row = s.bn // lanes
+    return next(x for x in (32, 16, 8, 4, 2, 1)
+                if x <= max(8, 32 // lanes) and per_row % x == 0), lanes
+
+
+def cannot_reduce(code: DotCode) -> str | None:
+    """Why the epilogue of a tile cannot reduce what it should; None if it can."""
+    if code.s.split_k > 1:
+        return "blocks share k"
+    if code.s.bm % 16:
+        return f"{code.s.bm} rows are not whole 16s"
+    return refusal(code.reduced, *reducing_pieces(code))
+
+
+def _emit_reducing(w: Writer, code: DotCode, pointers: Mapping[Value, str],
+                   outputs: Sequence[str], read_only: Sequence[Value], names: Mapping[Var, str],
+                   threads: int) -> None:
+    """`emit_epilogue` where each warp goes through 16 rows of some columns at a time."""
+    form, s, body = code.form, code.s, code.sig.body
+    across, lanes = reducing_pieces(code)
+    columns = s.bn // (across * lanes)
+    w.directive("#pragma unroll 1")
+    with w.block(f"for (int part = warp_id(); part < {s.bm // 16 * columns}; "
+                 f"part += {threads // 32})"):
+        declare(w, body, code.reduced, across, lanes)
+        w.directive("#pragma unroll 1")
+        with w.block(f"for (int i = lane_id(); i < {16 * across}; i += 32)"):
+            w.line(f"const int r = part / {columns} * 16 + i / {across};")
+            w.line(f"const int c = (part % {columns} * {across} + i % {across}) * {lanes};")
+            emit_piece(w, body, form.elements, result=form.dot.result, demanded=code.demanded,
+                       m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
+                       read="G::read({acc}, smem, {r}, {c})", accumulator=code.accumulator, skip="",
+                       pointers=pointers, outputs=outputs, names=names, read_only=read_only,
+                       then=partial(emit_take, reduced=code.reduced, form=form,
+                                    tile=(s.bm, s.bn), across=across, lanes=lanes, outputs=outputs,
+                                    pointers=pointers, names=names))
 
 
 def _simt(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
@@ -184,6 +236,9 @@ def _simt(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequ
                         read_only)
     fast = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
     w.line(f"G::template run<{fast}>(smem, m0, n0, 0, {code.k_tiles}, load_a, load_b);")
+    if code.reduced:
+        _emit_reducing(w, code, pointers, outputs, read_only, names, threads)
+        return
     lanes = epilogue_lanes(body, _tile_stores(code), form.n, rows=s.bm // form.taps,
                            cols=s.bn, threads=threads)
     emit_epilogue(w, body, _tile_stores(code), result=form.dot.result, demanded=code.demanded,

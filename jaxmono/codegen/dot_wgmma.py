@@ -31,10 +31,12 @@ from jaxmono.codegen.early_loads import (
     touch_columns,
 )
 from jaxmono.codegen.emit import c_type
+from jaxmono.codegen.epilogue_reduces import declare, emit_take, refusal
 from jaxmono.codegen.epilogue_source import source_operand
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.operand import Operand
 from jaxmono.codegen.panel import Panel
+from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.plan import DotForm, Store
@@ -310,11 +312,14 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     source, bias = source_of(code), None if behind or small else _bias(code)
     root = (source.value, source.index) if source else None
     result = bias.total if bias else form.dot.result
+    reduces = _reduced_roots(code)
     early = early_loads(body, stores, result, form.n, lanes, () if small else read_only,
-                        form.m if s.bn // s.warps[1] <= WIDE else None, besides=root) \
-        if s.family != SWAPPED else []
+                        form.m if s.bn // s.warps[1] <= WIDE else None, besides=root,
+                        also=reduces) if s.family != SWAPPED else []
+    # What is reduced goes by rows: not as fragments leave.
+    none = "NoEarly" if reduces else no_loads(body, stores, result)
     emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
-               pointers=pointers, names=names, none=no_loads(body, stores, result))
+               pointers=pointers, names=names, none=none)
     if small:
         w.line(f"const auto first = G::first<{lanes}>(fetch);")
     else:
@@ -334,9 +339,20 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
         w.line(f"auto tiles = G::source<{c_type(source.value.type.dtype)}>(smem, roles, at);")
     head = (f"G::{finish}fetch, [&](int r, int c, const float (&acc)[{lanes}], const auto& early"
             f"{', const auto& source' if source else ''})")
+    then = None
+    if code.reduced:
+        across, _ = _reducing_pieces(code)
+        declare(w, body, code.reduced, across, lanes)
+        then = partial(emit_take, reduced=code.reduced, form=form,
+                       tile=(s.bm, s.bn), across=across, lanes=lanes, outputs=outputs,
+                       pointers=pointers, names=names)
     with w.block(head, "}, tiles);" if source else "});"):
         w.line("(void)early;")
-        piece(lanes=lanes, early=early, source=root, result=result)
+        piece(lanes=lanes, early=early, source=root, result=result, then=then)
+
+
+def _reduced_roots(code: DotCode) -> list[Root]:
+    return [x for r in code.reduced for x in r.roots]
 
 
 def _bias(code: DotCode) -> Bias | None:
@@ -356,7 +372,7 @@ def _leaves_as_fragments(code: DotCode) -> bool:
     read."""
     form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
     return (s.family == "wgmma" and s.warps[2] == 2 and not has_halves(s.bn, 2)
-            and form.taps == 1
+            and form.taps == 1 and not code.reduced
             and all(body.outputs[x.result].type.dtype is DType.F32 for x in stores)
             and set(body.inputs) <= {code.lhs.param, code.rhs.param}
             and form.n.size % 2 == 0 and legal_lanes(body, stores, form.n, 2) == 2)
@@ -393,15 +409,34 @@ def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                   read_only=read_only, threads=CONSUMERS, early=early)
 
 
-def _stores(code: DotCode) -> list[Store]:
+def _stores(code: DotCode) -> Sequence[Store]:
     """Those of the product's elements."""
-    return [x for x in code.form.stores if code.form.k not in x.over]
+    return code.form.elements
+
+
+def cannot_reduce(code: DotCode) -> str | None:
+    """Why the epilogue of a tile cannot reduce what it should; None if it can: where a warp has 16
+    rows of the tile, and goes through them."""
+    s = code.s
+    if s.family != "wgmma" or s.split_k > 1:
+        return "blocks share k, or the operands are swapped"
+    n = s.bn // s.warps[1]
+    if s.warps[2] == 2 and not has_halves(n, 2):
+        return "its warpgroups share k and meet in shared memory"
+    return refusal(code.reduced, *_reducing_pieces(code))
+
+
+def _reducing_pieces(code: DotCode) -> tuple[int, int]:
+    """Pieces to a row of what is staged at a time, and their columns."""
+    s = code.s
+    n, lanes = s.bn // s.warps[1], _lanes(code, s.bm * s.bn // CONSUMERS)
+    return staged_columns(n // 2 if has_halves(n, s.warps[2]) else n) // lanes, lanes
 
 
 def _lanes(code: DotCode, per_thread: int) -> int:
     """Elements per thread at a time in the epilogue: 16 bytes where the stores allow it."""
     stores = _stores(code)
-    widest = legal_lanes(code.sig.body, stores, code.form.n, 8)
+    widest = legal_lanes(code.sig.body, stores, code.form.n, 8, _reduced_roots(code))
     if code.s.family == SWAPPED:  # a small tile: 16 bytes of sums, whichever threads that leaves
         widest, per_thread = min(widest, 4), 4
     fits = [n for n in (8, 4, 2, 1)

@@ -47,17 +47,17 @@ WIDE = 192
 
 def early_loads(body: Graph, stores: Sequence[Store], result: Value, lane: Var, lanes: int,
                 read_only: Sequence[Value], rows: Var | None = None, *,
-                besides: Root | None = None) -> list[Root]:
+                besides: Root | None = None, also: Sequence[Root] = ()) -> list[Root]:
     """(input, index) of all vectors that every piece loads, whatever its position.
 
     Args:
       read_only: inputs that are left where they are, unless they differ between ``rows``.
-      besides: what comes otherwise.
+      besides: what comes otherwise. also: what is computed and not stored.
     """
     split = Lane(lane, lanes)
     left = MAX_BYTES
     found: list[Root] = []
-    for value, index in reads(body, stores, result):
+    for value, index in reads(body, stores, result, also):
         differs = rows is not None and any(i.depends_on(rows) for i in index)
         if (value, index) != besides and (differs or value not in read_only) \
                 and is_vector(value, index, split):
@@ -75,9 +75,10 @@ def column_loads(body: Graph, root: Root, result: Value, lane: Var, lanes: int,
             if not any(i.depends_on(rows) for i in index) and is_vector(value, index, split)]
 
 
-def reads(body: Graph, stores: Sequence[Store], result: Value) -> list[Root]:
+def reads(body: Graph, stores: Sequence[Store], result: Value,
+          also: Sequence[Root] = ()) -> list[Root]:
     """(input, index) of what every element of the epilogue reads besides its sum, each once."""
-    return _reads(body, [(body.outputs[s.result], s.index) for s in stores], result)
+    return _reads(body, [*((body.outputs[s.result], s.index) for s in stores), *also], result)
 
 
 def no_loads(body: Graph, stores: Sequence[Store], result: Value) -> str:

@@ -232,6 +232,7 @@ class _Assembly:
         headers = {"kernel", "vec"}.union(*(_INCLUDES[u.sig.kind] for u in self.units.values()))
         for u in self.units.values():
             headers.update(_FAMILY_INCLUDES.get(getattr(u.schedule, "family", ""), ()))
+            headers |= {"tile_reduce"} if getattr(u.sig.form, "reduced", ()) else set()
         if self.plan.open:
             headers.add("flagged")
         if self.roles:

@@ -95,6 +95,8 @@ def declare_reducer(em: BodyEmitter, op: ops.Reduce) -> Reducer:
                  else ", ".join([f"{t}(0)" for t in types] + ["false"]))
         w.line(f"JM_DEVICE static State identity() {{ return State{{{empty}}}; }}")
         w.line(f"JM_DEVICE static State of({elements}) {{ return State{{{fields}{full}}}; }}")
+        any_ = "s.any = true; " if kind is None else ""
+        w.line(f"JM_DEVICE static State full(State s) {{ {any_}return s; }}")
         with w.block("JM_DEVICE static State combine(const State& l, const State& r)"):
             if kind is None:
                 w.line("if (!l.any) return r;")

@@ -89,6 +89,10 @@ def _stores(draft: Draft, results: Sequence[Value],
             mapping: dict[Value, Value]) -> list[Store]:
     out: list[Store] = []
     for i, v in enumerate(results):
+        if v in draft.reduced:
+            over, index = draft.reduced[v]
+            out.append(Store(i, index, over))
+            continue
         at = draft.stored.get(v, draft.at.get(v))
         if at is None:
             if v in draft.extra:

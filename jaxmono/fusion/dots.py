@@ -81,7 +81,7 @@ def dot_vars(op: ops.DotGeneral) -> tuple[Var, Var, Var, Var]:
 def start_dot(state: State, op: ops.DotGeneral) -> Draft:
     """A new draft around one contraction."""
     b, m, n, _ = dot_vars(op)
-    pot = 1 + max(state.pot_of(op.lhs), state.pot_of(op.rhs))
+    pot = 1 + max(map(state.pot_of, (op.lhs, op.rhs, *state.after.get(op, ()))))
     draft = Draft("dot", pot, domain=(b, m, n), anchor=op)
     draft.at[op.result] = result_index(op, Index.of(b), Index.of(m), Index.of(n))
     state.drafts.append(draft)

@@ -47,6 +47,8 @@ class Draft:
       at: canonical index of each value inside.
       anchor: the op that the draft grew from (the second dot of an attention).
       stored: index at which an updated buffer (in place) is written; nothing inside reads it.
+      reduced: of a dot draft, the results of reduces that begin in its epilogue: over which Vars,
+        where; nothing inside reads them (epilogue_reduces.py).
       seen: values read at (rows, cols), by which later reduces find this draft.
       folded: ops of a row draft that this dot recomputes as its row prologue.
       extra: values of the row prologue that this dot also writes.
@@ -63,6 +65,7 @@ class Draft:
     anchor: Op | None = None
     first: ops.DotGeneral | None = None
     stored: dict[Value, IndexMap] = field(default_factory=dict)
+    reduced: dict[Value, tuple[tuple[Var, ...], IndexMap]] = field(default_factory=dict)
     seen: dict[Value, IndexMap] = field(default_factory=dict)
     folded: dict[Op, None] = field(default_factory=dict)
     extra: tuple[Value, ...] = ()
@@ -88,6 +91,7 @@ class State:
       folds: how many row drafts were folded.
       banned: ops that may not grow into a draft (set when a first attempt made a cycle).
       views: updates that are never stored, and those in place that they repeat (cache_rows.py).
+      after: values that contractions wait for, though they do not read them.
       without: names of decisions that are left out, to measure what they are worth.
       refused: decisions that were not taken, and why, each one line for the user.
     """
@@ -101,6 +105,7 @@ class State:
     folded: dict[Op, None] = field(default_factory=dict)
     banned: set[Op] = field(default_factory=set)
     views: Mapping[Op, Op] = field(default_factory=dict[Op, Op])
+    after: Mapping[Op, tuple[Value, ...]] = field(default_factory=dict[Op, tuple[Value, ...]])
     folds: int = 0
     without: frozenset[str] = frozenset()
     refused: dict[str, None] = field(default_factory=dict)

@@ -51,18 +51,20 @@ class Formulation:
 
 
 def formulate(graph: Graph, device: Device, without: Collection[str] = (),
-              views: Mapping[Op, Op] | None = None) -> Formulation:
+              views: Mapping[Op, Op] | None = None,
+              after: Mapping[Op, tuple[Value, ...]] | None = None) -> Formulation:
     """Drafts for the whole graph.
 
     Groups that would wait on each other (two results of one group, one needing the other through
     a third) are taken apart and the formulation runs again; single ops always order.
     ``without``: of `grow.OPTIONAL`, what is left out. ``views``: of `cache_rows.apart`; what they
-    repeat is done at the end, by loops.
+    repeat is done at the end, by loops. ``after``: values that contractions wait for, because their
+    epilogues will read them (epilogue_reduces.py).
     """
     banned: set[Op] = set()
     for _ in range(MAX_ATTEMPTS):
         state = State(graph, device, banned=set(banned), without=frozenset(without),
-                      views=views or {})
+                      views=views or {}, after=after or {})
         find_in_place(state)
         grow(state)
         trim(state)
@@ -132,7 +134,7 @@ def _outputs(state: State) -> set[Value]:
         for o in d.ops:
             for r in o.results:
                 used = r in outputs or any(not d.has(u) for u in graph.users.get(r, ()))
-                if used and (r in d.at or r in d.stored):
+                if used and (r in d.at or r in d.stored or r in d.reduced):
                     out.append(r)
                 elif used:
                     raise PlanError(f"{o.opcode} at {o.loc}: a value inside a {d.kind} group is "

@@ -3,6 +3,7 @@
     dot ──► add bias ──► gelu ──► convert        joins the dot's draft (epilogue)
     reduce ──► divide ──► broadcast ──► subtract joins the reduce's draft
     p[0] + p[1] + ... ──► add bias ──► reduce    the sum of a contraction's shares begins a norm's
+    dot ──► reduce over 16 rows                  joins the dot's draft, as a result of its own
     dot ──► relu ──► four slices ──► maximum     joins the dot's draft, with four rows an element
 
 An op joins the draft of its operand with the highest potential, if everything else that it reads
@@ -16,6 +17,7 @@ from jaxmono.fusion.attention import place_attention
 from jaxmono.fusion.back_to_back import place_back_to_back
 from jaxmono.fusion.dots import start_dot
 from jaxmono.fusion.draft import JOINABLE, Draft, State, consistent, forward
+from jaxmono.fusion.epilogue_reduces import place_in_epilogue
 from jaxmono.fusion.rows import place_reduce
 from jaxmono.fusion.share_k import start_sum
 from jaxmono.fusion.window_rows import place_window
@@ -35,7 +37,8 @@ def grow(state: State) -> None:
             if all(place(state, op) is None for place in pairs):
                 start_dot(state, op)
         elif isinstance(op, ops.Reduce):
-            place_reduce(state, op)
+            if not place_in_epilogue(state, op):
+                place_reduce(state, op)
         elif op not in state.owner and not start_sum(state, op) and not place_window(state, op) \
                 and not _join(state, op):
             pot = max((state.pot_of(v) for v in op.uses), default=0)

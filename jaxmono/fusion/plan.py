@@ -29,7 +29,8 @@ class Store:
       result: index into ``body.outputs``.
       index: where the element goes, as a function of the domain's Vars (may be dynamic).
       over: the Vars of the domain this result is stored over (for a row Sig: rows and cols, or
-        rows alone; for a dot Sig's normalised left operand: batch, m and k).
+        rows alone; for a dot Sig's normalised left operand: batch, m and k; for a reduce that
+        begins in its epilogue: groups of rows for m, or of columns for n).
     """
 
     result: int
@@ -97,6 +98,18 @@ class DotForm:
     def taps(self) -> int:
         """Rows of m that each stored one takes."""
         return 1 if self.windows is None else self.m.size // self.windows.size
+
+    @property
+    def elements(self) -> tuple[Store, ...]:
+        """Stores of each element of the product."""
+        return tuple(s for s in self.stores if s.over == (self.batch, self.rows, self.n))
+
+    @property
+    def reduced(self) -> tuple[Store, ...]:
+        """Stores of reduces that begin in the epilogue: each group of rows, or of columns, one
+        element (epilogue_reduces.py)."""
+        every = (self.batch, self.rows, self.n)
+        return tuple(s for s in self.stores if s.over != every and self.k not in s.over)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from jaxmono.fusion import cache_rows, memory
 from jaxmono.fusion.bodies import make_sig
 from jaxmono.fusion.draft import Draft
 from jaxmono.fusion.edges import sync_edges
+from jaxmono.fusion.epilogue_reduces import begin_reduces
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.formulate import Formulation, formulate
 from jaxmono.fusion.plan import Buffer, Device, Group, Place, Plan, Sig, Stage
@@ -27,7 +28,7 @@ from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import TensorType
 
 MODES = ("monolithic", "auto", "stitch")
-OPTIONAL = ("cache_rows",)
+OPTIONAL = ("cache_rows", "epilogue_reduces")
 """Decisions that `make_plan` can leave out."""
 
 
@@ -69,6 +70,11 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
         graph, more = split_reduces(as_products(graph, exact, form.groups), device)
         refused = (*refused, *more)
         form = formulate(graph, device, without, views)
+    if "epilogue_reduces" not in without:
+        graph, form, more = begin_reduces(graph, device, form,
+                                          lambda g, after: formulate(g, device, without, views,
+                                                                     after))
+        refused = (*refused, *more)
     plan = _assemble(graph, device, form)
     notes = [*plan.notes, *dict.fromkeys(refused)]
     made = {(b.index, b.alias) for b in plan.outputs if b.alias is not None}
@@ -121,6 +127,9 @@ def _notes(form: Formulation) -> tuple[str, ...]:
     windows = sum(d.taps > 1 for d in form.groups)
     if windows:
         out.append(f"{windows} contractions are pooled before they are stored")
+    reduced = sum(len(d.reduced) > 0 for d in form.groups)
+    if reduced:
+        out.append(f"{reduced} contractions begin in their epilogues what reduces their results")
     sums = sum(d.kind == "row" and not isinstance(d.anchor, ops.Reduce) for d in form.groups)
     if sums:
         out.append(f"{sums} contractions with few rows leave the sum over their shares of k to the "

@@ -1,7 +1,8 @@
 """Is a Sig what its form says? Walked from the stores, independent of how it was grown.
 
     dot        every store needs the contraction at (batch, m, n) only, or at the rows m of its
-               window; reduces only in a row prologue, there at (batch, m) only
+               window, or at all of a group of rows or columns that a reduce makes one element of;
+               other reduces only in a row prologue, there at (batch, m) only
     row        every reduce is needed at one index of the rows, and reduces exactly the columns
     attention  row (b, m) of the probabilities needs row (b, m) of the scores only
     loop       no contraction, no reduce
@@ -10,12 +11,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from jaxmono.fusion.attention import prove
+from jaxmono.fusion.demand import reduction_index
 from jaxmono.fusion.dots import demanded, operand_index, result_index
 from jaxmono.fusion.errors import PlanError
-from jaxmono.fusion.indexing import Index, Var
-from jaxmono.fusion.plan import AttentionForm, DotForm, RowForm, Sig
+from jaxmono.fusion.indexing import Index, Var, delinearize
+from jaxmono.fusion.plan import AttentionForm, DotForm, RowForm, Sig, Store
 from jaxmono.fusion.rows import reduced_shape, spread
 from jaxmono.fusion.walk import Walk
 from jaxmono.hlo import ops
@@ -42,14 +45,15 @@ def _stop(walk: Walk, sig: Sig) -> None:
 
 
 def _dot(sig: Sig, form: DotForm) -> None:
-    dot, over = form.dot, (form.batch, form.rows, form.n)
+    dot = form.dot
     if form.rows.size * form.taps != form.m.size:
         raise PlanError(f"sig {sig.name}: {form.rows.size} windows of {form.taps} rows are not "
                         f"{form.m.size}")
     epilogue = Walk(sig.body, lambda o: o is not dot)
-    for s in form.stores:
-        if s.over == over:
-            epilogue.demand(sig.body.outputs[s.result], s.index)
+    for s in form.elements:
+        epilogue.demand(sig.body.outputs[s.result], s.index)
+    for s in form.reduced:
+        _reduced(sig, form, s, epilogue)
     _stop(epilogue, sig)
     if set(epilogue.reached.get(dot.result, ())) != set(demanded(form)):
         raise PlanError(f"sig {sig.name}: its stores need other elements of the contraction "
@@ -67,11 +71,28 @@ def _dot(sig: Sig, form: DotForm) -> None:
     right.demand(dot.rhs, form.rhs_index)
     _stop(right, sig)
     if form.row_prologue:
-        _reduces(sig, left, (form.k,), (form.batch, form.m))
+        ends = {sig.body.producer.get(sig.body.outputs[s.result]) for s in form.reduced}
+        _reduces(sig, left, (form.k,), (form.batch, form.m), besides=ends)
     for s in form.stores:
-        if s.over != over and left.only(sig.body.outputs[s.result]) != s.index:
+        if form.k in s.over and left.only(sig.body.outputs[s.result]) != s.index:
             raise PlanError(f"sig {sig.name}: result {s.result} is stored where the left operand "
                             "does not have it")
+
+
+def _reduced(sig: Sig, form: DotForm, s: Store, epilogue: Walk) -> None:
+    """Demands what a reduce of groups of rows or columns reduces, at each element of the dot."""
+    o = sig.body.producer.get(sig.body.outputs[s.result])
+    if not isinstance(o, ops.Reduce) or form.taps > 1:
+        raise PlanError(f"sig {sig.name}: result {s.result} is stored over groups of elements, but "
+                        "no reduce makes it")
+    groups = [x for x in s.over if x not in (form.batch, form.m, form.n)]
+    var, size = form.m if form.n in s.over else form.n, math.prod(reduced_shape(o))
+    if len(groups) != 1 or groups[0].size != math.ceil(var.size / size):
+        raise PlanError(f"sig {sig.name}: result {s.result} is not stored over groups of {size}")
+    at = tuple(i.substitute({groups[0]: Index.of(var) // size}) for i in s.index)
+    inner = reduction_index(o, at, delinearize(Index.of(var) % size, reduced_shape(o)))
+    for a in o.args:
+        epilogue.demand(a, inner)
 
 
 def _row(sig: Sig, form: RowForm) -> None:
@@ -82,10 +103,11 @@ def _row(sig: Sig, form: RowForm) -> None:
     _reduces(sig, walk, form.cols, form.rows)
 
 
-def _reduces(sig: Sig, walk: Walk, cols: tuple[Var, ...], rows: tuple[Var, ...]) -> None:
+def _reduces(sig: Sig, walk: Walk, cols: tuple[Var, ...], rows: tuple[Var, ...], *,
+             besides: Collection[Op | None] = ()) -> None:
     size = math.prod(c.size for c in cols)
     for o in sig.body.ops:
-        if not isinstance(o, ops.Reduce):
+        if not isinstance(o, ops.Reduce) or o in besides:
             continue
         if math.prod(reduced_shape(o)) != size:
             raise PlanError(f"sig {sig.name}: the reduce at {o.loc} is not over {size} columns")

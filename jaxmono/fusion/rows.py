@@ -8,6 +8,7 @@ of squares). MonoNN calls the result an OCS with its element-wise neighbours (se
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from jaxmono.fusion.cost import CHEAP, weight
 from jaxmono.fusion.draft import ANCHORS, Draft, State
@@ -52,7 +53,7 @@ def _candidates(state: State, reached: dict[Value, None]) -> list[Draft]:
         if owner is not None and owner.kind == "row":
             found[owner] = None
     for d in state.drafts:
-        if d.kind == "row" and any(v in d.seen for v in reached):
+        if d.kind == "row" and any(v in d.seen or _are_siblings(state, v, d.seen) for v in reached):
             found[d] = None
     return sorted(found, key=lambda d: -d.pot)
 
@@ -116,12 +117,21 @@ def _join_at(state: State, draft: Draft, op: ops.Reduce, index: IndexMap,
             linked = True
         elif state.pot_of(v) >= draft.pot:
             return False
-        elif v in draft.seen and draft.seen[v] in indices:
+        elif (v in draft.seen and draft.seen[v] in indices) or _are_siblings(state, v, draft.seen):
             linked = True
     if not linked:
         return False
     _add(state, draft, op, index, walk)
     return True
+
+
+def _are_siblings(state: State, v: Value, others: Collection[Value]) -> bool:
+    """Whether a group that reduces (in its epilogue, say) leaves ``v`` and some of the others: what
+    finishes both is one group then, and has the mean and the square's mean at hand."""
+    producer = state.graph.producer.get(v)
+    return isinstance(producer, ops.Reduce) and any(
+        isinstance(state.graph.producer.get(u), ops.Reduce)
+        and state.owner_of(u) is state.owner_of(v) for u in others)
 
 
 def _start(state: State, op: ops.Reduce) -> Draft:

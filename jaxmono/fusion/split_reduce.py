@@ -58,7 +58,7 @@ def _few_rows(o: ops.Reduce, device: Device) -> int:
 
 def _split(o: ops.Reduce, most: int) -> list[Op] | str:
     """``o`` in two steps, the first one of up to ``most`` parts a row, or why it is in one."""
-    start, shape = _neutral(o), o.args[0].type.dims
+    start, shape = neutral(o), o.args[0].type.dims
     if start is None:
         return _why_ordered(o)
     axis = max(o.dimensions, key=lambda d: shape[d])
@@ -89,7 +89,7 @@ def _parts(size: int, most: int) -> int:
     return next((p for p in range(min(most, size), 1, -1) if size % p == 0), 1)
 
 
-def _neutral(o: ops.Reduce) -> object | None:
+def neutral(o: ops.Reduce) -> object | None:
     """The neutral element of a reduce by one associative op."""
     kind, t = binary_kind(o.body), o.args[0].type.dtype
     if kind in ("maximum", "minimum") and (_wide(t) or t in (DType.BF16, DType.F16)):

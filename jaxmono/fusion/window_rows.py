@@ -184,7 +184,8 @@ def _refusal(state: State, draft: Draft, value: Value, taps: int) -> str:
         return f"they have {taps} elements; a warp has whole windows of {', '.join(map(str, TAPS))}"
     if draft.domain[1].size < MIN_ROWS:
         return f"{draft.domain[1].size} rows are few; other kernels of products are faster there"
-    if draft.stored or any(v is not value and not _only_inside(state, draft, v) for v in draft.at):
+    if draft.stored or draft.reduced or any(
+            v is not value and not _only_inside(state, draft, v) for v in draft.at):
         return "the contraction's results are also read, or written, as they are"
     return ""
 

@@ -110,8 +110,9 @@ def test_an_ablation_has_keys_of_its_own() -> None:
     (kernel,) = ahead.planned(case, "monolithic")
     keys = {build(replace(kernel.job, without=frozenset(names)), _config.read(), plan_only=True).key
             for names in ([], *([name] for name in OPTIONAL), OPTIONAL)}
-    assert set(OPTIONAL) == {"back_to_back", "cache_rows", "padding", "share_k", "window_rows"}
-    assert len(keys) == 7
+    assert set(OPTIONAL) == {"back_to_back", "cache_rows", "epilogue_reduces", "padding", "share_k",
+                             "window_rows"}
+    assert len(keys) == 8
 
 
 @pytest.mark.slow
@@ -120,5 +121,5 @@ def test_an_unknown_ablation_is_refused() -> None:
         [sys.executable, "-m", "benchmarks.prepare", "--cache_dir=unused", "--models=mlp",
          "--without=pading"], capture_output=True, text=True, check=False)
     assert told.returncode == 2
-    assert ("--without=pading: a kernel can be made without back_to_back, cache_rows, padding"
-            in told.stderr)
+    assert ("--without=pading: a kernel can be made without back_to_back, cache_rows, "
+            "epilogue_reduces, padding" in told.stderr)

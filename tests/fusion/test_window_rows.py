@@ -213,7 +213,7 @@ def test_a_window_of_other_rows_is_rejected() -> None:
         return dataclasses.replace(p, stages=(stage,))
 
     verify(broken(form.windows))
-    with pytest.raises(PlanError, match="need other elements of the contraction"):
+    with pytest.raises(PlanError, match="stored over groups of elements, but no reduce makes it"):
         verify(broken(None))
     with pytest.raises(PlanError, match="windows of 4 rows are not 128"):
         verify(broken(Var("g", 31)))

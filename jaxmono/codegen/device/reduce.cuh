@@ -4,6 +4,7 @@
 //   struct State;                      one accumulator, trivially copyable
 //   static State identity();           combine(identity(), s) is s
 //   static State of(elements...);      the state of one element
+//   static State full(State);          a state that is known to hold an element
 //   static State combine(a, b);
 //   static constexpr bool COMMUTES;    combine(a, b) and combine(b, a) are the same bits (NaN aside)
 // States are combined in a fixed order, and every thread of the team gets the same bits.

@@ -1,0 +1,112 @@
+"""A table of products whose results are reduced, beside the standard table.
+
+    python -m benchmarks.run --models=reduce_table
+
+A bias's gradient in front of a GELU's, a convolution with the batch's statistics, the nearest word
+of a codebook, the best of many inner products, the likeliest of a vocabulary. ``batch`` multiplies
+the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.workloads.micro import weight
+from benchmarks.workloads.workload import Program, Request, Workload
+from examples.models import micro
+
+Shape = tuple[int, ...]
+Function = Callable[..., Any]
+
+
+def dense_gradient(x: jax.Array, z: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The gradients of z and of its bias, of a layer whose GELU goes into a product by ``w``.
+
+    x: [m, k], the gradient of what the product made; z: [m, n]; w: [n, k].
+    """
+    wide = z.astype(jnp.float32)
+    _, back = jax.vjp(jax.nn.gelu, wide)
+    (dz,) = back(jnp.matmul(x, w.T, preferred_element_type=jnp.float32))
+    return dz.astype(x.dtype), jnp.sum(dz, axis=0).astype(x.dtype)
+
+
+def batch_norm(x: jax.Array, w: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+    """A convolution, normalised by the batch's own statistics, and a ReLU. x: NHWC; w: HWIO."""
+    y = micro.conv(x, w, padding=(w.shape[0] // 2, w.shape[1] // 2))
+    wide = y.astype(jnp.float32)
+    mean = jnp.mean(wide, axis=(0, 1, 2))
+    variance = jnp.mean(wide * wide, axis=(0, 1, 2)) - mean * mean
+    y = (wide - mean) * jax.lax.rsqrt(variance + 1e-5) * scale + bias
+    return jax.nn.relu(y).astype(x.dtype)
+
+
+def codebook(x: jax.Array, words: jax.Array) -> jax.Array:
+    """The nearest word of each row. x: [m, k]; words: [n, k]; i32[m]."""
+    sizes = jnp.sum(words.astype(jnp.float32) ** 2, axis=1)
+    products = jnp.matmul(x, words.T, preferred_element_type=jnp.float32)
+    return jnp.argmin(sizes - 2 * products, axis=1)
+
+
+def best_product(x: jax.Array, words: jax.Array) -> jax.Array:
+    """The largest inner product of each row with any word: f32[m]."""
+    return jnp.max(jnp.matmul(x, words.T, preferred_element_type=jnp.float32), axis=1)
+
+
+def likeliest(x: jax.Array, w: jax.Array) -> jax.Array:
+    """The token of the largest logit at each place. x: [m, k]; w: [k, n]; i32[m]."""
+    return jnp.argmax(jnp.matmul(x, w, preferred_element_type=jnp.float32), axis=-1)
+
+
+def _workload(name: str, title: str, fn: Function, inputs: tuple[Shape, ...],
+              tiny: tuple[Shape, ...], weights: Mapping[str, Shape], small: Mapping[str, Shape], *,
+              search: bool = False) -> Workload:
+    """``fn(*inputs, **weights)``, of which the inputs' first dimensions grow with the batch."""
+    def build(request: Request) -> Program:
+        shapes = tiny if request.tiny else tuple((request.batch * s[0], *s[1:]) for s in inputs)
+        sizes = small if request.tiny else weights
+
+        def step(state: Any, carry: Any, *xs: jax.Array) -> tuple[Any, Any]:
+            return fn(*xs, **state), carry
+
+        def state() -> dict[str, jax.Array]:
+            keys = jax.random.split(jax.random.key(7), len(sizes))
+            return {k: weight(key, k, shape, request.jax_dtype)
+                    for key, (k, shape) in zip(keys, sizes.items(), strict=True)}
+
+        def random(key: jax.Array) -> tuple[jax.Array, ...]:
+            keys = jax.random.split(key, len(shapes))
+            return tuple(jax.random.normal(k, s, request.jax_dtype)
+                         for k, s in zip(keys, shapes, strict=True))
+
+        step.__name__ = name
+        return Program(step, " ".join("x".join(map(str, s)) for s in shapes), state=state,
+                       inputs=random)
+
+    return Workload(name, title, "micro", build, search=search, table="reduce_table")
+
+
+def _batch_norm(size: int, inner: int, outer: int, kernel: int) -> Workload:
+    return _workload(
+        f"batch_norm_{size}_{inner}_{outer}_k{kernel}",
+        f"convolution {kernel}x{kernel}, {inner} to {outer} channels, and the batch's norm",
+        batch_norm, ((32, size, size, inner),), ((2, 16, 16, 8),),
+        {"w": (kernel, kernel, inner, outer), "scale": (outer,), "bias": (outer,)},
+        {"w": (kernel, kernel, 8, 32), "scale": (32,), "bias": (32,)})
+
+
+WORKLOADS: tuple[Workload, ...] = (
+    *(_workload(f"dense_gradient_{m}_{n}_{k}", f"gradients of a layer, {m}x{n}x{k}", dense_gradient,
+                ((m, k), (m, n)), ((256, 16), (256, 32)), {"w": (n, k)}, {"w": (32, 16)})
+      for m, n, k in ((2048, 3072, 768), (8192, 3072, 768))),
+    _batch_norm(56, 64, 256, 1), _batch_norm(56, 64, 64, 3), _batch_norm(28, 128, 128, 3),
+    _workload("codebook_8192_256", "nearest of 8192 words", codebook, ((8192, 256),), ((256, 16),),
+              {"words": (8192, 256)}, {"words": (64, 16)}, search=True),
+    _workload("best_product_65536_128", "best of 65536 inner products", best_product,
+              ((1024, 128),), ((256, 16),), {"words": (65536, 128)}, {"words": (64, 16)}),
+    _workload("likeliest_30528_768", "likeliest of 30528 tokens", likeliest, ((2048, 768),),
+              ((256, 16),), {"w": (768, 30528)}, {"w": (16, 64)}, search=True),
+)

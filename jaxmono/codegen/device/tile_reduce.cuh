@@ -1,0 +1,110 @@
+// Reductions of a tile's elements while its epilogue has them in registers. R: a reducer (reduce.cuh).
+//
+// A warp goes through 16 rows of the tile, PER_ROW threads with LANES neighbouring columns each to a row
+// and 32 / PER_ROW rows at a time, from the first one on. All its lanes take part in every call.
+#pragma once
+#include "jaxmono/deal.cuh"
+#include "jaxmono/platform.cuh"
+#include "jaxmono/reduce.cuh"
+#include "jaxmono/warp.cuh"
+
+namespace jaxmono {
+
+// What all lanes' states hold an element is the same for the compiler too: `full`.
+template <class R>
+struct CombineFull {
+  using State = typename R::State;
+  JM_DEVICE State operator()(const State& a, const State& b) const {
+    return R::combine(R::full(a), R::full(b));
+  }
+};
+template <class R>
+struct CombineSome {
+  using State = typename R::State;
+  JM_DEVICE State operator()(const State& a, const State& b) const { return R::combine(a, b); }
+};
+
+// Over the 16 rows.
+//
+//   lane 8 r + p:  columns 8 p .. 8 p + 7 of rows r, r + 4, r + 8, r + 12     (PER_ROW 8, LANES 8)
+//   afterwards     columns 8 p + 2 r, + 1 of all
+template <class R, int PER_ROW, int LANES>
+struct ReduceRows {
+  using State = typename R::State;
+  static constexpr int ROWS = 16, AT_ONCE = WARP / PER_ROW;
+  static_assert(WARP % PER_ROW == 0 && ROWS % AT_ONCE == 0, "");
+  State acc[LANES];
+
+  // Takes row r's elements x. True with the last of 16 rows: acc[0] and on are then those of the
+  // columns from the thread's own `first()`th on, of LANES / AT_ONCE or of one.
+  template <class... X>
+  JM_DEVICE bool take(int r, const X&... x) {
+    const int turn = r % ROWS / AT_ONCE;
+#pragma unroll
+    for (int i = 0; i < LANES; ++i) {
+      const State s = R::of(at(x, i)...);
+      acc[i] = turn == 0 ? s : CombineFull<R>()(acc[i], s);
+    }
+    return done(turn, CombineFull<R>());
+  }
+
+  // The same of a row that may not be `there`.
+  template <class... X>
+  JM_DEVICE bool take_some(int r, bool there, const X&... x) {
+    const int turn = r % ROWS / AT_ONCE;
+#pragma unroll
+    for (int i = 0; i < LANES; ++i) {
+      if (turn == 0) acc[i] = R::identity();
+      if (there) acc[i] = R::combine(acc[i], R::of(at(x, i)...));
+    }
+    return done(turn, CombineSome<R>());
+  }
+
+  JM_DEVICE static int first() { return lane_id() / PER_ROW * LANES / AT_ONCE; }
+
+ private:
+  template <class F>
+  JM_DEVICE bool done(int turn, const F& f) {
+    if (turn != ROWS / AT_ONCE - 1) return false;
+    deal<LANES, PER_ROW>(acc, f);
+    return true;
+  }
+};
+
+// Over groups of COLUMNS neighbouring columns.
+template <class R, int COLUMNS, int LANES>
+struct ReduceColumns {
+  using State = typename R::State;
+  State acc[1];
+
+  // Takes the elements x of a row from column c on. acc[0] is then the group's, which its first lane stores.
+  template <class... X>
+  JM_DEVICE bool take(int c, const X&... x) {
+    State s[LANES];
+#pragma unroll
+    for (int i = 0; i < LANES; ++i) s[i] = R::of(at(x, i)...);
+    return done(c, s, CombineFull<R>());
+  }
+
+  // The same of columns that may not be `there`.
+  template <class... X>
+  JM_DEVICE bool take_some(int c, bool there, const X&... x) {
+    State s[LANES];
+#pragma unroll
+    for (int i = 0; i < LANES; ++i) s[i] = there ? R::of(at(x, i)...) : R::identity();
+    return done(c, s, CombineSome<R>());
+  }
+
+ private:
+  template <class F>
+  JM_DEVICE bool done(int c, State (&s)[LANES], const F& f) {
+#pragma unroll
+    for (int d = 1; d < LANES; d *= 2)
+#pragma unroll
+      for (int i = 0; i + d < LANES; i += 2 * d) s[i] = f(s[i], s[i + d]);
+    acc[0] = warp_reduce<COLUMNS / LANES, !R::COMMUTES>(s[0], f);
+    return c % COLUMNS == 0;
+  }
+};
+
+}  // namespace jaxmono

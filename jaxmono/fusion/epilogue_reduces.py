@@ -1,0 +1,368 @@
+"""Reduces of a contraction's results that begin in its epilogue, on the accumulators.
+
+    y = dot(x, w) * g               [m, n]       y = dot(x, w) * g
+    s = reduce_add(y) over m        [n]     ──►  p = reduce_add(y as [m / 16, 16, n])  [m / 16, n]
+                                                 s = reduce_add(p) over its rows       [n]
+
+    d = reduce_min(c - dot(x, w))           ──►  p = reduce_min(... as [m, n / 32, 32])
+        over n                      [m]          d = reduce_min(p) over its columns    [m]
+
+The first step is a result of the contraction's own group: of `ROWS` rows a warp has all in
+registers, of `COLUMNS` columns a few neighbouring lanes. What is only reduced (the nearest of many
+rows, a norm's sums of what is not stored) is then never stored: of 8192 x 8192 distances that is
+268 MB written and read. What is stored as well (the gradient in front of a bias's, the values
+whose batch is normalised) is not read again for this.
+
+A reduce of rows stays where it is if its group also writes what it computes of the columns (a
+normalisation, a softmax): it reads them in any case, once for both.
+
+Bolt's templates reduce in the epilogue too (section 3.2.3, as CUTLASS does); which order the sums
+have there is not said. Here it is fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxmono.fusion.demand import demands, reduction_index
+from jaxmono.fusion.dots import dot_dims, result_index
+from jaxmono.fusion.draft import ANCHORS, Draft, State, depths
+from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
+from jaxmono.fusion.plan import Device
+from jaxmono.fusion.rows import kept_shape, reduced_shape
+from jaxmono.fusion.split_reduce import neutral
+from jaxmono.fusion.walk import Walk, leaves
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.rewrite import Builder, binary_kind
+from jaxmono.hlo.types import TensorType
+
+if TYPE_CHECKING:
+    from jaxmono.fusion.formulate import Formulation
+
+ROWS, COLUMNS = 16, 32
+"""Neighbouring elements that the first step makes one of: the rows that a warp has at least, the
+columns of four of its lanes."""
+MIN_ROWS = 256
+"""Fewer are multiplied by kernels that stream weights past them, or whose blocks share k."""
+MIN_BYTES = 1 << 20
+"""Of results. A stage reads fewer in no time that could be saved."""
+MOST = 256
+"""Groups of rows that one more step reduces; of more, two: a few multiprocessors read them all.
+(Groups of columns are neighbours in memory, of many rows.)"""
+
+
+After = Mapping[Op, tuple[Value, ...]]
+"""Values that come before an op which does not read them."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A reduce that can begin in the epilogue of ``dot``.
+
+    Attributes:
+      over_rows: whether it is over all of m; else over all of n.
+      only: whether nothing else reads what is reduced.
+      waits: what the reduce also needs that would otherwise be made beside the contraction.
+    """
+
+    dot: ops.DotGeneral
+    over_rows: bool
+    only: bool
+    waits: tuple[Value, ...]
+
+
+def begin_reduces(graph: Graph, device: Device, form: Formulation,
+                  again: Callable[[Graph, After], Formulation],
+                  ) -> tuple[Graph, Formulation, tuple[str, ...]]:
+    """``graph`` with such reduces in two steps, and its groups; the given ones if it has none.
+
+    Args:
+      form: the groups of ``graph`` as it is. again: makes those of another graph, in which some
+        contractions come after other values.
+
+    Returns:
+      The graph, its groups, and for reduces that stay whole, why.
+    """
+    del device  # no fact of a GPU decides it: see MIN_BYTES
+    chosen, refused = _choose(graph, form)
+    while chosen:
+        made, firsts = _split(graph, chosen)
+        after: dict[Op, tuple[Value, ...]] = {b.dot: b.waits for b in chosen.values() if b.waits}
+        formed = again(order_after(made, after), after)
+        lost = [o for first, o in firsts.items() if not _is_placed(formed.state, first)]
+        if not lost:
+            return formed.state.graph, formed, tuple(refused)
+        for o in lost:
+            refused[f"the reduce of {o.loc} does not begin in the epilogue in front of it: it "
+                    "needs what is computed behind that"] = None
+            del chosen[o]
+    return graph, form, tuple(refused)
+
+
+# ---- which --------------------------------------------------------------------------------------
+
+
+def _choose(graph: Graph, form: Formulation) -> tuple[dict[ops.Reduce, Begun], dict[str, None]]:
+    depth = depths(graph)
+    found: dict[ops.Reduce, Begun] = {}
+    refused: dict[str, None] = {}
+    for draft in form.groups:
+        if draft.kind != "row":
+            continue
+        reduces = [o for o in draft.ops if isinstance(o, ops.Reduce)]
+        begun = {o: b for o in reduces if (b := _begun(graph, o, depth)) is not None}
+        reason = _refusal(draft, reduces, begun) if begun else ""
+        for o, b in begun.items():
+            if reason := reason or _misfit(o, b):
+                refused[f"the reduce of {o.loc} does not begin in the epilogue of {b.dot.loc}: "
+                        f"{reason}"] = None
+        if not reason:
+            found.update(begun)
+    return found, refused
+
+
+def _begun(graph: Graph, o: ops.Reduce, depth: Mapping[Value, int]) -> Begun | None:
+    """How a reduce is one of all rows or all columns of a contraction; None if it is not."""
+    inside = {v: None for a in o.args
+              for v in leaves(graph, a, lambda p: not isinstance(p, ANCHORS))}
+    sizes = math.prod(reduced_shape(o)), math.prod(kept_shape(o))
+    if math.prod(sizes) < MIN_BYTES // 4:
+        return None
+    dots = {p: None for v in inside if isinstance(p := graph.producer.get(v), ops.DotGeneral)
+            and not p.lhs_batch and v.type.size == math.prod(sizes)}
+    for dot in sorted(dots, key=lambda p: -depth[p.result]):
+        dims = dot_dims(dot)
+        for over_rows, of_dot in ((True, (dims.m, dims.n)), (False, (dims.n, dims.m))):
+            if sizes == of_dot and _is_whole(graph, o, dot, over_rows):
+                waits = tuple(v for v in inside if v is not dot.result
+                              and depth.get(v, 0) >= depth[dot.result]
+                              and isinstance(graph.producer.get(v), ANCHORS))
+                if any(dot.result in leaves(graph, v, lambda p: True) for v in waits):
+                    return None
+                return Begun(dot, over_rows, _is_only(graph, dot, o), waits)
+    return None
+
+
+def _is_only(graph: Graph, dot: ops.DotGeneral, o: ops.Reduce) -> bool:
+    """Whether what is made of a contraction is read by such reduces only."""
+    todo, seen = [dot.result], {dot.result}
+    while todo:
+        v = todo.pop()
+        if v in graph.outputs:
+            return False
+        for u in graph.users.get(v, ()):
+            if isinstance(u, ops.Reduce) and kept_shape(u) == kept_shape(o):
+                continue
+            if isinstance(u, ANCHORS) or any(math.prod(r.type.dims) != v.type.size
+                                             for r in u.results):
+                return False
+            todo.extend(r for r in u.results if r not in seen)
+            seen.update(u.results)
+    return True
+
+
+def _is_whole(graph: Graph, o: ops.Reduce, dot: ops.DotGeneral, over_rows: bool) -> bool:
+    """Whether the reduce's dimensions, in their order, are those of m (or of n)."""
+    dims = dot_dims(dot)
+    m, n = Index.of(Var("m", dims.m)), Index.of(Var("n", dims.n))
+    over, kept = (m, n) if over_rows else (n, m)
+    at = reduction_index(o, delinearize(kept, kept_shape(o)), delinearize(over, reduced_shape(o)))
+    walk = Walk(graph, lambda p: not isinstance(p, ANCHORS))
+    for a in o.args:
+        walk.demand(a, at)
+    return walk.failed is None and walk.only(dot.result) == result_index(dot, Index(), m, n)
+
+
+def _refusal(draft: Draft, reduces: Collection[ops.Reduce],
+             begun: Mapping[ops.Reduce, Begun]) -> str:
+    """Why the reduces of a group stay there; empty if they need not."""
+    if not any(b.over_rows for b in begun.values()):
+        if any(x.depends_on(c) for v in draft.outputs if v in draft.at
+               for x in draft.at[v] for c in draft.cols):
+            return "its group reads these rows for what else it writes"
+        if not all(b.only for b in begun.values()):
+            return "what is reduced is stored as well, and its rows are short"
+    if len(begun) < len(reduces):
+        return "its group also reduces what is no result of that contraction"
+    return ""
+
+
+def _misfit(o: ops.Reduce, b: Begun) -> str:
+    dims = dot_dims(b.dot)
+    if dims.m < MIN_ROWS:
+        return f"{dims.m} rows are fewer than {MIN_ROWS}"
+    stored = max(a.type.nbytes for a in o.args)
+    if not b.only and stored < MIN_BYTES:
+        return f"its {stored >> 10} KiB are read in no time"
+    if not b.only and b.waits:
+        return "the contraction would wait for what else is reduced"
+    if len(o.args) == 1 and binary_kind(o.body) is not None and neutral(o) is None:
+        return f"sums of {o.args[0].type.dtype.value} are rounded in the program's own order"
+    return ""
+
+
+# ---- in two steps -------------------------------------------------------------------------------
+
+
+def _split(graph: Graph, chosen: Mapping[ops.Reduce, Begun],
+           ) -> tuple[Graph, dict[Op, ops.Reduce]]:
+    """The graph with those reduces apart, and of which one each first step is."""
+    out: list[Op] = []
+    firsts: dict[Op, ops.Reduce] = {}
+    for o in graph.ops:
+        if isinstance(o, ops.Reduce) and o in chosen:
+            made, first = _apart(o, chosen[o].over_rows)
+            firsts[first] = o
+            out.extend(made)
+        else:
+            out.append(o)
+    return Graph(graph.inputs, tuple(out), graph.outputs, graph.name), firsts
+
+
+def _apart(o: ops.Reduce, over_rows: bool) -> tuple[list[Op], Op]:
+    b = Builder(o.loc)
+    start = neutral(o) if len(o.args) == 1 else None
+    # Several values at once (an argmax) begin with their own start, which has to be neutral.
+    inits = o.inits if start is None else (b.constant(start, o.args[0].type.dtype),)
+    over = sorted(o.dimensions)
+    rest = [d for d in range(o.args[0].type.rank) if d not in o.dimensions]
+    kept, count, size = kept_shape(o), math.prod(reduced_shape(o)), ROWS if over_rows else COLUMNS
+    at = 0 if over_rows else len(kept)
+
+    def shaped(*sizes: int) -> tuple[int, ...]:
+        return (*sizes, *kept) if over_rows else (*kept, *sizes)
+
+    def step(args: tuple[Value, ...], count: int, size: int) -> tuple[Value, ...]:
+        left = shaped(count // size)
+        return b.emit(ops.Reduce, [TensorType(left, a.type.dtype) for a in args],
+                      args=tuple(b.reshape(a, shaped(count // size, size)) for a in args),
+                      inits=inits, body=o.body, dimensions=(at + 1,))
+
+    args: tuple[Value, ...] = tuple(
+        b.reshape(b.transpose(a, [*over, *rest] if over_rows else [*rest, *over]), shaped(count))
+        for a in o.args)
+    if missing := -count % size:
+        none = [0] * (len(kept) + 1)
+        high = [missing if d == at else 0 for d in range(len(none))]
+        args = tuple(b.pad(a, x, none, high, none) for a, x in zip(args, inits, strict=True))
+    args, count = step(args, count + missing, size), (count + missing) // size
+    first = b.ops[-1]
+    if over_rows and count > MOST and (
+            size := next((s for s in range(MOST, 7, -1) if count % s == 0), 0)):
+        args, count = step(args, count, size), count // size
+    b.append(ops.Reduce(results=o.results, loc=o.loc, args=args, inits=o.inits, body=o.body,
+                        dimensions=(at,)))
+    return b.ops, first
+
+
+def order_after(graph: Graph, after: After) -> Graph:
+    """``graph`` with its ops in an order in which ``after`` holds as well; as it is, if there is
+    none."""
+    if not after:
+        return graph
+    placed: dict[Op, None] = {}
+    open_: set[Op] = set()
+    for op in graph.ops:
+        todo = [op]
+        while todo:
+            o = todo[-1]
+            needs = [p for v in (*o.uses, *after.get(o, ()))
+                     if (p := graph.producer.get(v)) is not None and p not in placed]
+            if o in placed or not needs:
+                placed[todo.pop()] = None
+                open_.discard(o)
+            elif any(p in open_ for p in needs):
+                return graph  # two contractions that would wait for each other
+            else:
+                open_.add(o)
+                todo.extend(needs)
+    return Graph(graph.inputs, tuple(placed), graph.outputs, graph.name)
+
+
+# ---- first steps in a contraction's draft -------------------------------------------------------
+
+
+def place_in_epilogue(state: State, op: ops.Reduce) -> bool:
+    """Lets a reduce over `ROWS` rows or `COLUMNS` columns join the contraction's draft whose
+    elements it reduces; False if it is none. Nothing else joins through its result."""
+    if op in state.banned:
+        return False
+    for a in op.args:
+        value, between = _behind_padding(state.graph, a)
+        draft = state.owner_of(value)
+        if draft is None or draft.kind != "dot" or value not in draft.at or draft.taps > 1 \
+                or draft.domain[0].size != 1 or draft.domain[1].size < MIN_ROWS:
+            continue
+        placed = _place(op, _through(between, draft.at[value]), draft.domain)
+        if placed is None or not _is_of_draft(state, draft, op, draft.at[value]):
+            return False
+        for r in op.results:
+            draft.reduced[r] = placed
+        for o in (*between, op):
+            state.claim(draft, o)
+        return True
+    return False
+
+
+def _behind_padding(graph: Graph, v: Value) -> tuple[Value, tuple[Op, ...]]:
+    """What `_apart` pads and reshapes to ``v``, and the ops that do."""
+    between: list[Op] = []
+    while isinstance(o := graph.producer.get(v), ops.Reshape | ops.Pad) and (
+            isinstance(o, ops.Reshape) or not any((*o.low, *o.interior))):
+        between.append(o)
+        v = o.operand
+    return v, tuple(reversed(between))
+
+
+def _through(between: tuple[Op, ...], at: IndexMap) -> IndexMap:
+    """Where an element is behind these ops."""
+    for o in between:
+        if isinstance(o, ops.Reshape):
+            at = delinearize(linearize(at, o.operand.type.dims), o.result.type.dims)
+    return at
+
+
+def unpadded(graph: Graph, v: Value, at: IndexMap) -> tuple[Value, IndexMap]:
+    """The element of what was padded that is element ``at`` of ``v``, if it is none of padding."""
+    found, between = _behind_padding(graph, v)
+    for o in reversed(between):
+        needed = demands(o, at)
+        assert needed is not None
+        at = needed[0].index
+    return found, at
+
+
+def _is_of_draft(state: State, draft: Draft, op: ops.Reduce, at: IndexMap) -> bool:
+    """Whether all that is reduced is known where the draft's elements are, or before."""
+    walk = Walk(state.graph, lambda o: not draft.has(o) and not isinstance(o, ANCHORS))
+    for a in op.args:
+        walk.demand(_behind_padding(state.graph, a)[0], at)
+    return walk.failed is None and all(
+        tuple(found) == (draft.at[v],) if v in draft.at else state.pot_of(v) < draft.pot
+        for v, found in walk.reached.items())
+
+
+def _place(op: ops.Reduce, at: IndexMap, domain: tuple[Var, ...],
+           ) -> tuple[tuple[Var, ...], IndexMap] | None:
+    """Over which Vars a first step's results are, and where, if what it reduces is at ``at``."""
+    b, m, n = domain
+    over = linearize(tuple(i for d, i in enumerate(at) if d in op.dimensions), reduced_shape(op))
+    kept = tuple(i for d, i in enumerate(at) if d not in op.dimensions)
+    for var, size, name in ((m, ROWS, "p"), (n, COLUMNS, "q")):
+        if math.prod(reduced_shape(op)) != size or over != Index.of(var) % size:
+            continue
+        group = Var(name, math.ceil(var.size / size))
+        index, last = (tuple(i.substitute({var: Index.of(group) * size + e}) for i in kept)
+                       for e in (0, size - 1))
+        if index == last:
+            return (b, group, n) if var is m else (b, m, group), index
+    return None
+
+
+def _is_placed(state: State, first: Op) -> bool:
+    draft = state.owner.get(first)
+    return draft is not None and first.results[0] in draft.reduced
