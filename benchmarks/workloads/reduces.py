@@ -101,8 +101,9 @@ def _batch_norm(size: int, inner: int, outer: int, kernel: int) -> Workload:
 WORKLOADS: tuple[Workload, ...] = (
     *(_workload(f"dense_gradient_{m}_{n}_{k}", f"gradients of a layer, {m}x{n}x{k}", dense_gradient,
                 ((m, k), (m, n)), ((256, 16), (256, 32)), {"w": (n, k)}, {"w": (32, 16)})
-      for m, n, k in ((2048, 3072, 768), (8192, 3072, 768))),
+      for m, n, k in ((512, 3072, 768), (2048, 3072, 768), (8192, 3072, 768))),
     _batch_norm(56, 64, 256, 1), _batch_norm(56, 64, 64, 3), _batch_norm(28, 128, 128, 3),
+    _batch_norm(14, 256, 256, 3),
     _workload("codebook_8192_256", "nearest of 8192 words", codebook, ((8192, 256),), ((256, 16),),
               {"words": (8192, 256)}, {"words": (64, 16)}, search=True),
     _workload("best_product_65536_128", "best of 65536 inner products", best_product,

@@ -13,8 +13,8 @@ rows, a norm's sums of what is not stored) is then never stored: of 8192 x 8192 
 268 MB written and read. What is stored as well (the gradient in front of a bias's, the values
 whose batch is normalised) is not read again for this.
 
-A reduce of rows stays where it is if its group also writes what it computes of the columns (a
-normalisation, a softmax): it reads them in any case, once for both.
+A reduce of columns stays where it is if its group also writes what it computes of them (a
+normalisation, a softmax) and a block can keep a row: it reads them in any case, once for both.
 
 Bolt's templates reduce in the epilogue too (section 3.2.3, as CUTLASS does); which order the sums
 have there is not said. Here it is fixed.
@@ -31,7 +31,6 @@ from jaxmono.fusion.demand import demands, reduction_index
 from jaxmono.fusion.dots import dot_dims, result_index
 from jaxmono.fusion.draft import ANCHORS, Draft, State, depths
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
-from jaxmono.fusion.plan import Device
 from jaxmono.fusion.rows import kept_shape, reduced_shape
 from jaxmono.fusion.split_reduce import neutral
 from jaxmono.fusion.walk import Walk, leaves
@@ -50,6 +49,9 @@ MIN_ROWS = 256
 """Fewer are multiplied by kernels that stream weights past them, or whose blocks share k."""
 MIN_BYTES = 1 << 20
 """Of results. A stage reads fewer in no time that could be saved."""
+KEPT_COLUMNS = 1 << 14
+"""Of a row, which a block can keep in registers. Longer ones are read once more for each reduce
+that needs another's result: the sum of a softmax that needs the largest."""
 MOST = 256
 """Groups of rows that one more step reduces; of more, two: a few multiprocessors read them all.
 (Groups of columns are neighbours in memory, of many rows.)"""
@@ -75,7 +77,14 @@ class Begun:
     waits: tuple[Value, ...]
 
 
-def begin_reduces(graph: Graph, device: Device, form: Formulation,
+def of_contractions(graph: Graph) -> dict[Op, None]:
+    """The reduces of a graph that are of all rows or columns of a contraction."""
+    depth = depths(graph)
+    return {o: None for o in graph.ops if isinstance(o, ops.Reduce)
+            and _begun(graph, o, depth) is not None}
+
+
+def begin_reduces(graph: Graph, form: Formulation,
                   again: Callable[[Graph, After], Formulation],
                   ) -> tuple[Graph, Formulation, tuple[str, ...]]:
     """``graph`` with such reduces in two steps, and its groups; the given ones if it has none.
@@ -87,7 +96,6 @@ def begin_reduces(graph: Graph, device: Device, form: Formulation,
     Returns:
       The graph, its groups, and for reduces that stay whole, why.
     """
-    del device  # no fact of a GPU decides it: see MIN_BYTES
     chosen, refused = _choose(graph, form)
     while chosen:
         made, firsts = _split(graph, chosen)
@@ -143,19 +151,19 @@ def _begun(graph: Graph, o: ops.Reduce, depth: Mapping[Value, int]) -> Begun | N
                               and isinstance(graph.producer.get(v), ANCHORS))
                 if any(dot.result in leaves(graph, v, lambda p: True) for v in waits):
                     return None
-                return Begun(dot, over_rows, _is_only(graph, dot, o), waits)
+                return Begun(dot, over_rows, _is_only(graph, dot), waits)
     return None
 
 
-def _is_only(graph: Graph, dot: ops.DotGeneral, o: ops.Reduce) -> bool:
-    """Whether what is made of a contraction is read by such reduces only."""
+def _is_only(graph: Graph, dot: ops.DotGeneral) -> bool:
+    """Whether what is made of a contraction, element by element, is read by reduces only."""
     todo, seen = [dot.result], {dot.result}
     while todo:
         v = todo.pop()
         if v in graph.outputs:
             return False
         for u in graph.users.get(v, ()):
-            if isinstance(u, ops.Reduce) and kept_shape(u) == kept_shape(o):
+            if isinstance(u, ops.Reduce):  # of rows, or of columns: if it stays whole, v is stored
                 continue
             if isinstance(u, ANCHORS) or any(math.prod(r.type.dims) != v.type.size
                                              for r in u.results):
@@ -180,6 +188,8 @@ def _is_whole(graph: Graph, o: ops.Reduce, dot: ops.DotGeneral, over_rows: bool)
 def _refusal(draft: Draft, reduces: Collection[ops.Reduce],
              begun: Mapping[ops.Reduce, Begun]) -> str:
     """Why the reduces of a group stay there; empty if they need not."""
+    if all(not b.over_rows and dot_dims(b.dot).n > KEPT_COLUMNS for b in begun.values()):
+        return ""
     if not any(b.over_rows for b in begun.values()):
         if any(x.depends_on(c) for v in draft.outputs if v in draft.at
                for x in draft.at[v] for c in draft.cols):
@@ -193,8 +203,8 @@ def _refusal(draft: Draft, reduces: Collection[ops.Reduce],
 
 def _misfit(o: ops.Reduce, b: Begun) -> str:
     dims = dot_dims(b.dot)
-    if dims.m < MIN_ROWS:
-        return f"{dims.m} rows are fewer than {MIN_ROWS}"
+    if dims.m < MIN_ROWS or dims.n < COLUMNS:
+        return f"{dims.m} rows and {dims.n} columns are fewer than {MIN_ROWS} and {COLUMNS}"
     stored = max(a.type.nbytes for a in o.args)
     if not b.only and stored < MIN_BYTES:
         return f"its {stored >> 10} KiB are read in no time"
@@ -251,12 +261,18 @@ def _apart(o: ops.Reduce, over_rows: bool) -> tuple[list[Op], Op]:
         args = tuple(b.pad(a, x, none, high, none) for a, x in zip(args, inits, strict=True))
     args, count = step(args, count + missing, size), (count + missing) // size
     first = b.ops[-1]
-    if over_rows and count > MOST and (
-            size := next((s for s in range(MOST, 7, -1) if count % s == 0), 0)):
+    if over_rows and count > MOST and (size := _middle(count)):
         args, count = step(args, count, size), count // size
     b.append(ops.Reduce(results=o.results, loc=o.loc, args=args, inits=o.inits, body=o.body,
                         dimensions=(at,)))
     return b.ops, first
+
+
+def _middle(count: int) -> int:
+    """Of how many groups a step between makes one: about as many as it leaves; 0 if none fits."""
+    near = math.isqrt(count)
+    return min((s for s in range(near // 2, 2 * near) if count % s == 0),
+               key=lambda s: abs(s - near), default=0)
 
 
 def order_after(graph: Graph, after: After) -> Graph:

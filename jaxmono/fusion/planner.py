@@ -12,7 +12,7 @@ from jaxmono.fusion import cache_rows, memory
 from jaxmono.fusion.bodies import make_sig
 from jaxmono.fusion.draft import Draft
 from jaxmono.fusion.edges import sync_edges
-from jaxmono.fusion.epilogue_reduces import begin_reduces
+from jaxmono.fusion.epilogue_reduces import After, begin_reduces
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.formulate import Formulation, formulate
 from jaxmono.fusion.plan import Buffer, Device, Group, Place, Plan, Sig, Stage
@@ -71,10 +71,15 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
         refused = (*refused, *more)
         form = formulate(graph, device, without, views)
     if "epilogue_reduces" not in without:
-        graph, form, more = begin_reduces(graph, device, form,
-                                          lambda g, after: formulate(g, device, without, views,
-                                                                     after))
+        def again(g: Graph, after: After) -> Formulation:
+            return formulate(g, device, without, views, after)
+
+        graph, form, more = begin_reduces(graph, form, again)
         refused = (*refused, *more)
+        rest, more = split_reduces(graph, device)
+        if rest is not graph:
+            graph, form = rest, again(rest, form.state.after)
+            refused = (*refused, *more)
     plan = _assemble(graph, device, form)
     notes = [*plan.notes, *dict.fromkeys(refused)]
     made = {(b.index, b.alias) for b in plan.outputs if b.alias is not None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from jaxmono.fusion.epilogue_reduces import of_contractions
 from jaxmono.fusion.orient import orient
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.share_k import share_k
@@ -30,7 +31,10 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     Returns:
       The graph, and what was not done to it and why, each one line for the user.
     """
-    graph, whole = split_reduces(dead_code(expand(without_barriers(graph))), device)
+    graph = dead_code(expand(without_barriers(graph)))
+    # Those of a contraction's results may begin in its epilogue: known once there are groups.
+    later = () if "epilogue_reduces" in without else of_contractions(graph)
+    graph, whole = split_reduces(graph, device, later)
     graph = orient(graph)
     graph = graph if "window_rows" in without else order_rows(graph)
     graph, alone = (graph, ()) if "share_k" in without else share_k(graph, device)

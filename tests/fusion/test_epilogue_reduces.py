@@ -131,8 +131,10 @@ def test_a_transposed_result_is_reduced_as_well() -> None:
      "its group reads these rows for what else it writes"),
     (lambda x, w: (product(x, w), product(x, w).sum(1)), (spec(1024, 64), spec(64, 1024)),
      "what is reduced is stored as well, and its rows are short"),
+    (lambda x, w: product(x, w).sum(0), (spec(32768, 64), spec(64, 16)),
+     "32768 rows and 16 columns are fewer than 256 and 32"),
     (lambda x, w: product(x, w).sum(0), (spec(128, 64), spec(64, 4096)),
-     "128 rows are fewer than 256"),
+     "128 rows and 4096 columns are fewer than 256 and 32"),
     (lambda x, w: (product(x, w).astype(BF16), product(x, w).astype(BF16).max(0)),
      (spec(512, 64), spec(64, 768)), "its 768 KiB are read in no time"),
     (lambda x, w: lax.reduce(product(x, w).astype(BF16), jnp.zeros((), BF16), lax.add, (0,)),
@@ -140,7 +142,7 @@ def test_a_transposed_result_is_reduced_as_well() -> None:
     (lambda x, w, r: ((y := product(x, w) - r.sum(1).astype(F32)[:, None]), y.sum(0)),
      (spec(1024, 64), spec(64, 1024), spec(1024, 64)),
      "the contraction would wait for what else is reduced"),
-], ids=["softmax", "short rows", "few rows", "few bytes", "bf16 sums", "waits"])
+], ids=["softmax", "short rows", "few columns", "few rows", "few bytes", "bf16 sums", "waits"])
 def test_what_stays_whole_says_why(fn: Callable[..., Any], args: tuple[Any, ...], reason: str,
                                    ) -> None:
     p = plan(fn, *args, rtol=0.05)
