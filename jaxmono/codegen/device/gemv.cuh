@@ -204,7 +204,7 @@ struct Gemv {
 
   // The same of x that other blocks may still be at: ask(words, m, k) asks for what a piece is made of,
   // there(words) says whether it has come, piece(words, m, k) makes it. All pieces of a thread are on
-  // their way at once.
+  // their way at once. The lanes of a warp stay together: a barrier is next.
   template <class Words, class Ask, class There, class X, class Between>
   JM_DEVICE static void stage_flagged(unsigned char* smem, int k0, int ks, const Ask& ask,
                                       const There& there, const X& piece, const Between& between) {
@@ -222,12 +222,12 @@ struct Gemv {
     };
     bool asked = false;
 #pragma unroll 1
-    for (int first = thread_id(); first < TOTAL || !asked; first += HELD * THREADS) {
+    for (int first = thread_id(); first - lane_id() < TOTAL || !asked; first += HELD * THREADS) {
 #pragma unroll
       for (int i = 0; i < HELD; ++i) request(i, first + i * THREADS);
       if (!asked) between();
       asked = true;
-      wait_until(
+      wait_together(
           [&] {
             bool all = true;
 #pragma unroll
