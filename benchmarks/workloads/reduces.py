@@ -34,6 +34,12 @@ def dense_gradient(x: jax.Array, z: jax.Array, w: jax.Array) -> tuple[jax.Array,
     return dz.astype(x.dtype), jnp.sum(dz, axis=0).astype(x.dtype)
 
 
+def rounded_gradient(x: jax.Array, z: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same, with the sum of what is rounded, as Flax has it."""
+    dz, _ = dense_gradient(x, z, w)
+    return dz, jnp.sum(dz.astype(jnp.float32), axis=0).astype(x.dtype)
+
+
 def batch_norm(x: jax.Array, w: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
     """A convolution, normalised by the batch's own statistics, and a ReLU. x: NHWC; w: HWIO."""
     y = micro.conv(x, w, padding=(w.shape[0] // 2, w.shape[1] // 2))
@@ -102,6 +108,9 @@ WORKLOADS: tuple[Workload, ...] = (
     *(_workload(f"dense_gradient_{m}_{n}_{k}", f"gradients of a layer, {m}x{n}x{k}", dense_gradient,
                 ((m, k), (m, n)), ((256, 16), (256, 32)), {"w": (n, k)}, {"w": (32, 16)})
       for m, n, k in ((512, 3072, 768), (2048, 3072, 768), (8192, 3072, 768))),
+    *(_workload(f"rounded_gradient_{m}_{n}_{k}", f"gradients of a layer in bf16, {m}x{n}x{k}",
+                rounded_gradient, ((m, k), (m, n)), ((256, 16), (256, 32)), {"w": (n, k)},
+                {"w": (32, 16)}) for m, n, k in ((2048, 3072, 768), (8192, 3072, 768))),
     _batch_norm(56, 64, 256, 1), _batch_norm(56, 64, 64, 3), _batch_norm(28, 128, 128, 3),
     _batch_norm(14, 256, 256, 3),
     _workload("codebook_8192_256", "nearest of 8192 words", codebook, ((8192, 256),), ((256, 16),),

@@ -418,10 +418,10 @@ def cannot_reduce(code: DotCode) -> str | None:
     """Why the epilogue of a tile cannot reduce what it should; None if it can: where a warp has 16
     rows of the tile, and goes through them."""
     s = code.s
-    if s.family != "wgmma" or s.split_k > 1:
-        return "blocks share k, or the operands are swapped"
-    n = s.bn // s.warps[1]
-    if s.warps[2] == 2 and not has_halves(n, 2):
+    if s.family != "wgmma" or (
+            s.split_k > 1 and not meets_as_fragments(s, gathered=not is_strided(code.lhs))):
+        return "blocks that share k meet by rows, or the operands are swapped"
+    if s.warps[2] == 2 and not has_halves(s.bn // s.warps[1], 2):
         return "its warpgroups share k and meet in shared memory"
     return refusal(code.reduced, *_reducing_pieces(code))
 
@@ -429,7 +429,7 @@ def cannot_reduce(code: DotCode) -> str | None:
 def _reducing_pieces(code: DotCode) -> tuple[int, int]:
     """Pieces to a row of what is staged at a time, and their columns."""
     s = code.s
-    n, lanes = s.bn // s.warps[1], _lanes(code, s.bm * s.bn // CONSUMERS)
+    n, lanes = s.bn // s.warps[1] // s.split_k, _lanes(code, s.bm * s.bn // CONSUMERS // s.split_k)
     return staged_columns(n // 2 if has_halves(n, s.warps[2]) else n) // lanes, lanes
 
 

@@ -71,14 +71,14 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
         refused = (*refused, *more)
         form = formulate(graph, device, without, views)
     if "epilogue_reduces" not in without:
-        def again(g: Graph, after: After) -> Formulation:
+        def formed(g: Graph, after: After) -> Formulation:
             return formulate(g, device, without, views, after)
 
-        graph, form, more = begin_reduces(graph, form, again)
+        graph, form, more = begin_reduces(graph, form, formed)
         refused = (*refused, *more)
         rest, more = split_reduces(graph, device)
         if rest is not graph:
-            graph, form = rest, again(rest, form.state.after)
+            graph, form = rest, formed(rest, form.state.after)
             refused = (*refused, *more)
     plan = _assemble(graph, device, form)
     notes = [*plan.notes, *dict.fromkeys(refused)]

@@ -27,7 +27,7 @@ MIN_COLUMNS = 1 << 17
 MIN_PARTS = 8
 """Of a row."""
 
-MIN_ELEMENTS = 1 << 21
+MIN_ELEMENTS = 1 << 20
 """Of rows that lie side by side (the columns of a matrix, say), which the lanes of a warp share
 out, so that a block has 32 of them: of 100352 x 256 eight multiprocessors read all, in 5 ms, and
 of 8192 x 3072 96, in 60 us."""

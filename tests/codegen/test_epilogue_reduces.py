@@ -99,6 +99,21 @@ def test_other_tensor_cores(sized: dict[str, Plan], name: str, schedule: DotSche
     run(sized[name], schedule, threads=128)
 
 
+@pytest.mark.parametrize("split", [2, 4])
+@pytest.mark.parametrize("name", ["gradient", "sums", "nearest", "likeliest"])
+def test_blocks_that_share_k(sized: dict[str, Plan], name: str, split: int) -> None:
+    """They leave each other fragments, and each finishes a share of the columns."""
+    assert "finish_split<" in run(sized[name], wgmma(128, 64 * split, 2, (2, 1, 1), split))
+
+
+@pytest.mark.parametrize("name", ["gradient", "sums"])
+def test_tf32(name: str) -> None:
+    args = Spec((1021, 40), F32), Spec((40, 1038), F32), Spec((1021, 1038), F32)
+    plan = reduced(gradient, *args) if name == "gradient" else reduced(sums, *args[:2])
+    for tile in ((128, 64, (2, 1, 1)), (64, 256, (1, 2, 1))):
+        run(plan, DotSchedule("wgmma", *tile[:2], 32, 3, tile[2]))
+
+
 def test_ordinary_arithmetic() -> None:
     with jax.default_matmul_precision("highest"):
         plan = reduced(sums, Spec((1021, 16), F32), Spec((16, 1040), F32))
@@ -133,8 +148,11 @@ def test_tiles_that_cannot() -> None:
         return family.cannot_reduce(DotCode.of(sig, schedule))
 
     assert why(wgmma(128, 64, 2, (2, 1, 1))) is None
-    assert why(wgmma(128, 64, 2, (2, 1, 1), split=2)) == \
-        "blocks share k, or the operands are swapped"
+    assert why(wgmma(128, 128, 2, (2, 1, 1), split=2)) is None
+    assert why(wgmma(128, 32, 2, (2, 1, 1), split=2)) == \
+        "a row of 16 columns does not have whole 32s"
+    assert why(wgmma(128, 64, 2, (2, 1, 1), split=8)) == \
+        "blocks that share k meet by rows, or the operands are swapped"
     assert why(wgmma(64, 64, 2, (1, 1, 2))) == "its warpgroups share k and meet in shared memory"
     assert why(wgmma(128, 96, 2, (2, 1, 1))) == "6 pieces to a row are no part of a warp"
     assert why(wgmma(128, 16, 2, (2, 1, 1))) == "a row of 16 columns does not have whole 32s"

@@ -30,8 +30,8 @@ def moments(x: X, w: X) -> X:
 CASES: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
     "gradient": (reduces.dense_gradient, ((2048, 768), (2048, 3072), (3072, 768))),
     "gradient of odd rows": (reduces.dense_gradient, ((1192, 512), (1192, 1000), (1000, 512))),
-    "batch norm": (reduces.batch_norm, ((8, 56, 56, 64), (3, 3, 64, 96), (96,), (96,))),
-    "batch norm of many": (reduces.batch_norm, ((32, 56, 56, 64), (1, 1, 64, 256), (256,), (256,))),
+    "batch norm": (reduces.batch_norm, ((32, 56, 56, 32), (3, 3, 32, 192), (192,), (192,))),
+    "batch norm of pixels": (reduces.batch_norm, ((32, 56, 56, 64), (1, 1, 64, 256), (256,), (256,))),
     "best": (reduces.best_product, ((1024, 128), (65536, 128))),
     "best of 30522": (reduces.best_product, ((500, 72), (30522, 72))),
     "cross entropy": (cross_entropy, ((512, 256), (256, 32000))),
