@@ -10,7 +10,7 @@ only, and everything inside is computed once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -91,7 +91,8 @@ class State:
       folds: how many row drafts were folded.
       banned: ops that may not grow into a draft (set when a first attempt made a cycle).
       views: updates that are never stored, and those in place that they repeat (cache_rows.py).
-      after: values that contractions wait for, though they do not read them.
+      after: values that contractions wait for, though they do not read them. begun: reduces that
+        may join the contraction in front of them (epilogue_reduces.py).
       without: names of decisions that are left out, to measure what they are worth.
       refused: decisions that were not taken, and why, each one line for the user.
     """
@@ -106,6 +107,7 @@ class State:
     banned: set[Op] = field(default_factory=set)
     views: Mapping[Op, Op] = field(default_factory=dict[Op, Op])
     after: Mapping[Op, tuple[Value, ...]] = field(default_factory=dict[Op, tuple[Value, ...]])
+    begun: Collection[Op] = ()
     folds: int = 0
     without: frozenset[str] = frozenset()
     refused: dict[str, None] = field(default_factory=dict)

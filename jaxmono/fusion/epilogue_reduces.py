@@ -89,13 +89,13 @@ def of_contractions(graph: Graph) -> dict[Op, None]:
 
 
 def begin_reduces(graph: Graph, form: Formulation,
-                  again: Callable[[Graph, After], Formulation],
+                  again: Callable[[Graph, After, Collection[Op]], Formulation],
                   ) -> tuple[Graph, Formulation, tuple[str, ...]]:
     """``graph`` with such reduces in two steps, and its groups; the given ones if it has none.
 
     Args:
       form: the groups of ``graph`` as it is. again: makes those of another graph, in which some
-        contractions come after other values.
+        contractions come after other values, and some reduces join them.
 
     Returns:
       The graph, its groups, and for reduces that stay whole, why.
@@ -104,7 +104,7 @@ def begin_reduces(graph: Graph, form: Formulation,
     while chosen:
         made, firsts = _split(graph, chosen)
         after: dict[Op, tuple[Value, ...]] = {b.dot: b.waits for b in chosen.values() if b.waits}
-        formed = again(order_after(made, after), after)
+        formed = again(order_after(made, after), after, firsts)
         lost = [o for first, o in firsts.items() if not _is_placed(formed.state, first)]
         if not lost:
             return formed.state.graph, formed, tuple(refused)
@@ -328,9 +328,9 @@ def order_after(graph: Graph, after: After) -> Graph:
 
 
 def place_in_epilogue(state: State, op: ops.Reduce) -> bool:
-    """Lets a reduce over `ROWS` rows or `COLUMNS` columns join the contraction's draft whose
-    elements it reduces; False if it is none. Nothing else joins through its result."""
-    if op in state.banned:
+    """Lets a first step (``state.begun``) join the draft of the contraction whose elements it
+    reduces; False if it is none, or if that cannot be. Nothing else joins through its result."""
+    if op in state.banned or op not in state.begun:
         return False
     for a in op.args:
         value, between = _behind_padding(state.graph, a)

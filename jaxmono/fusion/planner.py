@@ -24,7 +24,7 @@ from jaxmono.fusion.support import refusal
 from jaxmono.fusion.vector_dots import as_products, exact_dots
 from jaxmono.fusion.verify import verify
 from jaxmono.hlo import ops
-from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.types import TensorType
 
 MODES = ("monolithic", "auto", "stitch")
@@ -71,14 +71,14 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
         refused = (*refused, *more)
         form = formulate(graph, device, without, views)
     if "epilogue_reduces" not in without:
-        def formed(g: Graph, after: After) -> Formulation:
-            return formulate(g, device, without, views, after)
+        def formed(g: Graph, after: After, begun: Collection[Op]) -> Formulation:
+            return formulate(g, device, without, views, after, begun)
 
         graph, form, more = begin_reduces(graph, form, formed)
         refused = (*refused, *more)
         rest, more = split_reduces(graph, device)
         if rest is not graph:
-            graph, form = rest, formed(rest, form.state.after)
+            graph, form = rest, formed(rest, form.state.after, form.state.begun)
             refused = (*refused, *more)
     plan = _assemble(graph, device, form)
     notes = [*plan.notes, *dict.fromkeys(refused)]

@@ -22,17 +22,16 @@ from jaxmono.hlo.rewrite import Builder, binary_kind
 from jaxmono.hlo.types import DType, TensorType
 
 MIN_COLUMNS = 1 << 17
-"""A row this long takes one multiprocessor much longer than one more stage."""
+"""A row this long (or rows side by side that have as many elements) takes one multiprocessor much
+longer than one more stage."""
 
 MIN_PARTS = 8
 """Of a row."""
 
-MIN_ELEMENTS = 1 << 20
-"""Of rows that lie side by side (the columns of a matrix, say), which the lanes of a warp share
-out, so that a block has 32 of them: of 100352 x 256 eight multiprocessors read all, in 5 ms, and
-of 8192 x 3072 96, in 60 us."""
 _SIDE_BY_SIDE, _TASKS = 32, 4
-"""Such rows of a task; tasks for each multiprocessor."""
+"""Rows that lie side by side (the columns of a matrix, say) are shared out by the lanes of a warp,
+so that a task has so many of them: of 100352 x 256 eight multiprocessors read all, in 5 ms. Tasks
+for each multiprocessor, of those that are split."""
 
 _PIECE = 8
 """Elements, of which the parts of a padded row are multiples: loads of 16 or 32 bytes."""
@@ -68,8 +67,8 @@ def _few_rows(o: ops.Reduce, device: Device) -> tuple[int, int]:
     if columns >= MIN_COLUMNS and rows * MIN_PARTS <= 2 * device.sm_count:
         return MIN_PARTS, 2 * device.sm_count // rows
     tasks = math.ceil(rows / _SIDE_BY_SIDE)
-    if shape and len(shape) - 1 not in o.dimensions and columns * rows >= MIN_ELEMENTS \
-            and tasks <= device.sm_count:
+    if shape and len(shape) - 1 not in o.dimensions and tasks <= device.sm_count \
+            and columns * min(rows, _SIDE_BY_SIDE) >= MIN_COLUMNS:
         return 2, _TASKS * device.sm_count // tasks
     return 0, 0
 
