@@ -66,18 +66,22 @@ def can_flag(code: DotCode, param: Value) -> bool:
     body, x = code.sig.body, code.lhs
     if param in sources(body, code.rhs.value):
         return False
-    return code.form.row_prologue or param not in sources(body, x.value) or _whole_pieces(code)
+    return code.form.row_prologue or param not in sources(body, x.value) \
+        or _whole_pieces(code, param)
 
 
-def _whole_pieces(code: DotCode) -> bool:
+def _whole_pieces(code: DotCode, param: Value) -> bool:
     """Whether 16 bytes of x are computed from vectors of as many elements, at places that no memory
     tells, and from the same ones everywhere: what a pad puts in place of an element lies outside of
-    the buffer, and nobody ever writes what would be waited for there."""
+    the buffer, and nobody ever writes what would be waited for there. An element of ``param`` for
+    all of a piece would not be asked for with the others, but waited for by each lane alone."""
     body, x, k = code.sig.body, code.lhs, code.form.k
     assert code.element is not None
     piece = 16 // code.element.itemsize
+    nodes = list(walk(body, [(x.value, x.index)]))
     return k.size % piece == 0 and not any(
-        n.guards or dynamics(n.index) for n in walk(body, [(x.value, x.index)])) and \
+        n.guards or dynamics(n.index) or (
+            n.value is param and not any(i.depends_on(k) for i in n.index)) for n in nodes) and \
         vector_width(body, [(x.value, x.index)], [], k, limit=piece) == piece
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxmono.codegen.emit import BodyEmitter, Emitted
-from jaxmono.codegen.names import compute, is_narrow, vector
+from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.reducers import declare_reducer
 from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
@@ -26,6 +26,7 @@ from jaxmono.fusion.plan import DotForm, Store
 from jaxmono.fusion.rows import reduced_shape
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.rewrite import binary_kind
 from jaxmono.hlo.types import DType
 
 WARP = 32
@@ -70,18 +71,20 @@ def reduced_of(body: Graph, form: DotForm) -> tuple[Reduced, ...]:
         kept = tuple(i.substitute({group: Index.of(var) // size}) for i in index)
         at = reduction_index(op, kept, delinearize(Index.of(var) % size, reduced_shape(op)))
         found.append(Reduced(op, tuple(stores), over_rows, group, var.size,
-                             tuple(_root(body, a, at) for a in op.args)))
+                             tuple(_root(body, op, a, at, -var.size % size) for a in op.args)))
     return tuple(found)
 
 
-def _root(body: Graph, value: Value, at: IndexMap) -> Root:
-    """What is reduced for ``value``: without the padding, and as it was before it was rounded to 16
-    bits and made f32 again. XLA leaves these two out as well, by default."""
-    value, at = unpadded(body, value, at)
+def _root(body: Graph, op: ops.Reduce, value: Value, at: IndexMap, missing: int) -> Root:
+    """What is reduced for ``value``: without the padding, and of a sum what was there before it was
+    rounded to 16 bits and made f32 again. XLA leaves these two out as well, by default. (A maximum
+    is compared with what is stored.)"""
+    value, at = unpadded(body, value, at, missing)
     wide = body.producer.get(value)
     narrow = body.producer.get(wide.operand) if isinstance(wide, ops.Convert) else None
     if isinstance(narrow, ops.Convert) and value.type.dtype is DType.F32 \
-            and narrow.operand.type.dtype is DType.F32 and is_narrow(narrow.result.type.dtype):
+            and binary_kind(op.body) == "add" and narrow.operand.type.dtype is DType.F32 \
+            and narrow.result.type.dtype in (DType.F16, DType.BF16):
         return narrow.operand, at
     return value, at
 

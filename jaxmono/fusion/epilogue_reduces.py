@@ -27,7 +27,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jaxmono.fusion.demand import demands, reduction_index
+from jaxmono.fusion.cost import CHEAP, weight
+from jaxmono.fusion.demand import reduction_index
 from jaxmono.fusion.dots import dot_dims, result_index
 from jaxmono.fusion.draft import ANCHORS, Draft, State, depths
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
@@ -36,6 +37,7 @@ from jaxmono.fusion.split_reduce import neutral
 from jaxmono.fusion.walk import Walk, leaves
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.passes import dead_code
 from jaxmono.hlo.rewrite import Builder, binary_kind
 from jaxmono.hlo.types import TensorType
 
@@ -103,7 +105,9 @@ def begin_reduces(graph: Graph, form: Formulation,
     chosen, refused = _choose(graph, form)
     while chosen:
         made, firsts = _split(graph, chosen)
-        after: dict[Op, tuple[Value, ...]] = {b.dot: b.waits for b in chosen.values() if b.waits}
+        after: dict[Op, tuple[Value, ...]] = {}
+        for b in chosen.values():
+            after[b.dot] = (*after.get(b.dot, ()), *b.waits)
         formed = again(order_after(made, after), after, firsts)
         lost = [o for first, o in firsts.items() if not _is_placed(formed.state, first)]
         if not lost:
@@ -164,14 +168,16 @@ def _begun(graph: Graph, o: ops.Reduce, depth: Mapping[Value, int]) -> Begun | N
 
 def _is_only(graph: Graph, dot: ops.DotGeneral) -> bool:
     """Whether what is made of a contraction, element by element, is read by reduces only."""
+    sizes = sorted((dot_dims(dot).m, dot_dims(dot).n))
     todo, seen = [dot.result], {dot.result}
     while todo:
         v = todo.pop()
         if v in graph.outputs:
             return False
         for u in graph.users.get(v, ()):
-            if isinstance(u, ops.Reduce):  # of rows, or of columns: if it stays whole, v is stored
-                continue
+            if isinstance(u, ops.Reduce) and sorted(
+                    map(math.prod, (reduced_shape(u), kept_shape(u)))) == sizes:
+                continue  # of all rows, or all columns
             if isinstance(u, ANCHORS) or any(math.prod(r.type.dims) != v.type.size
                                              for r in u.results):
                 return False
@@ -248,18 +254,35 @@ def _split(graph: Graph, chosen: Mapping[ops.Reduce, Begun],
     """The graph with those reduces apart, and of which one each first step is."""
     out: list[Op] = []
     firsts: dict[Op, ops.Reduce] = {}
+    copied: dict[Value, Value] = {}
     for o in graph.ops:
         if isinstance(o, ops.Reduce) and o in chosen:
-            made, first = _apart(o, chosen[o].over_rows)
+            b = Builder(o.loc)
+            args = tuple(_own(b, graph, a, copied) for a in o.args)
+            first = _apart(b, o, args, chosen[o].over_rows)
             firsts[first] = o
-            out.extend(made)
+            out.extend(b.ops)
         else:
             out.append(o)
-    return Graph(graph.inputs, tuple(out), graph.outputs, graph.name), firsts
+    return dead_code(Graph(graph.inputs, tuple(out), graph.outputs, graph.name)), firsts
 
 
-def _apart(o: ops.Reduce, over_rows: bool) -> tuple[list[Op], Op]:
-    b = Builder(o.loc)
+def _own(b: Builder, graph: Graph, v: Value, copied: dict[Value, Value]) -> Value:
+    """``v``, with conversions and other cheap ops of one value in front of it made again. Others
+    that read them then take what is stored in fewer bytes (`trim`), as they would without a reduce
+    in the epilogue."""
+    o = graph.producer.get(v)
+    if v in copied or not isinstance(o, ops.Convert | ops.Elementwise) \
+            or len(set(o.inputs)) != 1 or weight(o) > CHEAP \
+            or v.type.dtype.itemsize < o.inputs[0].type.dtype.itemsize:
+        return copied.get(v, v)
+    clone = o.clone({o.inputs[0]: _own(b, graph, o.inputs[0], copied)}, fresh_results=True)
+    copied[v] = b.append(clone)[0]
+    return copied[v]
+
+
+def _apart(b: Builder, o: ops.Reduce, args: tuple[Value, ...], over_rows: bool) -> Op:
+    """Appends ``o`` of ``args`` in steps; returns the first one."""
     start = neutral(o) if len(o.args) == 1 else None
     # Several values at once (an argmax) begin with their own start, which has to be neutral.
     inits = o.inits if start is None else (b.constant(start, o.args[0].type.dtype),)
@@ -277,9 +300,9 @@ def _apart(o: ops.Reduce, over_rows: bool) -> tuple[list[Op], Op]:
                       args=tuple(b.reshape(a, shaped(count // size, size)) for a in args),
                       inits=inits, body=o.body, dimensions=(at + 1,))
 
-    args: tuple[Value, ...] = tuple(
+    args = tuple(
         b.reshape(b.transpose(a, [*over, *rest] if over_rows else [*rest, *over]), shaped(count))
-        for a in o.args)
+        for a in args)
     if missing := -count % size:
         none = [0] * (len(kept) + 1)
         high = [missing if d == at else 0 for d in range(len(none))]
@@ -290,7 +313,7 @@ def _apart(o: ops.Reduce, over_rows: bool) -> tuple[list[Op], Op]:
         args, count = step(args, count, size), count // size
     b.append(ops.Reduce(results=o.results, loc=o.loc, args=args, inits=o.inits, body=o.body,
                         dimensions=(at,)))
-    return b.ops, first
+    return first
 
 
 def _middle(count: int) -> int:
@@ -332,31 +355,41 @@ def place_in_epilogue(state: State, op: ops.Reduce) -> bool:
     reduces; False if it is none, or if that cannot be. Nothing else joins through its result."""
     if op in state.banned or op not in state.begun:
         return False
+    size = math.prod(reduced_shape(op))
     for a in op.args:
-        value, between = _behind_padding(state.graph, a)
-        draft = state.owner_of(value)
-        if draft is None or draft.kind != "dot" or value not in draft.at or draft.taps > 1 \
-                or draft.domain[0].size != 1 or draft.domain[1].size < MIN_ROWS:
-            continue
-        placed = _place(op, _through(between, draft.at[value]), draft.domain)
-        if placed is None or not _is_of_draft(state, draft, op, draft.at[value]):
-            return False
-        for r in op.results:
-            draft.reduced[r] = placed
-        for o in (*between, op):
-            state.claim(draft, o)
-        return True
+        for value, between in _behind_padding(state.graph, a, size):
+            draft = state.owner_of(value)
+            if draft is None or draft.kind != "dot" or value not in draft.at or draft.taps > 1 \
+                    or draft.domain[0].size != 1 or draft.domain[1].size < MIN_ROWS \
+                    or draft.domain[2].size < COLUMNS:
+                continue
+            placed = _place(op, _through(between, draft.at[value]), draft.domain)
+            if placed is None or not _is_of_draft(state, draft, op, *placed):
+                continue
+            for r in op.results:
+                draft.reduced[r] = placed
+            for x in op.args:  # what only the reduce reads, of the draft's values
+                for v, ops_between in _behind_padding(state.graph, x, size):
+                    for o in ops_between if v in draft.at else ():
+                        state.claim(draft, o)
+            state.claim(draft, op)
+            return True
     return False
 
 
-def _behind_padding(graph: Graph, v: Value) -> tuple[Value, tuple[Op, ...]]:
-    """What `_apart` pads and reshapes to ``v``, and the ops that do."""
-    between: list[Op] = []
-    while isinstance(o := graph.producer.get(v), ops.Reshape | ops.Pad) and (
-            isinstance(o, ops.Reshape) or not any((*o.low, *o.interior))):
-        between.append(o)
-        v = o.operand
-    return v, tuple(reversed(between))
+def _behind_padding(graph: Graph, v: Value, size: int) -> tuple[tuple[Value, tuple[Op, ...]], ...]:
+    """``v``, and what it is if `_apart` has padded that to whole groups of ``size`` and reshaped
+    it, with the ops that do."""
+    shaped = graph.producer.get(v)
+    padded = graph.producer.get(shaped.operand) if isinstance(shaped, ops.Reshape) else None
+    if not isinstance(shaped, ops.Reshape) or not isinstance(padded, ops.Pad) \
+            or any((*padded.low, *padded.interior)):
+        return ((v, ()),)
+    more = [(n, high) for n, high in
+            zip(padded.operand.type.dims, padded.high, strict=True) if high]
+    if len(more) != 1 or more[0][1] != -more[0][0] % size:
+        return ((v, ()),)
+    return (v, ()), (padded.operand, (padded, shaped))
 
 
 def _through(between: tuple[Op, ...], at: IndexMap) -> IndexMap:
@@ -367,21 +400,31 @@ def _through(between: tuple[Op, ...], at: IndexMap) -> IndexMap:
     return at
 
 
-def unpadded(graph: Graph, v: Value, at: IndexMap) -> tuple[Value, IndexMap]:
-    """The element of what was padded that is element ``at`` of ``v``, if it is none of padding."""
-    found, between = _behind_padding(graph, v)
-    for o in reversed(between):
-        needed = demands(o, at)
-        assert needed is not None
-        at = needed[0].index
-    return found, at
+def unpadded(graph: Graph, v: Value, at: IndexMap, missing: int) -> tuple[Value, IndexMap]:
+    """The element of what `_apart` has padded by ``missing`` that is element ``at`` of ``v``, if it
+    is none of the padding."""
+    if not missing:
+        return v, at
+    shaped = graph.producer[v]
+    assert isinstance(shaped, ops.Reshape)
+    padded = graph.producer[shaped.operand]
+    assert isinstance(padded, ops.Pad)
+    at = delinearize(linearize(at, shaped.result.type.dims), padded.result.type.dims)
+    return padded.operand, at
 
 
-def _is_of_draft(state: State, draft: Draft, op: ops.Reduce, at: IndexMap) -> bool:
+def _is_of_draft(state: State, draft: Draft, op: ops.Reduce, over: tuple[Var, ...],
+                 index: IndexMap) -> bool:
     """Whether all that is reduced is known where the draft's elements are, or before."""
+    _, m, n = draft.domain
+    var = m if n in over else n
+    (group,) = (x for x in over[1:] if x not in (m, n))
+    size = math.prod(reduced_shape(op))
+    kept = tuple(i.substitute({group: Index.of(var) // size}) for i in index)
+    at = reduction_index(op, kept, delinearize(Index.of(var) % size, reduced_shape(op)))
     walk = Walk(state.graph, lambda o: not draft.has(o) and not isinstance(o, ANCHORS))
     for a in op.args:
-        walk.demand(_behind_padding(state.graph, a)[0], at)
+        walk.demand(*unpadded(state.graph, a, at, -var.size % size))
     return walk.failed is None and all(
         tuple(found) == (draft.at[v],) if v in draft.at else state.pot_of(v) < draft.pot
         for v, found in walk.reached.items())

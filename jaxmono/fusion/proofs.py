@@ -16,6 +16,7 @@ from collections.abc import Collection
 from jaxmono.fusion.attention import prove
 from jaxmono.fusion.demand import reduction_index
 from jaxmono.fusion.dots import demanded, operand_index, result_index
+from jaxmono.fusion.epilogue_reduces import COLUMNS, ROWS, unpadded
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.indexing import Index, Var, delinearize
 from jaxmono.fusion.plan import AttentionForm, DotForm, RowForm, Sig, Store
@@ -87,12 +88,13 @@ def _reduced(sig: Sig, form: DotForm, s: Store, epilogue: Walk) -> None:
                         "no reduce makes it")
     groups = [x for x in s.over if x not in (form.batch, form.m, form.n)]
     var, size = form.m if form.n in s.over else form.n, math.prod(reduced_shape(o))
-    if len(groups) != 1 or groups[0].size != math.ceil(var.size / size):
+    if len(groups) != 1 or groups[0].size != math.ceil(var.size / size) \
+            or size != (ROWS if var is form.m else COLUMNS):
         raise PlanError(f"sig {sig.name}: result {s.result} is not stored over groups of {size}")
     at = tuple(i.substitute({groups[0]: Index.of(var) // size}) for i in s.index)
     inner = reduction_index(o, at, delinearize(Index.of(var) % size, reduced_shape(o)))
     for a in o.args:
-        epilogue.demand(a, inner)
+        epilogue.demand(*unpadded(sig.body, a, inner, -var.size % size))
 
 
 def _row(sig: Sig, form: RowForm) -> None:

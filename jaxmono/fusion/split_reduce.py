@@ -64,10 +64,10 @@ def _few_rows(o: ops.Reduce, device: Device) -> tuple[int, int]:
     shape = o.args[0].type.dims
     columns = math.prod(shape[d] for d in o.dimensions)
     rows = o.args[0].type.size // max(columns, 1)
-    if columns >= MIN_COLUMNS and rows * MIN_PARTS <= 2 * device.sm_count:
+    if columns >= MIN_COLUMNS and 0 < rows * MIN_PARTS <= 2 * device.sm_count:
         return MIN_PARTS, 2 * device.sm_count // rows
     tasks = math.ceil(rows / _SIDE_BY_SIDE)
-    if shape and len(shape) - 1 not in o.dimensions and tasks <= device.sm_count \
+    if shape and len(shape) - 1 not in o.dimensions and 0 < 2 * tasks <= device.sm_count \
             and columns * min(rows, _SIDE_BY_SIDE) >= MIN_COLUMNS:
         return 2, _TASKS * device.sm_count // tasks
     return 0, 0

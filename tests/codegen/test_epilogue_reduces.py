@@ -19,6 +19,7 @@ from contraction_harness import (
     wgmma,
 )
 from harness import run_program
+from jax import lax
 from lost_waits import Case, failure
 from thinned import crossed
 
@@ -137,6 +138,36 @@ def test_not_a_number_reaches_its_own_results_only(schedule: DotSchedule) -> Non
     found = run_program(program, [x, w], seed=0, blocks=3)
     for got, want in zip(found, (y.max(0), y.sum(0), np.argmax(y, 0)), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_a_maximum_is_of_what_is_stored() -> None:
+    """Whoever looks for it finds it; a sum is of what was there before it was rounded."""
+    def fn(x: X, w: X, c: X) -> X:
+        y = (product(x, w) + c).astype(BF16)
+        wide = y.astype(F32)
+        return y, wide.max(0), wide.sum(0)
+
+    args = Spec((16400, 64), BF16), Spec((64, 1024), BF16), Spec((1024,), F32)
+    plan = reduced(fn, *args)
+    program = build(plan, in_order(plan, WARPGROUPS[1]), threads=256)
+    rng = np.random.default_rng(0)
+    x, w, c = (rng.standard_normal(v.type.dims).astype(v.type.dtype.numpy)
+               for v in plan.graph.inputs)
+    y, most, total = run_program(program, [x, w, c], seed=0, blocks=3)
+    np.testing.assert_array_equal(most, y.astype(np.float32).max(0))
+    exact = (x.astype(np.float64) @ w.astype(np.float64) + c).sum(0)
+    assert np.abs(total - exact).max() < np.abs(y.astype(np.float64).sum(0) - exact).max()
+
+
+def test_another_operand_that_the_program_pads() -> None:
+    def fn(x: X, w: X, q: X) -> X:
+        pairs = product(x, w), jnp.pad(q, ((0, 0), (0, 8)), constant_values=7.0)
+        return lax.reduce(pairs, (jnp.float32(0), jnp.float32(0)),
+                          lambda a, b: (a[0] + b[0], a[1] + b[1]), (1,))
+
+    for n in (1024, 1048):
+        run(reduced(fn, Spec((512, 64), BF16), Spec((64, n), BF16), Spec((512, n - 8), F32)),
+            WARPGROUPS[0])
 
 
 def test_tiles_that_cannot() -> None:

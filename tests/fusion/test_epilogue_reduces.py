@@ -168,6 +168,56 @@ def test_what_is_stored_for_the_reduce_alone_need_not_be_large() -> None:
     assert groups(p) == [(1, 64, 512)] and all(b.type.nbytes < 2 << 20 for b in p.buffers)
 
 
+@pytest.mark.usefixtures("no_l2")
+def test_others_read_what_is_stored_in_fewer_bytes() -> None:
+    p = plan(batch_norm, spec(4096, 64), spec(64, 256), rtol=1e-2)
+    assert max(b.type.nbytes for b in p.buffers) == 4096 * 256 * 2, "bf16, not f32"
+
+
+def test_another_operand_that_is_padded_by_the_program() -> None:
+    def fn(x: X, w: X, q: X) -> X:
+        pairs = product(x, w), jnp.pad(q, ((0, 0), (0, 8)), constant_values=7.0)
+        return lax.reduce(pairs, (jnp.float32(0), jnp.float32(0)),
+                          lambda a, b: (a[0] + b[0], a[1] + b[1]), (1,))
+
+    p = plan(fn, spec(1024, 64), spec(64, 1024), spec(1024, 1016, dtype=F32), rtol=1e-5)
+    (form,) = (s.form for s in p.sigs if isinstance(s.form, DotForm))
+    assert groups(p) and all(not i.depends_on(form.n) or i.bounds[1] < 1024
+                             for s in form.reduced for i in s.index)
+
+
+def test_operands_of_other_shapes() -> None:
+    def fn(x: X, w: X, t: X) -> X:
+        y = jnp.einsum("abk,kn->abn", x, w, preferred_element_type=F32).reshape(-1, 1024)
+        pairs = y, jnp.exp(t.reshape(-1, 1024))
+        return lax.reduce(pairs, (jnp.float32(0), jnp.float32(0)),
+                          lambda a, b: (a[0] + b[0], a[1] + b[1]), (1,))
+
+    assert groups(plan(fn, spec(8, 128, 64), spec(64, 1024), spec(8, 128, 1024, dtype=F32),
+                       rtol=1e-4))
+
+
+def test_all_that_a_contraction_waits_for() -> None:
+    def fn(x: X, w: X, a: X) -> X:
+        d = product(x, w)
+        deep = jnp.exp(a.max(1) - jnp.exp(a.sum(1)).max())
+        return (deep - d).min(1), (a.sum(1) - d).max(1)
+
+    for order in (1, -1):
+        p = plan(lambda *x, o=order: fn(*x)[::o], spec(1024, 64), spec(64, 1024),
+                 spec(1024, 32, dtype=F32), rtol=1e-4)
+        assert groups(p) == [(1, 1024, 32)] * 2
+
+
+def test_a_reduce_of_a_part_stores_the_whole() -> None:
+    """Which is then read for the other reduce as well, from L2."""
+    def fn(x: X, w: X) -> X:
+        y = product(x, w)
+        return y.sum(0), y.reshape(8, 64, 1024).sum(1)
+
+    assert not groups(plan(fn, spec(512, 64), spec(64, 1024), rtol=1e-4))
+
+
 def test_a_reduce_that_needs_a_later_product_stays_whole() -> None:
     def fn(x: X, w: X, u: X) -> X:
         y = product(x, w)
