@@ -2,8 +2,8 @@
 
     PYTHONPATH=.:tests python tests/gpu/sanitized.py NUMBER... MODEL:BATCH...
 
-A tiny BERT and a tiny decoder, the batches of random programs with these numbers, and models of the
-yardstick at their published sizes.
+The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
+models of the yardstick at their published sizes.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ def model(spec: str) -> data.Data:
 def main(what: list[str]) -> None:
     """Everything; what is not a generated kernel is prepared on the CPU."""
     with jax.default_device(jax.devices("cpu")[0]):
-        cases = [bert_data(2, length=16, config=bert.tiny(), sets=1),
-                 opt_data(length=16, config=opt.tiny(), sets=1),
+        tiny = [bert_data(2, length=16, config=bert.tiny(), sets=1),
+                opt_data(length=16, config=opt.tiny(), sets=1)]
+        cases = [*(tiny if any(":" not in spec for spec in what) else ()),
                  *(model(spec) for spec in what if ":" in spec)]
         arguments = [jax.tree.map(np.asarray, case.arguments()) for case in cases]
     for case, args in zip(cases, arguments, strict=True):
