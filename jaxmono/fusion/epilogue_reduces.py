@@ -13,14 +13,14 @@ rows, a norm's sums of what is not stored) is then never stored: of 8192 x 8192 
 268 MB written and read. What is stored as well (the gradient in front of a bias's, the values
 whose batch is normalised) is not read again for this.
 
-Conversions in front of the reduce are made again for it, so that other readers take 16 bits. In front
-of contractions that run beside it a reduce costs nothing, and stays where it is.
+Conversions in front of the reduce are made again for it, so that other readers take 16 bits. A
+reduce beside other contractions costs no time of its own, and stays where it is.
 
 A reduce of columns stays where it is if its group also writes what it computes of them (a
 normalisation, a softmax) and a block can keep a row: it reads them in any case, once for both.
 
-Bolt's templates reduce in the epilogue too (section 3.2.3, as CUTLASS does); which order the sums
-have there is not said. Here it is fixed.
+Bolt's epilogues have "partial reduction over columns" (section 3.1, of CUTLASS); rows, reduces of
+several values, and what is stored for the rest are ours. The order of the sums is fixed.
 """
 
 from __future__ import annotations

@@ -100,8 +100,7 @@ def test_other_tensor_cores(sized: dict[str, Plan], name: str, schedule: DotSche
     run(sized[name], schedule, threads=128)
 
 
-@pytest.mark.parametrize("split", [2, 4])
-@pytest.mark.parametrize("name", ["gradient", "sums", "nearest", "likeliest"])
+@crossed(("name", ["gradient", "sums", "nearest", "likeliest"]), ("split", [2, 4]))
 def test_blocks_that_share_k(sized: dict[str, Plan], name: str, split: int) -> None:
     """They leave each other fragments, and each finishes a share of the columns."""
     assert "finish_split<" in run(sized[name], wgmma(128, 64 * split, 2, (2, 1, 1), split))
