@@ -9,7 +9,6 @@ from jaxmono.codegen import (
     attention_wgmma,
     back_to_back,
     dot,
-    dot_candidates,
     dot_function,
     dot_gemv,
     dot_gemv_shape,
@@ -19,9 +18,11 @@ from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_candidates import (
     ahead_us,
+    dot_candidates,
     gemv_bound,
     gemv_candidates,
     late_us,
+    reducing,
     swapped_bound,
     swapped_candidates,
 )
@@ -52,7 +53,7 @@ class _Dot:
         form = sig.form
         assert isinstance(form, DotForm)
         if form.reduced:
-            return dot_candidates.reducing(sig, request)[0]
+            return reducing(sig, request)[0]
         skinny = gemv_candidates(sig, request)
         if skinny and form.m.size <= STREAMED_ROWS and not _thin(skinny[0][1], request):
             # Nothing beats it: multiply-adds are far from their limit, and a tile of the tensor
@@ -82,7 +83,7 @@ class _Dot:
         return s
 
     def candidates(self, sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
-        return dot_candidates.dot_candidates(sig, request, self.choose(sig, request))
+        return dot_candidates(sig, request, self.choose(sig, request))
 
     def late_us(self, sig: Sig, request: Request, schedule: DotSchedule) -> float:
         return late_us(sig, request, schedule)

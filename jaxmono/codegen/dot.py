@@ -90,6 +90,11 @@ class DotCode:
         return reduced_of(self.sig.body, self.form)
 
     @property
+    def reduced_roots(self) -> list[Root]:
+        """What it computes of each element for that."""
+        return [x for r in self.reduced for x in r.roots]
+
+    @property
     def tasks(self) -> int:
         return self.form.batch.size * self.tiles_m * self.tiles_n * self.s.split_k
 

@@ -67,9 +67,7 @@ def reducing(sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
         s = choose_simt(form.m.size, form.n.size, request.threads)
         assert _cannot_reduce(sig, s) is None  # of `COLUMNS` columns and more
         return (s,)
-    families = [[(cost - (ahead_us(request, form.m.size, gathered=False)
-                          if s.family == "wgmma" else 0.0), s)
-                 for cost, s in found if _cannot_reduce(sig, s) is None]
+    families = [[x for x in found if _cannot_reduce(sig, x[1]) is None]
                 for found in _tiles(sig, request)]
     _, choice = min((f[0] for f in families if f), key=lambda x: x[0])
     return varied(choice, families)

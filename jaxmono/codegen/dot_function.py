@@ -22,7 +22,6 @@ from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
-from jaxmono.fusion.plan import Store
 from jaxmono.hlo.ir import Value
 
 
@@ -89,7 +88,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     if panel is not None:
         panel.emit(w, pointers, outputs, read_only, names, threads)
     w.line("G::mainloop(smem, m0, n0, k0, k_tiles, load_a, load_b);")
-    stores = _tile_stores(code)
+    stores = code.form.elements
     bm, row0 = str(s.bm), ""
     read = "G::read({acc}, smem, {r}, {c})"
     if s.split_k > 1:
@@ -176,15 +175,10 @@ def _decode_task(w: Writer, code: DotCode) -> None:
     w.line("(void)b;")
 
 
-def _tile_stores(code: DotCode) -> Sequence[Store]:
-    return code.form.elements
-
-
 def reducing_pieces(code: DotCode) -> tuple[int, int]:
     """Of an epilogue that reduces: pieces to a row, and their columns, that a warp goes through."""
     s, form = code.s, code.form
-    besides = [x for r in code.reduced for x in r.roots]
-    widest = legal_lanes(code.sig.body, form.elements, form.n, 8, besides)
+    widest = legal_lanes(code.sig.body, form.elements, form.n, 8, code.reduced_roots)
     lanes = next(n for n in (8, 4, 2, 1)
                  if n <= widest and s.bn % n == 0 and form.n.size % n == 0)
     per_row = s.bn // lanes
@@ -239,9 +233,9 @@ def _simt(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequ
     if code.reduced:
         _emit_reducing(w, code, pointers, outputs, read_only, names, threads)
         return
-    lanes = epilogue_lanes(body, _tile_stores(code), form.n, rows=s.bm // form.taps,
+    lanes = epilogue_lanes(body, code.form.elements, form.n, rows=s.bm // form.taps,
                            cols=s.bn, threads=threads)
-    emit_epilogue(w, body, _tile_stores(code), result=form.dot.result, demanded=code.demanded,
+    emit_epilogue(w, body, code.form.elements, result=form.dot.result, demanded=code.demanded,
                   m=form.rows, n=form.n, tile_m=s.bm, bm=str(s.bm), bn=s.bn, lanes=lanes,
                   read="G::read({acc}, smem, {r}, {c})", accumulator=acc, row0="",
                   pointers=pointers, outputs=outputs, names=names, read_only=read_only,

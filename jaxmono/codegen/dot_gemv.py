@@ -128,7 +128,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
             emit_landed(w, fetched)
             w.line("held = G::Held(smem);")
 
-    stores = [x for x in form.stores if form.k not in x.over]
+    stores = form.elements
     lanes = epilogue_lanes(body, stores, form.n, rows=s.bm, cols=s.bn, threads=threads)
     once = s.bm * s.bn // lanes <= threads
     epilogue = _Epilogue(code, stores, lanes, pointers, outputs, read_only, names, flagged)

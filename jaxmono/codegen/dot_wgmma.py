@@ -36,10 +36,9 @@ from jaxmono.codegen.epilogue_source import source_operand
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.operand import Operand
 from jaxmono.codegen.panel import Panel
-from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
-from jaxmono.fusion.plan import DotForm, Store
+from jaxmono.fusion.plan import DotForm
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.types import DType
 
@@ -279,13 +278,13 @@ def source_of(code: DotCode) -> Operand | None:
             or _lanes(code, s.bm * s.bn // CONSUMERS) != 8 \
             or tile_bytes(s.bm, staged_columns(n // 2 if halves else n)) > layout(code)[1]:
         return None
-    return source_operand(code.sig.body, _stores(code), form.dot.result, form.m, form.n)
+    return source_operand(code.sig.body, code.form.elements, form.dot.result, form.m, form.n)
 
 
 def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
                 read_only: Sequence[Value], names: Mapping[Var, str], workspace: str,
                 arrivals: str, behind: bool) -> None:
-    form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
+    form, s, body, stores = code.form, code.s, code.sig.body, code.form.elements
     piece = partial(emit_piece, w, body, stores, result=form.dot.result, demanded=code.demanded,
                     m=form.rows, n=form.n, tile_m=s.bm, tile_n=s.bn, read="", accumulator="float",
                     skip="", pointers=pointers, outputs=outputs, names=names,
@@ -312,7 +311,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     source, bias = source_of(code), None if behind or small else _bias(code)
     root = (source.value, source.index) if source else None
     result = bias.total if bias else form.dot.result
-    reduces = _reduced_roots(code)
+    reduces = code.reduced_roots
     early = early_loads(body, stores, result, form.n, lanes, () if small else read_only,
                         form.m if s.bn // s.warps[1] <= WIDE else None, besides=root,
                         also=reduces) if s.family != SWAPPED else []
@@ -351,10 +350,6 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
         piece(lanes=lanes, early=early, source=root, result=result, then=then)
 
 
-def _reduced_roots(code: DotCode) -> list[Root]:
-    return [x for r in code.reduced for x in r.roots]
-
-
 def _bias(code: DotCode) -> Bias | None:
     """What is added to the fragments of a tile. Not where blocks share k: 1280x768x3072 with a bias
     took as long by that, with a gelu, residual or softplus 0.6 to 1 % longer."""
@@ -370,7 +365,7 @@ def _leaves_as_fragments(code: DotCode) -> bool:
     """Whether threads write what they have in fragments: f32, in which four of them fill sectors,
     of small tiles whose warpgroups share k and would stage all sums twice. Nothing else may be
     read."""
-    form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
+    form, s, body, stores = code.form, code.s, code.sig.body, code.form.elements
     return (s.family == "wgmma" and s.warps[2] == 2 and not has_halves(s.bn, 2)
             and form.taps == 1 and not code.reduced
             and all(body.outputs[x.result].type.dtype is DType.F32 for x in stores)
@@ -381,7 +376,7 @@ def _leaves_as_fragments(code: DotCode) -> bool:
 def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],
                 read_only: Sequence[Value], names: Mapping[Var, str], workspace: str,
                 arrivals: str, mail: str) -> None:
-    form, s, body, stores = code.form, code.s, code.sig.body, _stores(code)
+    form, s, body, stores = code.form, code.s, code.sig.body, code.form.elements
     rows = math.ceil(s.bm / s.split_k)
     per_thread = math.ceil(rows // form.taps * s.bn / CONSUMERS)
     lanes = _lanes(code, 1 << (per_thread - 1).bit_length())  # one piece a thread, not two
@@ -409,11 +404,6 @@ def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                   read_only=read_only, threads=CONSUMERS, early=early)
 
 
-def _stores(code: DotCode) -> Sequence[Store]:
-    """Those of the product's elements."""
-    return code.form.elements
-
-
 def cannot_reduce(code: DotCode) -> str | None:
     """Why the epilogue of a tile cannot reduce what it should; None if it can: where a warp has 16
     rows of the tile, and goes through them."""
@@ -435,8 +425,8 @@ def _reducing_pieces(code: DotCode) -> tuple[int, int]:
 
 def _lanes(code: DotCode, per_thread: int) -> int:
     """Elements per thread at a time in the epilogue: 16 bytes where the stores allow it."""
-    stores = _stores(code)
-    widest = legal_lanes(code.sig.body, stores, code.form.n, 8, _reduced_roots(code))
+    stores = code.form.elements
+    widest = legal_lanes(code.sig.body, stores, code.form.n, 8, code.reduced_roots)
     if code.s.family == SWAPPED:  # a small tile: 16 bytes of sums, whichever threads that leaves
         widest, per_thread = min(widest, 4), 4
     fits = [n for n in (8, 4, 2, 1)

@@ -2,7 +2,7 @@
 
     over rows      a warp has all of 16 rows, some at a time in its lanes: each thread combines
                    those of its columns, then lanes exchange halves until each has its own columns
-    over columns   four to sixteen neighbouring lanes have 32 columns of a row
+    over columns   four neighbouring lanes, or more, have 32 columns of a row
 
 (device/tile_reduce.cuh; `fusion/epilogue_reduces.py` tells which reduces.) A piece of the epilogue
 must belong to a warp that goes through 16 rows of the same columns, from the first one on. So the
@@ -19,11 +19,9 @@ from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.reducers import declare_reducer
 from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.demand import reduction_index
-from jaxmono.fusion.epilogue_reduces import COLUMNS, ROWS, unpadded
-from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
+from jaxmono.fusion.epilogue_reduces import COLUMNS, ROWS, elements
+from jaxmono.fusion.indexing import IndexMap, Var, linearize
 from jaxmono.fusion.plan import DotForm, Store
-from jaxmono.fusion.rows import reduced_shape
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.rewrite import binary_kind
@@ -67,19 +65,16 @@ def reduced_of(body: Graph, form: DotForm) -> tuple[Reduced, ...]:
         over, index = stores[0].over, stores[0].index
         over_rows = form.n in over
         (group,) = (x for x in over if x not in (form.batch, form.m, form.n))
-        var, size = (form.m, ROWS) if over_rows else (form.n, COLUMNS)
-        kept = tuple(i.substitute({group: Index.of(var) // size}) for i in index)
-        at = reduction_index(op, kept, delinearize(Index.of(var) % size, reduced_shape(op)))
-        found.append(Reduced(op, tuple(stores), over_rows, group, var.size,
-                             tuple(_root(body, op, a, at, -var.size % size) for a in op.args)))
+        var = form.m if over_rows else form.n
+        roots = (_root(body, op, *x) for x in elements(body, op, index, group, var))
+        found.append(Reduced(op, tuple(stores), over_rows, group, var.size, tuple(roots)))
     return tuple(found)
 
 
-def _root(body: Graph, op: ops.Reduce, value: Value, at: IndexMap, missing: int) -> Root:
-    """What is reduced for ``value``: without the padding, and of a sum what was there before it was
-    rounded to 16 bits and made f32 again. XLA leaves these two out as well, by default. (A maximum
-    is compared with what is stored.)"""
-    value, at = unpadded(body, value, at, missing)
+def _root(body: Graph, op: ops.Reduce, value: Value, at: IndexMap) -> Root:
+    """What is reduced for ``value``: of a sum what was there before it was rounded to 16 bits and
+    made f32 again. XLA leaves these two out as well, by default. (A maximum is compared with what
+    is stored.)"""
     wide = body.producer.get(value)
     narrow = body.producer.get(wide.operand) if isinstance(wide, ops.Convert) else None
     if isinstance(narrow, ops.Convert) and value.type.dtype is DType.F32 \

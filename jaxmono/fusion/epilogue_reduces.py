@@ -14,7 +14,8 @@ rows, a norm's sums of what is not stored) is then never stored: of 8192 x 8192 
 whose batch is normalised) is not read again for this.
 
 Conversions in front of the reduce are made again for it, so that other readers take 16 bits. A
-reduce beside other contractions costs no time of its own, and stays where it is.
+reduce of what is stored in any case stays where it is beside other contractions, which are taken to
+hide it: so do bias gradients in most training steps, beside those of the weights.
 
 A reduce of columns stays where it is if its group also writes what it computes of them (a
 normalisation, a softmax) and a block can keep a row: it reads them in any case, once for both.
@@ -106,7 +107,7 @@ def begin_reduces(graph: Graph, form: Formulation,
     while chosen:
         made, firsts = _split(graph, chosen)
         after: dict[Op, tuple[Value, ...]] = {}
-        for b in chosen.values():
+        for b in (b for b in chosen.values() if b.waits):
             after[b.dot] = (*after.get(b.dot, ()), *b.waits)
         formed = again(order_after(made, after), after, firsts)
         lost = [o for first, o in firsts.items() if not _is_placed(formed.state, first)]
@@ -178,8 +179,7 @@ def _is_only(graph: Graph, dot: ops.DotGeneral) -> bool:
             if isinstance(u, ops.Reduce) and sorted(
                     map(math.prod, (reduced_shape(u), kept_shape(u)))) == sizes:
                 continue  # of all rows, or all columns
-            if isinstance(u, ANCHORS) or any(math.prod(r.type.dims) != v.type.size
-                                             for r in u.results):
+            if isinstance(u, ANCHORS) or any(r.type.size != v.type.size for r in u.results):
                 return False
             todo.extend(r for r in u.results if r not in seen)
             seen.update(u.results)
@@ -222,7 +222,7 @@ def _unpaid(form: Formulation, draft: Draft, begun: Mapping[ops.Reduce, Begun]) 
     """Why reading what a group reduces takes too little time to be saved; empty if it does not."""
     if all(b.only for b in begun.values()):
         return ""
-    outputs, bytes_ = form.state.outputs_set(), 0
+    outputs, saved = form.state.outputs_set(), 0
     # What else is read is stored in any case, and contractions of the same stage hide its reading.
     hidden = any(d.kind in ("dot", "attention") and form.level[d] == form.level[draft]
                  for d in form.groups)
@@ -231,11 +231,11 @@ def _unpaid(form: Formulation, draft: Draft, begun: Mapping[ops.Reduce, Begun]) 
         alone = v not in outputs and not _writes_columns(draft) and all(
             v not in r for d, r in form.reads.items() if d is not draft)
         if maker is not None and any(maker.has(b.dot) for b in begun.values()):
-            bytes_ += v.type.nbytes if alone or not hidden else 0
-    if bytes_ < MIN_BYTES:
-        return f"{bytes_ >> 10} KiB are read in little time" if bytes_ else \
-            "contractions beside it hide its reading what is stored in any case"
-    return ""
+            saved += v.type.nbytes if alone or not hidden else 0
+    if saved >= MIN_BYTES:
+        return ""
+    return f"{saved >> 10} KiB are read in little time" if saved else \
+        "it reads what is stored in any case, beside contractions"
 
 
 def _misfit(o: ops.Reduce, b: Begun) -> str:
@@ -359,24 +359,21 @@ def place_in_epilogue(state: State, op: ops.Reduce) -> bool:
     if op in state.banned or op not in state.begun:
         return False
     size = math.prod(reduced_shape(op))
-    for a in op.args:
-        for value, between in _behind_padding(state.graph, a, size):
-            draft = state.owner_of(value)
-            if draft is None or draft.kind != "dot" or value not in draft.at or draft.taps > 1 \
-                    or draft.domain[0].size != 1 or draft.domain[1].size < MIN_ROWS \
-                    or draft.domain[2].size < COLUMNS:
-                continue
-            placed = _place(op, _through(between, draft.at[value]), draft.domain)
-            if placed is None or not _is_of_draft(state, draft, op, *placed):
-                continue
-            for r in op.results:
-                draft.reduced[r] = placed
-            for x in op.args:  # what only the reduce reads, of the draft's values
-                for v, ops_between in _behind_padding(state.graph, x, size):
-                    for o in ops_between if v in draft.at else ():
-                        state.claim(draft, o)
-            state.claim(draft, op)
-            return True
+    read = [x for a in op.args for x in _behind_padding(state.graph, a, size)]
+    for value, between in read:
+        draft = state.owner_of(value)
+        if draft is None or draft.kind != "dot" or value not in draft.at or draft.taps > 1 \
+                or draft.domain[0].size != 1 or draft.domain[1].size < MIN_ROWS \
+                or draft.domain[2].size < COLUMNS:
+            continue
+        placed = _place(op, _through(between, draft.at[value]), draft.domain)
+        if placed is None or not _is_of_draft(state, draft, op, *placed):
+            continue
+        draft.reduced.update(dict.fromkeys(op.results, placed))
+        # With what only the reduce reads of the draft's values.
+        for o in (*(o for v, padding in read if v in draft.at for o in padding), op):
+            state.claim(draft, o)
+        return True
     return False
 
 
@@ -403,31 +400,37 @@ def _through(between: tuple[Op, ...], at: IndexMap) -> IndexMap:
     return at
 
 
-def unpadded(graph: Graph, v: Value, at: IndexMap, missing: int) -> tuple[Value, IndexMap]:
-    """The element of what `_apart` has padded by ``missing`` that is element ``at`` of ``v``, if it
-    is none of the padding."""
-    if not missing:
+def elements(graph: Graph, op: ops.Reduce, index: IndexMap, group: Var, var: Var,
+             ) -> list[tuple[Value, IndexMap]]:
+    """What a first step reduces to its element ``index`` (over ``group``), as a function of
+    ``var``, of whose elements the groups are: what was there before `_apart` has padded it to whole
+    groups and reshaped it."""
+    size = math.prod(reduced_shape(op))
+    kept = tuple(i.substitute({group: Index.of(var) // size}) for i in index)
+    at = reduction_index(op, kept, delinearize(Index.of(var) % size, reduced_shape(op)))
+    return [_before(graph, a, at, padded=var.size % size > 0) for a in op.args]
+
+
+def _before(graph: Graph, v: Value, at: IndexMap, *, padded: bool) -> tuple[Value, IndexMap]:
+    shaped = graph.producer.get(v)
+    if not isinstance(shaped, ops.Reshape):  # an input, which needs none
         return v, at
-    shaped = graph.producer[v]
-    assert isinstance(shaped, ops.Reshape)
-    padded = graph.producer[shaped.operand]
-    assert isinstance(padded, ops.Pad)
-    at = delinearize(linearize(at, shaped.result.type.dims), padded.result.type.dims)
-    return padded.operand, at
+    at = delinearize(linearize(at, shaped.result.type.dims), shaped.operand.type.dims)
+    if not padded:
+        return shaped.operand, at
+    pad = graph.producer[shaped.operand]
+    assert isinstance(pad, ops.Pad)
+    return pad.operand, at
 
 
 def _is_of_draft(state: State, draft: Draft, op: ops.Reduce, over: tuple[Var, ...],
                  index: IndexMap) -> bool:
     """Whether all that is reduced is known where the draft's elements are, or before."""
     _, m, n = draft.domain
-    var = m if n in over else n
     (group,) = (x for x in over[1:] if x not in (m, n))
-    size = math.prod(reduced_shape(op))
-    kept = tuple(i.substitute({group: Index.of(var) // size}) for i in index)
-    at = reduction_index(op, kept, delinearize(Index.of(var) % size, reduced_shape(op)))
     walk = Walk(state.graph, lambda o: not draft.has(o) and not isinstance(o, ANCHORS))
-    for a in op.args:
-        walk.demand(*unpadded(state.graph, a, at, -var.size % size))
+    for v, at in elements(state.graph, op, index, group, m if n in over else n):
+        walk.demand(v, at)
     return walk.failed is None and all(
         tuple(found) == (draft.at[v],) if v in draft.at else state.pot_of(v) < draft.pot
         for v, found in walk.reached.items())

@@ -11,14 +11,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 
 from jaxmono.fusion.attention import prove
-from jaxmono.fusion.demand import reduction_index
 from jaxmono.fusion.dots import demanded, operand_index, result_index
-from jaxmono.fusion.epilogue_reduces import COLUMNS, ROWS, unpadded
+from jaxmono.fusion.epilogue_reduces import COLUMNS, ROWS, elements
 from jaxmono.fusion.errors import PlanError
-from jaxmono.fusion.indexing import Index, Var, delinearize
+from jaxmono.fusion.indexing import Index, Var
 from jaxmono.fusion.plan import AttentionForm, DotForm, RowForm, Sig, Store
 from jaxmono.fusion.rows import reduced_shape, spread
 from jaxmono.fusion.walk import Walk
@@ -72,8 +70,7 @@ def _dot(sig: Sig, form: DotForm) -> None:
     right.demand(dot.rhs, form.rhs_index)
     _stop(right, sig)
     if form.row_prologue:
-        ends = {sig.body.producer.get(sig.body.outputs[s.result]) for s in form.reduced}
-        _reduces(sig, left, (form.k,), (form.batch, form.m), besides=ends)
+        _reduces(sig, left, (form.k,), (form.batch, form.m))
     for s in form.stores:
         if form.k in s.over and left.only(sig.body.outputs[s.result]) != s.index:
             raise PlanError(f"sig {sig.name}: result {s.result} is stored where the left operand "
@@ -91,10 +88,8 @@ def _reduced(sig: Sig, form: DotForm, s: Store, epilogue: Walk) -> None:
     if len(groups) != 1 or groups[0].size != math.ceil(var.size / size) \
             or size != (ROWS if var is form.m else COLUMNS):
         raise PlanError(f"sig {sig.name}: result {s.result} is not stored over groups of {size}")
-    at = tuple(i.substitute({groups[0]: Index.of(var) // size}) for i in s.index)
-    inner = reduction_index(o, at, delinearize(Index.of(var) % size, reduced_shape(o)))
-    for a in o.args:
-        epilogue.demand(*unpadded(sig.body, a, inner, -var.size % size))
+    for v, at in elements(sig.body, o, s.index, groups[0], var):
+        epilogue.demand(v, at)
 
 
 def _row(sig: Sig, form: RowForm) -> None:
@@ -105,11 +100,10 @@ def _row(sig: Sig, form: RowForm) -> None:
     _reduces(sig, walk, form.cols, form.rows)
 
 
-def _reduces(sig: Sig, walk: Walk, cols: tuple[Var, ...], rows: tuple[Var, ...], *,
-             besides: Collection[Op | None] = ()) -> None:
+def _reduces(sig: Sig, walk: Walk, cols: tuple[Var, ...], rows: tuple[Var, ...]) -> None:
     size = math.prod(c.size for c in cols)
     for o in sig.body.ops:
-        if not isinstance(o, ops.Reduce) or o in besides:
+        if not isinstance(o, ops.Reduce):
             continue
         if math.prod(reduced_shape(o)) != size:
             raise PlanError(f"sig {sig.name}: the reduce at {o.loc} is not over {size} columns")

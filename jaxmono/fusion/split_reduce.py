@@ -47,7 +47,7 @@ def split_reduces(graph: Graph, device: Device, besides: Collection[Op] = (),
     for o in graph.ops:
         made: list[Op] | str = [o]
         if isinstance(o, ops.Reduce) and o not in besides \
-                and (most := (parts := _few_rows(o, device))[1]):
+                and (most := (parts := _how_many(o, device))[1]):
             made = _split(o, parts[0], most)
             changed = changed or not isinstance(made, str)
         if isinstance(made, str):
@@ -58,7 +58,7 @@ def split_reduces(graph: Graph, device: Device, besides: Collection[Op] = (),
     return split, tuple(refused)
 
 
-def _few_rows(o: ops.Reduce, device: Device) -> tuple[int, int]:
+def _how_many(o: ops.Reduce, device: Device) -> tuple[int, int]:
     """The least and the most parts into which a long reduce with few rows goes; (0, 0) if it is
     none."""
     shape = o.args[0].type.dims

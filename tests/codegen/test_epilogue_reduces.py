@@ -49,7 +49,7 @@ def nearest(x: X, words: X) -> X:
 
 
 def sums(x: X, w: X) -> X:
-    """Of all rows and, in halves of the columns, of all columns: nothing is stored."""
+    """Two of all rows: nothing is stored."""
     y = product(x, w)
     return y.sum(0), (y * y).sum(0)
 
@@ -139,14 +139,15 @@ def test_not_a_number_reaches_its_own_results_only(schedule: DotSchedule) -> Non
         np.testing.assert_array_equal(got, want)
 
 
-def test_a_maximum_is_of_what_is_stored() -> None:
+@pytest.mark.parametrize("m", [1040, 1037])
+def test_a_maximum_is_of_what_is_stored(m: int) -> None:
     """Whoever looks for it finds it; a sum is of what was there before it was rounded."""
     def fn(x: X, w: X, c: X) -> X:
         y = (product(x, w) + c).astype(BF16)
         wide = y.astype(F32)
         return y, wide.max(0), wide.sum(0)
 
-    args = Spec((16400, 64), BF16), Spec((64, 1024), BF16), Spec((1024,), F32)
+    args = Spec((m, 64), BF16), Spec((64, 1024), BF16), Spec((1024,), F32)
     plan = reduced(fn, *args)
     program = build(plan, in_order(plan, WARPGROUPS[1]), threads=256)
     rng = np.random.default_rng(0)
@@ -155,7 +156,8 @@ def test_a_maximum_is_of_what_is_stored() -> None:
     y, most, total = run_program(program, [x, w, c], seed=0, blocks=3)
     np.testing.assert_array_equal(most, y.astype(np.float32).max(0))
     exact = (x.astype(np.float64) @ w.astype(np.float64) + c).sum(0)
-    assert np.abs(total - exact).max() < np.abs(y.astype(np.float64).sum(0) - exact).max()
+    rounded = y.astype(np.float64).sum(0)
+    assert np.abs(total - exact).mean() < 0.1 * np.abs(rounded - exact).mean()
 
 
 def test_another_operand_that_the_program_pads() -> None:

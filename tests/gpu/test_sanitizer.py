@@ -16,8 +16,9 @@ FOUND = 77
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("sanitized.py")
 
+pytestmark = pytest.mark.skipif(SANITIZER is None, reason="compute-sanitizer is not installed")
 
-@pytest.mark.skipif(SANITIZER is None, reason="compute-sanitizer is not installed")
+
 def test_no_barrier_is_passed_by_parts_of_a_warp() -> None:
     """Of decode steps, whose lanes wait for values: at their own sizes, since it is the compiler
     that takes warps for whole (device/sync.cuh, `wait_together`). Of kernels with producer warps,
@@ -28,7 +29,6 @@ def test_no_barrier_is_passed_by_parts_of_a_warp() -> None:
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-@pytest.mark.skipif(SANITIZER is None, reason="compute-sanitizer is not installed")
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_clean(tool: str) -> None:
     numbers = [str(number) for number in range(9)]  # one batch of every kind

@@ -10,18 +10,14 @@
 
 namespace jaxmono {
 
-// What all lanes' states hold an element is the same for the compiler too: `full`.
-template <class R>
-struct CombineFull {
+// FULL: all states hold an element, which the compiler then need not ask of those of other lanes.
+template <class R, bool FULL>
+struct Combine {
   using State = typename R::State;
   JM_DEVICE State operator()(const State& a, const State& b) const {
-    return R::combine(R::full(a), R::full(b));
+    if constexpr (FULL) return R::combine(R::full(a), R::full(b));
+    else return R::combine(a, b);
   }
-};
-template <class R>
-struct CombineSome {
-  using State = typename R::State;
-  JM_DEVICE State operator()(const State& a, const State& b) const { return R::combine(a, b); }
 };
 
 // Over the 16 rows.
@@ -43,9 +39,9 @@ struct ReduceRows {
 #pragma unroll
     for (int i = 0; i < LANES; ++i) {
       const State s = R::of(at(x, i)...);
-      acc[i] = turn == 0 ? s : CombineFull<R>()(acc[i], s);
+      acc[i] = turn == 0 ? s : Combine<R, true>()(acc[i], s);
     }
-    return done(turn, CombineFull<R>());
+    return done(turn, Combine<R, true>());
   }
 
   // The same of a row that may not be `there`.
@@ -57,7 +53,7 @@ struct ReduceRows {
       if (turn == 0) acc[i] = R::identity();
       if (there) acc[i] = R::combine(acc[i], R::of(at(x, i)...));
     }
-    return done(turn, CombineSome<R>());
+    return done(turn, Combine<R, false>());
   }
 
   JM_DEVICE static int first() { return lane_id() / PER_ROW * LANES / AT_ONCE; }
@@ -83,7 +79,7 @@ struct ReduceColumns {
     State s[LANES];
 #pragma unroll
     for (int i = 0; i < LANES; ++i) s[i] = R::of(at(x, i)...);
-    return done(c, s, CombineFull<R>());
+    return done(c, s, Combine<R, true>());
   }
 
   // The same of columns that may not be `there`.
@@ -92,7 +88,7 @@ struct ReduceColumns {
     State s[LANES];
 #pragma unroll
     for (int i = 0; i < LANES; ++i) s[i] = there ? R::of(at(x, i)...) : R::identity();
-    return done(c, s, CombineSome<R>());
+    return done(c, s, Combine<R, false>());
   }
 
  private:
