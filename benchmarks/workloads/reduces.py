@@ -35,9 +35,23 @@ def dense_gradient(x: jax.Array, z: jax.Array, w: jax.Array) -> tuple[jax.Array,
 
 
 def rounded_gradient(x: jax.Array, z: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The same, with the sum in f32 of what is rounded. (Flax's own is a sum of 16 bits.)"""
+    """The same, with the sum in f32 of what is rounded."""
     dz, _ = dense_gradient(x, z, w)
     return dz, jnp.sum(dz.astype(jnp.float32), axis=0).astype(x.dtype)
+
+
+def mlp_gradients(x: jax.Array, back: jax.Array, up: jax.Array, up_bias: jax.Array,
+                  down: jax.Array, down_bias: jax.Array) -> tuple[jax.Array, ...]:
+    """All gradients of two layers with a GELU between them, in the type of their inputs: sums of
+    biases' gradients, too, as Flax's are. Forward, then back.
+
+    x and back, the gradient of what they make: [m, k]; up: [k, n]; down: [n, k].
+    """
+    def layers(*args: jax.Array) -> jax.Array:
+        x, up, up_bias, down, down_bias = args
+        return jax.nn.gelu(x @ up + up_bias) @ down + down_bias
+
+    return jax.vjp(layers, x, up, up_bias, down, down_bias)[1](back)
 
 
 def batch_norm(x: jax.Array, w: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
@@ -111,6 +125,11 @@ WORKLOADS: tuple[Workload, ...] = (
     *(_workload(f"rounded_gradient_{m}_{n}_{k}", f"gradients of a layer in bf16, {m}x{n}x{k}",
                 rounded_gradient, ((m, k), (m, n)), ((256, 16), (256, 32)), {"w": (n, k)},
                 {"w": (32, 16)}) for m, n, k in ((2048, 3072, 768), (8192, 3072, 768))),
+    *(_workload(f"mlp_gradients_{m}_{n}_{k}", f"all gradients of an MLP, {m}x{n}x{k}",
+                mlp_gradients, ((m, k), (m, k)), ((256, 16), (256, 16)),
+                {"up": (k, n), "up_bias": (n,), "down": (n, k), "down_bias": (k,)},
+                {"up": (16, 64), "up_bias": (64,), "down": (64, 16), "down_bias": (16,)})
+      for m, n, k in ((2048, 3072, 768), (8192, 3072, 768))),
     _batch_norm(56, 64, 256, 1), _batch_norm(56, 64, 64, 3), _batch_norm(28, 128, 128, 3),
     _batch_norm(14, 256, 256, 3),
     _workload("codebook_8192_256", "nearest of 8192 words", codebook, ((8192, 256),), ((256, 16),),

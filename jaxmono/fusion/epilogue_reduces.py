@@ -37,7 +37,7 @@ from jaxmono.fusion.dots import dot_dims, result_index
 from jaxmono.fusion.draft import ANCHORS, Draft, State, depths
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.rows import kept_shape, reduced_shape
-from jaxmono.fusion.split_reduce import neutral
+from jaxmono.fusion.split_reduce import in_f32, neutral, rounded
 from jaxmono.fusion.walk import Walk, leaves
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -245,7 +245,7 @@ def _misfit(o: ops.Reduce, b: Begun) -> str:
     if not b.only and b.waits:
         return "the contraction would wait for what else is reduced"
     if len(o.args) == 1 and binary_kind(o.body) is not None and neutral(o) is None:
-        return f"sums of {o.args[0].type.dtype.value} are rounded in the program's own order"
+        return f"of {o.args[0].type.dtype.value} it has no neutral element"
     return ""
 
 
@@ -262,7 +262,9 @@ def _split(graph: Graph, chosen: Mapping[ops.Reduce, Begun],
         if isinstance(o, ops.Reduce) and o in chosen:
             b = Builder(o.loc)
             args = tuple(_own(b, graph, a, copied) for a in o.args)
-            first = _apart(b, o, args, chosen[o].over_rows)
+            wide = in_f32(b, o, args)
+            first = _apart(b, wide, chosen[o].over_rows)
+            rounded(b, o, wide)
             firsts[first] = o
             out.extend(b.ops)
         else:
@@ -284,8 +286,8 @@ def _own(b: Builder, graph: Graph, v: Value, copied: dict[Value, Value]) -> Valu
     return copied[v]
 
 
-def _apart(b: Builder, o: ops.Reduce, args: tuple[Value, ...], over_rows: bool) -> Op:
-    """Appends ``o`` of ``args`` in steps; returns the first one."""
+def _apart(b: Builder, o: ops.Reduce, over_rows: bool) -> Op:
+    """Appends ``o`` in steps; returns the first one."""
     start = neutral(o) if len(o.args) == 1 else None
     # Several values at once (an argmax) begin with their own start, which has to be neutral.
     inits = o.inits if start is None else (b.constant(start, o.args[0].type.dtype),)
@@ -305,7 +307,7 @@ def _apart(b: Builder, o: ops.Reduce, args: tuple[Value, ...], over_rows: bool) 
 
     args = tuple(
         b.reshape(b.transpose(a, [*over, *rest] if over_rows else [*rest, *over]), shaped(count))
-        for a in args)
+        for a in o.args)
     if missing := -count % size:
         none = [0] * (len(kept) + 1)
         high = [missing if d == at else 0 for d in range(len(none))]

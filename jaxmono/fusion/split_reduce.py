@@ -2,14 +2,17 @@
 
     f32[] reduce_add(x[1000000])   ──►   f32[250] reduce_add(x[250, 4000]);  f32[] reduce_add(...)
     f32[] reduce_add(x[1000003])   ──►   the same of pad(x), with the op's neutral element
+    bf16[] reduce_add(x)           ──►   bf16(f32[] reduce_add(f32(x)))   and that in two steps
 
 Only where the order of the operations does not matter more than it does for any parallel reduce:
-one associative op on f32, f64 or integers, also maxima and minima of f16 and bf16. The first step
-starts from the op's neutral element, the second from the program's own start value.
+one associative op on floats or integers. The first step starts from the op's neutral element, the
+second from the program's own start value. Sums and products of 16 bits are f32 until they are
+whole: what a reduce has in hand is so in any case, and XLA makes those of bf16 f32, too.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Collection
 
@@ -17,8 +20,8 @@ import numpy as np
 
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
-from jaxmono.hlo.ir import Graph, Op
-from jaxmono.hlo.rewrite import Builder, binary_kind
+from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.rewrite import Builder, binary_body, binary_kind
 from jaxmono.hlo.types import DType, TensorType
 
 MIN_COLUMNS = 1 << 17
@@ -81,7 +84,9 @@ def _split(o: ops.Reduce, least: int, most: int) -> list[Op] | str:
         return _why_ordered(o)
     axis = max(o.dimensions, key=lambda d: shape[d])
     parts, size = _parts(shape[axis], most), shape[axis]
-    b, x = Builder(o.loc), o.args[0]
+    b, whole = Builder(o.loc), o
+    o = in_f32(b, o, o.args)
+    x = o.args[0]
     if parts < most // 2 and size >= most * _PIECE:
         length = math.ceil(size / most / _PIECE) * _PIECE
         parts = math.ceil(size / length)
@@ -99,7 +104,26 @@ def _split(o: ops.Reduce, least: int, most: int) -> list[Op] | str:
                       dimensions=first)
     b.append(ops.Reduce(results=o.results, loc=o.loc, args=(partial,), inits=o.inits,
                         body=o.body, dimensions=(kept.index(axis),)))
+    rounded(b, whole, o)
     return b.ops
+
+
+def in_f32(b: Builder, o: ops.Reduce, args: tuple[Value, ...]) -> ops.Reduce:
+    """``o`` of ``args``, not yet appended; in f32, of one result, where partial results of 16 bits
+    would be rounded (see `rounded`)."""
+    kind, t = binary_kind(o.body), o.results[0].type
+    if kind not in ("add", "multiply") or t.dtype not in (DType.F16, DType.BF16):
+        return dataclasses.replace(o, args=args)
+    return ops.Reduce(results=(Value(TensorType(t.dims, DType.F32)),), loc=o.loc,
+                      args=(b.convert(args[0], DType.F32),),
+                      inits=(b.convert(o.inits[0], DType.F32),),
+                      body=binary_body(kind, DType.F32), dimensions=o.dimensions)
+
+
+def rounded(b: Builder, o: ops.Reduce, wide: ops.Reduce) -> None:
+    """Appends what makes ``o``'s result of that of ``wide``, its `in_f32`."""
+    if wide.results != o.results:
+        b.append(ops.Convert(results=o.results, loc=o.loc, operand=wide.results[0]))
 
 
 def _parts(size: int, most: int) -> int:
@@ -110,11 +134,9 @@ def _parts(size: int, most: int) -> int:
 def neutral(o: ops.Reduce) -> object | None:
     """The neutral element of a reduce by one associative op."""
     kind, t = binary_kind(o.body), o.args[0].type.dtype
-    if kind in ("maximum", "minimum") and (_wide(t) or t in (DType.BF16, DType.F16)):
+    if kind in ("maximum", "minimum") and t is not DType.PRED:
         low, high = (-np.inf, np.inf) if t.is_float else _limits(t)
         return low if kind == "maximum" else high
-    if not _wide(t):
-        return None
     if kind == "add":
         return -0.0 if t.is_float else 0  # -0 + x is x, also for x = -0
     if kind == "multiply":
@@ -124,16 +146,10 @@ def neutral(o: ops.Reduce) -> object | None:
 
 def _why_ordered(o: ops.Reduce) -> str:
     """Why a reduce has no neutral element here."""
-    kind, t = binary_kind(o.body), o.args[0].type.dtype
+    kind = binary_kind(o.body)
     if len(o.args) > 1 or kind is None:
         return "its body is more than one op"
-    if not _wide(t):
-        return f"it is of {t.value}, not of f32, f64 or integers"
     return f"{kind} is no sum, product, minimum or maximum"
-
-
-def _wide(t: DType) -> bool:
-    return t in (DType.F32, DType.F64) or t.is_integer
 
 
 def _limits(t: DType) -> tuple[int, int]:
