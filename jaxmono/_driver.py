@@ -126,7 +126,7 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
     graph = imported.graph
     name = _measure.function_name(graph.name, options)
     live = _measure.live_ops(graph)
-    found, reasons = find_regions(graph, options.mode)
+    found, reasons = find_regions(graph, options.mode, facts.device)
     refused = [_refusal(op, reason) for op, reason in reasons if op in live]
     strict = options.on_unsupported == "error" and not plan_only
     unsupported = [r for r in refused if r.reason != NOT_STITCHED]

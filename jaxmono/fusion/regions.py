@@ -8,7 +8,8 @@
 A region is convex: no path leaves it and comes back, so all its inputs exist before it starts.
 With mode "stitch" the contractions stay with XLA's libraries and what lies between them is
 stitched, as FusionStitching does (section 3): memory-intensive ops only, one region per level.
-Constants, iotas and other ops that cost nothing are copied into every region that wants them.
+Constants, iotas and other ops that cost nothing are copied into every region that wants them;
+others that cost less than what would cross as well (region_cut.py).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxmono.fusion.demand import is_view
+from jaxmono.fusion.plan import Device
+from jaxmono.fusion.region_cut import Part, part
 from jaxmono.fusion.support import refusal
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -27,8 +30,9 @@ class Region:
     """A convex part of a graph.
 
     Attributes:
-      op_indices: positions in ``graph.ops``, ascending; free ops that are also used elsewhere may
-        be in several regions and stay with XLA as well; they are never outputs.
+      op_indices: positions in ``graph.ops``, ascending; free ops that are also used elsewhere, and
+        those that are computed again (region_cut.py), may be in several regions and stay with XLA
+        as well; they are never outputs there.
       inputs: values read from outside, in order of first use.
       outputs: values that something outside needs, in order.
     """
@@ -50,11 +54,13 @@ COMPUTE_INTENSIVE = (ops.DotGeneral, ops.Convolution)
 NOT_STITCHED = "mode='stitch' leaves contractions to XLA's libraries"
 
 
-def find_regions(graph: Graph, mode: str = "auto") -> tuple[tuple[Region, ...], Refusals]:
+def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
+                 ) -> tuple[tuple[Region, ...], Refusals]:
     """Splits a graph (as imported, dead ops included).
 
     Args:
       mode: of `jaxmono.jit`; "stitch" refuses contractions with the reason NOT_STITCHED.
+      device: by default the cost model's own.
 
     Returns:
       The regions in an order in which each only reads what earlier ones and XLA's ops make, and
@@ -73,18 +79,17 @@ def find_regions(graph: Graph, mode: str = "auto") -> tuple[tuple[Region, ...], 
     members: dict[int, list[int]] = {}
     for i in sorted(color):
         members.setdefault(color[i], []).append(i)
-    regions: list[Region] = []
-    taken: set[int] = set()
+    chosen: list[list[int]] = []
     for c in sorted(members):
-        indices = members[c]
-        if not _worth_launching(graph, indices):
-            reasons.update(dict.fromkeys(indices, "only moves data; not worth a kernel"))
-            continue
-        region = _cut(graph, indices, free)
-        regions.append(region)
-        taken.update(region.op_indices)
-    refused = [(graph.ops[i], reasons[i]) for i in sorted(reasons) if i not in taken]
-    return tuple(regions), refused
+        if _worth_launching(graph, members[c]):
+            chosen.append(members[c])
+        else:
+            reasons.update(dict.fromkeys(members[c], "only moves data; not worth a kernel"))
+    within = {i for indices in chosen for i in indices}
+    parts = part(graph, chosen, [i for i in live if i not in within], free, device or Device())
+    regions = tuple(_region(graph, p, free) for p in parts if p.own)
+    taken = {i for region in regions for i in region.op_indices}
+    return regions, [(graph.ops[i], reasons[i]) for i in sorted(reasons) if i not in taken]
 
 
 def _live(graph: Graph) -> list[int]:
@@ -157,10 +162,10 @@ def _worth_launching(graph: Graph, indices: Sequence[int]) -> bool:
                and any(r.type.size for r in graph.ops[i].results) for i in indices)
 
 
-def _cut(graph: Graph, indices: Sequence[int], free: set[int]) -> Region:
-    inside = set(indices)
+def _region(graph: Graph, part: Part, free: set[int]) -> Region:
+    inside = {*part.own, *part.again}
     made = {r: i for i in free for r in graph.ops[i].results}
-    todo = [v for i in indices for v in graph.ops[i].uses]
+    todo = [v for i in inside for v in graph.ops[i].uses]
     while todo:
         v = todo.pop()
         if v in made and made[v] not in inside:
@@ -171,10 +176,5 @@ def _cut(graph: Graph, indices: Sequence[int], free: set[int]) -> Region:
     inputs: dict[Value, None] = {}
     for i in chosen:
         inputs.update(dict.fromkeys(v for v in graph.ops[i].uses if v not in defined))
-    outside = set(graph.outputs)
-    for j, o in enumerate(graph.ops):
-        if j not in inside:
-            outside.update(o.uses)
-    outputs = tuple(r for i in chosen for r in graph.ops[i].results
-                    if r in outside and i not in free)
+    outputs = tuple(r for i in chosen for r in graph.ops[i].results if r in part.outputs)
     return Region(tuple(chosen), tuple(inputs), outputs)
