@@ -148,3 +148,79 @@ def test_stitch_leaves_the_contractions_and_takes_what_lies_between() -> None:
     inputs = models.random_inputs(graph)
     for got, want in zip(run(graph, regions, inputs), evaluate(graph, inputs), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+# ---- what crosses (region_cut.py) ---------------------------------------------------------------
+
+
+def crossing(fn: Any, *args: Any) -> list[str]:
+    """Types of what the second of two regions reads of the first one."""
+    (first, second), _ = check(fn, *args)
+    return [str(v.type) for v in second.inputs if v in first.outputs]
+
+
+def test_what_needs_nothing_of_a_region_is_computed_where_it_is_used() -> None:
+    """An optimizer's moments wait for gradients, not for the forward pass."""
+    def fn(x: Any, w: Any, m: Any, count: Any) -> Any:
+        g = jnp.sort(x @ w)
+        decayed = m * 0.9 / (1 - 0.9 ** count)
+        return decayed + g.sum(), x * 2
+
+    assert crossing(fn, f32(64, 8), f32(8, 64), f32(64, 64), f32()) == ["f32[]"], "the divisor"
+
+
+def test_what_differentiation_kept_is_computed_again() -> None:
+    """Of a GELU its operand crosses; of a softmax what it subtracts and divides by are not
+    repeated: they are reduces."""
+    def gelu(x: Any, w: Any, back: Any) -> Any:
+        y, pull = jax.vjp(jax.nn.gelu, x @ w)
+        return pull(back * jnp.sort(y.reshape(-1))[0]), y
+
+    assert crossing(gelu, f32(64, 8), f32(8, 64), f32(64, 64)) == ["f32[64,64]"]
+
+    def softmax(x: Any, w: Any, back: Any) -> Any:
+        y, pull = jax.vjp(lambda z: jax.nn.softmax(z, -1), x @ w)
+        return pull(back * jnp.sort(y.reshape(-1))[0])
+
+    found = crossing(softmax, f32(64, 8), f32(8, 64), f32(64, 64))
+    assert found.count("f32[64,64]") == 1
+
+
+def test_what_a_contraction_reads_crosses_as_it_is() -> None:
+    """It would wait for what is computed again; a transposition it reads through."""
+    def fn(x: Any, w: Any) -> Any:
+        z = x @ w
+        y = jnp.tanh(z)
+        return y.T @ jnp.sort(z) + z * 2
+
+    assert crossing(fn, f32(64, 8), f32(8, 64)) == ["f32[64,64]", "f32[64,64]"]
+
+
+def test_much_arithmetic_is_not_repeated() -> None:
+    def fn(x: Any, w: Any, repeated: Any) -> Any:
+        z = x @ w
+        return repeated(z) * jnp.sort(repeated(z).reshape(-1))[5] + z * jnp.sort(z)
+
+    def many(z: Any) -> Any:
+        for _ in range(8):
+            z = jnp.sin(z)
+        return z
+
+    args = f32(64, 8), f32(8, 64)
+    assert len(crossing(lambda x, w: fn(x, w, jnp.square), *args)) == 1
+    assert len(crossing(lambda x, w: fn(x, w, many), *args)) == 2
+
+
+def test_what_is_stored_in_any_case_is_read() -> None:
+    """An output; a value that XLA's op reads. Nothing is gained by computing it again."""
+    def fn(x: Any, w: Any) -> Any:
+        t = jnp.tanh(x @ w)
+        return jnp.sort(t) * t
+
+    (_, second), _ = check(fn, f32(64, 8), f32(8, 64))
+    assert len(second.op_indices) == 1 and len(second.inputs) == 2
+
+
+def test_a_region_may_lose_all_it_has() -> None:
+    regions, refused = check(lambda x, y: jnp.sort(x) + (y * 2 + 1), f32(64), f32(64))
+    assert len(regions) == 1 and [op for op, _ in refused] == ["sort"]

@@ -5,15 +5,18 @@
 // rounding costs one instruction an element and any layout can be read. The right one has to lie in
 // shared memory as [rows][k], rounded. So the threads that request its pieces mend them, in place:
 //
-//   fill    16-byte pieces by cp.async. Of [k][rows] a thread has blocks of 4 k x 4 rows, and
-//           puts the piece at k + i where the finished piece of row + i belongs
-//   finish  when they have landed: rounds them, and transposes such blocks in registers
+//   fill    16-byte pieces by cp.async. Of [k][rows] a warp has blocks of 32 k, which lie in shared memory
+//           as in memory, line by line
+//   finish  when they have landed: rounds them, and transposes such blocks through registers
 //
-// A thread finishes what it has requested itself: no barrier stands between.
+// A warp finishes what it has requested itself: no barrier of the block stands between. With the pieces of
+// a line each where it belongs when it is finished (eight lines of shared memory) the copies alone took
+// twice as long as the products: 1280x3072x768 61 us, 2048 cubed 150.
 #pragma once
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/swizzled_tile.cuh"
 #include "jaxmono/vec.cuh"
+#include "jaxmono/warp.cuh"
 
 namespace jaxmono {
 
@@ -69,24 +72,28 @@ struct Tf32Right : SwizzledTile<float, ROWS, 32> {
     if constexpr (K_MAJOR) {
       Tile::template fill<THREADS>(base, thread, row0, k0, load);
     } else {
-      static_assert(THREADS == 2 * STEP, "");
-      const Block b(base, thread);
+      // Lines of four or eight k at a time; their pieces are permuted for `transpose`.
+      constexpr int STEP = WARP / PIECES;
+      const int lane = thread % WARP, k = lane / PIECES, piece = lane % PIECES;
+      const int first = shared_offset(base) + lane / 8 * 128 + (lane % 8 ^ k / 4 * 2) * 16;
+      const auto request = [&](int block, const auto& copy) {
+#pragma unroll
+        for (int i = 0; i < 32 / STEP; ++i)
+          copy(static_cast<void*>(dynamic_shared() + block * BLOCK_BYTES + i * 512 +
+                                  (first ^ (PIECES == 8 ? i % 4 * 32 : i % 2 * 64))),
+               i * STEP, block * WIDE);
+      };
       if constexpr (IsStrided<Load>::value) {
-        const float* const from = load.at(k0 + b.k, row0 + b.row);
-#pragma unroll
-        for (int r = 0; r < ROWS; r += STEP)
-          if (b.inside(r))
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-              cp_async_16(b.at(r, i), from + (i * Load::PITCH + r),
-                          load.has(k0 + b.k + i, row0 + b.row + r));
+        const float* const from = load.at(k0 + k, row0 + piece * 4);
+#pragma unroll(Load::checks() ? 1 : 2)
+        for (int block = thread / WARP; block < BLOCKS; block += THREADS / WARP)
+          request(block, [&](void* to, int i, int r) {
+            cp_async_16(to, from + (i * Load::PITCH + r), load.has(k0 + k + i, row0 + piece * 4 + r));
+          });
       } else {
 #pragma unroll 1
-        for (int r = 0; r < ROWS; r += STEP)
-          if (b.inside(r))
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-              load(static_cast<void*>(b.at(r, i)), k0 + b.k + i, row0 + b.row + r);
+        for (int block = thread / WARP; block < BLOCKS; block += THREADS / WARP)
+          request(block, [&](void* to, int i, int r) { load(to, k0 + k + i, row0 + piece * 4 + r); });
       }
     }
   }
@@ -104,10 +111,10 @@ struct Tf32Right : SwizzledTile<float, ROWS, 32> {
       for (int i = 0; i < TRIPS; ++i)
         if (ROWS % STEP == 0 || row + i * STEP < ROWS) round(mine + i * STEP * 32);
     } else {
-      const Block b(base, thread);
-#pragma unroll 1  // two blocks at a time did not fit the producers' 88 registers
-      for (int r = 0; r < ROWS; r += STEP)
-        if (b.inside(r)) transpose(b, r);
+      syncwarp();  // the copies of all its lanes
+#pragma unroll 1
+      for (int block = thread / WARP; block < BLOCKS; block += THREADS / WARP)
+        transpose(shared_offset(base) + block * BLOCK_BYTES, thread % WARP);
     }
   }
 
@@ -116,32 +123,38 @@ struct Tf32Right : SwizzledTile<float, ROWS, 32> {
     store<uint32_t, 4>(reinterpret_cast<uint32_t*>(p), to_tf32(load<float, 4>(p)));
   }
 
-  static constexpr int STEP = 64;  // rows of which 128 threads have blocks at a time
+  // Rows of a block: as many as leave each of four warps as much to do. 32 are whole lines of memory.
+  static constexpr int WIDE = ROWS % 128 == 0 || ROWS == 96 ? 32 : 16;
+  static constexpr int BLOCKS = ROWS / WIDE, BLOCK_BYTES = WIDE * 128;
+  static constexpr int PIECES = WIDE / 4;  // of 16 bytes, along the rows
+  static_assert(K_MAJOR || ROWS % WIDE == 0, "whole blocks");
 
-  // A thread's blocks. Eight neighbouring threads have 2 blocks along the rows and 4 along k: their
-  // pieces are 32 bytes next to each other in memory, and lie on all banks of shared memory. The 32
-  // of a warp have 128 bytes of 16 k.
-  struct Block {
-    int row, k, first;
-    JM_DEVICE Block(const unsigned char* base, int t)
-        : row(((t & 1) | (t >> 3 & 3) << 1 | t >> 6 << 3) * 4),
-          k(((t >> 1 & 3) | (t >> 5 & 1) << 2) * 4),
-          first(shared_offset(base) + row * 128 + (k / 4 ^ (row & 4)) * 16) {}
-    JM_DEVICE bool inside(int r) const { return ROWS % STEP == 0 || row + r < ROWS; }
-    // The finished piece of row + r + i.
-    JM_DEVICE unsigned char* at(int r, int i) const {
-      return dynamic_shared() + (first ^ i * 16) + (r + i) * 128;
-    }
-  };
-
-  JM_DEVICE static void transpose(const Block& b, int r) {
-    Vec<float, 4> x[4];
+  // A lane has a square of 4 k x 4 rows, or two squares. Eight neighbouring lanes have 2 along the rows and
+  // 4 along k: what they load and what they store lies on all banks.
+  //
+  //   loaded   k: 4 rows        stored   row: 4 k
+  //            k + 1: 4 rows             row + 1: 4 k
+  JM_DEVICE static void transpose(int block, int lane) {
+    constexpr int SQUARES = PIECES / 4;
+    const int row = lane & 1 | (lane >> 3 & PIECES / 2 - 1) << 1;  // of squares
+    const int k = lane >> 1 & 3 | (PIECES == 4 ? lane >> 4 << 2 : 0);
+    const int from = block + k * 4 * PIECES * 16 + (row ^ (k & 3) * 2) * 16;
+    const int to = block + row * 512 + (k ^ (row & 1) * 4) * 16;
+    Vec<float, 4> x[SQUARES][4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = load<float, 4>(reinterpret_cast<const float*>(b.at(r, i)));
+    for (int j = 0; j < SQUARES; ++j)
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      store<uint32_t, 4>(reinterpret_cast<uint32_t*>(b.at(r, i)),
-                         to_tf32(Vec<float, 4>{x[0].x[i], x[1].x[i], x[2].x[i], x[3].x[i]}));
+      for (int i = 0; i < 4; ++i)
+        x[j][i] = load<float, 4>(reinterpret_cast<const float*>(
+            dynamic_shared() + j * 2048 + (PIECES == 8 ? i * 128 + from : i / 2 * 128 + (from ^ i % 2 * 64))));
+    syncwarp();  // before others' finished rows lie there
+#pragma unroll
+    for (int j = 0; j < SQUARES; ++j)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        store<uint32_t, 4>(
+            reinterpret_cast<uint32_t*>(dynamic_shared() + i * 128 + (to ^ (i * 16 + j * 64))),
+            to_tf32(Vec<float, 4>{x[j][0].x[i], x[j][1].x[i], x[j][2].x[i], x[j][3].x[i]}));
   }
 };
 
