@@ -31,7 +31,8 @@ def orient(graph: Graph) -> Graph:
     for o in graph.ops:
         if isinstance(o, ops.Transpose) and o.operand in weights:
             weights.add(o.result)
-        if isinstance(o, ops.DotGeneral) and _backwards(o, depth, weights) \
+        if isinstance(o, ops.DotGeneral) and (
+                _backwards(o, depth, weights) or _turned(graph, o, depth)) \
                 and plain_algorithm(o.algorithm, o.lhs.type.dtype):
             out.extend(_swapped(o))
             changed = True
@@ -53,6 +54,21 @@ def _backwards(o: ops.DotGeneral, depth: dict[Value, int], weights: set[Value]) 
         return left < right and o.rhs.type.rank - 1 in o.rhs_contract
     dims = dot_dims(o)
     return o.lhs in weights and len(dims.lhs_free) == 1 and dims.n <= FEW_ROWS < dims.m
+
+
+def _turned(graph: Graph, o: ops.DotGeneral, depth: dict[Value, int]) -> bool:
+    """Whether all that read products of a batch want what the later, left operand keeps next to
+    each other: the gradient of attention's values, which is made as [.., features, keys].
+
+    Written so, with 149 keys, its readers had no 16 bytes of a row next to each other: a layer of
+    wav2vec2's training step spent 240 of its 740 us in two stages of such products.
+    """
+    last = o.result.type.rank - 1
+    users = graph.users.get(o.result, ())
+    kept = len(o.lhs_batch) + len(dot_dims(o).lhs_free) - 1
+    return len(o.lhs_batch) <= kept < last and depth.get(o.lhs, 0) > depth.get(o.rhs, 0) \
+        and len(o.lhs_batch) > 0 and len(users) > 0 and o.result not in graph.outputs \
+        and all(isinstance(u, ops.Transpose) and u.permutation[-1] == kept for u in users)
 
 
 def _swapped(o: ops.DotGeneral) -> tuple[Op, ...]:

@@ -33,3 +33,15 @@ def test_what_goes_left(fn: Callable[..., Any], swapped: bool) -> None:
     after = orient(before)
     assert any(isinstance(o, ops.Transpose) for o in after.ops[-2:]) == swapped
     assert [v.type for v in after.outputs] == [v.type for v in before.outputs]
+
+
+@pytest.mark.parametrize(("fn", "swapped"), [
+    (lambda p, o: jnp.einsum("bqhd,bhqk->bhdk", later(o, o), p).transpose(0, 3, 1, 2), True),
+    (lambda p, o: jnp.einsum("bqhd,bhqk->bhdk", later(o, o), p), False),
+    (lambda p, o: jnp.einsum("bqhd,bhqk->bhdk", o, later(p, p)).transpose(0, 3, 1, 2), False),
+], ids=["features next to each other", "an output as it is", "keys of what is later"])
+def test_how_a_gradient_of_values_is_written(fn: Callable[..., Any], swapped: bool) -> None:
+    """As its readers read it: row by row of the features of a head."""
+    graph = graph_of(fn, f32(2, 3, 6, 6), f32(2, 6, 3, 3))
+    (dot,) = [o for o in orient(graph).ops if isinstance(o, ops.DotGeneral)][-1:]
+    assert (dot.result.type.dims[-2:] == (6, 3)) == swapped
