@@ -37,6 +37,9 @@ _LOAD_BYTES = {False: 109_000.0, True: 99_000.0}
 _L2_READS = {False: 3.2, True: 2.8}
 _K_TILE_US = 0.01
 """Of the producers, for every k tile: 64 x 64 tiles load 82 KB a microsecond."""
+_TF32_K_TILE_US = 0.1
+"""Of tf32's consumers, for every k tile of 32: fragments come, are rounded and multiplied in turn.
+Nine products on an H100, 48 to 256 columns: 0.1 and 1.05 times what `_SHARED_BYTES` allows."""
 _DEEP_SLOTS = 5
 """Slots of two lines of k that a ring has at least, or all of a task. Each slot costs its producers
 some 0.1 us beside its loads (barriers), which small tiles do not hide: BERT-base b1 287 -> 276 us,
@@ -238,6 +241,8 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     if not gathered:
         passed = _passed(s, itemsize, row_prologue, k_major, behind) * depth * 2
         work = max(work, passed / _SHARED_BYTES)
+    if itemsize == 4:
+        work += depth / 64 * _TF32_K_TILE_US
     epilogue = s.bm * s.bn * 4 / _EPILOGUE_BYTES / (s.split_k if fragments else 1)
     if has_halves(s.bn, s.warps[2]):
         epilogue += s.bm * s.bn * 4 / _EXCHANGE_BYTES

@@ -389,20 +389,34 @@ class _Columns:
     def _loop(self, inner: Writer) -> None:
         c, w = self.c, self.c.em.w
         n, step, size = c.fragments, c.step, c.col.size
-        start = f"{self.f} * {c.team.size} + {c.team.rank}" if c.team.size > 1 else self.f
-        keeps = bool(c.arrays)
+        partly = not c.arrays and n > 8  # unrolled
         if n > 1:
             deep = max(_DEEP // c.em.lanes, 4)
-            w.directive("#pragma unroll" if keeps or n <= 8 else f"#pragma unroll {deep}")
-        with w.block(f"for (int {self.f} = 0; {self.f} < {n}; ++{self.f})"):
-            w.line(f"const int {self.col} = ({start}) * {step};" if step > 1
-                   else f"const int {self.col} = {start};")
-            if n * c.team.size * step == size:
-                w.extend(inner)
-                return
+            w.directive(f"#pragma unroll {deep}" if partly else "#pragma unroll")
+        if n * c.team.size * step == size:
+            self._fragment(inner, f"for (int {self.f} = 0; {self.f} < {n}; ++{self.f})")
+        elif partly:
+            # The last one, which can lie outside, behind the others: with a test in each turn their
+            # loads wait for each other.
+            self._fragment(inner, f"for (int {self.f} = 0; {self.f} < {n - 1}; ++{self.f})")
+            self._fragment(inner, f"for (int {self.f} = {n - 1}; {self.f} < {n}; ++{self.f})",
+                           f"{self.col} < {size}")
+        else:
             # Only the last fragment can lie outside: the others need no test once unrolled.
             inside = f"{self.col} < {size}"
-            with w.block(f"if ({self.f} < {n - 1} || {inside})" if n > 1 else f"if ({inside})"):
+            self._fragment(inner, f"for (int {self.f} = 0; {self.f} < {n}; ++{self.f})",
+                           f"{self.f} < {n - 1} || {inside}" if n > 1 else inside)
+
+    def _fragment(self, inner: Writer, head: str, test: str = "") -> None:
+        c, w = self.c, self.c.em.w
+        start = f"{self.f} * {c.team.size} + {c.team.rank}" if c.team.size > 1 else self.f
+        with w.block(head):
+            w.line(f"const int {self.col} = ({start}) * {c.step};" if c.step > 1
+                   else f"const int {self.col} = {start};")
+            if not test:
+                w.extend(inner)
+                return
+            with w.block(f"if ({test})"):
                 w.extend(inner, deeper=1)
 
 

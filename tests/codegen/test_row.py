@@ -177,6 +177,27 @@ def test_slices_of_columns_with_vectors_of_rows(lanes: int) -> None:
     check(g, [data(g.inputs[0])], plan=plan, schedule=schedule, seeds=(0, 1))
 
 
+@pytest.mark.parametrize(("shape", "tier"), [((201, 40), "slice"), ((3, 2311), "warp"),
+                                             ((2, 9001), "block")])
+def test_the_last_of_many_fragments_stands_behind_the_others(shape: tuple[int, int],
+                                                             tier: str) -> None:
+    """A test in each turn would keep their loads from being on their way together."""
+    def make(b: Builder, x: Value) -> tuple[Value, ...]:
+        over = 0 if tier == "slice" else 1
+        most = b.reduce(x, start(b, "maximum", F32), "maximum", (over,))
+        y = b.elementwise("subtract", x, b.broadcast_in_dim(most, x.type.dims, (1 - over,)))
+        return b.elementwise("exponential", y), *argmax(b, y, over)
+
+    g = graph([value(shape)], make)
+    plan = make_plan(g, DEVICE)
+    group = 64 if tier == "block" else 32
+    schedule = KernelSchedule(64, 1, {s.key: RowSchedule(tier, group, 1) for s in plan.sigs})
+    text = compile_graph(g, plan=plan, schedule=schedule).source
+    text = text[text.rindex("// ==== end of jaxmono/"):]
+    assert "#pragma unroll 16" in text and " || " not in text
+    check(g, [data(g.inputs[0], special=False)], plan=plan, schedule=schedule, seeds=(0, 1))
+
+
 def test_initial_value_counts_once() -> None:
     def make(b: Builder, x: Value, i: Value) -> tuple[Value, ...]:
         return (b.reduce(x, i, "add", (1,)), b.reduce(x, i, "maximum", (1,)),
