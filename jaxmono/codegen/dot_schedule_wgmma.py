@@ -238,7 +238,7 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
     load = max(size / _LOAD_BYTES[gathered] + depth / 64 * k_tile,
                total / (_L2_READS[gathered] * device.read_bytes_per_us))
     work = 2.0 * s.bm * s.bn * depth / _FLOPS[gathered]
-    if not gathered:
+    if not gathered or itemsize == 4:
         passed = _passed(s, itemsize, row_prologue, k_major, behind) * depth * 2
         work = max(work, passed / _SHARED_BYTES)
     if itemsize == 4:

@@ -199,7 +199,7 @@ class _RowChain:
             return
         self.kept = kept
         for sweep in range(2, self.sweeps + 2):
-            for key in self._plain_loads(self._roots(sweep)):
+            for key in self.plain_loads(sweep):
                 if key not in kept and made[key] == sweep and self._words(key) <= left:
                     left -= self._words(key)
                     self.kept[key] = 1
@@ -208,8 +208,9 @@ class _RowChain:
     def _words(self, key: Key) -> int:
         return -(-key[0].type.dtype.itemsize // 4) * self.fragments * self.em.lanes
 
-    def _plain_loads(self, roots: Sequence[Key]) -> list[Key]:
-        """Buffer elements per column that are read whatever the guards on the way say."""
+    def plain_loads(self, sweep: int) -> list[Key]:
+        """Buffer elements per column that a sweep reads whatever the guards on the way say."""
+        roots = self._roots(sweep)
         guarded: set[Key] = set()
         out: list[Key] = []
         for n in self._walk(roots, lambda v, i: (v, i) in self.kept):
@@ -354,6 +355,10 @@ class _Columns:
 
     def __init__(self, chain: _RowChain, sweep: int) -> None:
         self.c, self.sweep = chain, sweep
+        self.deep = max(_DEEP // chain.em.lanes, 4)
+        # Unrolled so far, and not whole.
+        self.partly = not chain.arrays and chain.fragments > 8
+        self.ahead: list[str] = []
 
     def __enter__(self) -> None:
         c, em = self.c, self.c.em
@@ -364,6 +369,27 @@ class _Columns:
         em.name_vars({c.col: self.col})
         for key, (name, x) in c.arrays.items():
             em.bind_again(*key, Emitted(f"{name}[{self.f}]", x.vector, x.exact))
+        if self.partly and self.sweep > c.sweeps:
+            self._load_ahead()
+
+    def _load_ahead(self) -> None:
+        """Loads of several fragments in front of the outputs of all: what is stored may be what is
+        loaded next, as far as the compiler knows. (Norms over 9599 of time: 700 us in a kernel
+        where both are scratch memory, 240 where it knew.)"""
+        em, inner = self.c.em, self.c.em.w
+        self.loads = em.w = self.outer.child()
+        found: list[tuple[Key, Emitted]] = []
+        em.push_scope()
+        for key in self.c.plain_loads(self.sweep):
+            x, name = em.emit(*key), em.w.fresh("ahead")
+            t = vector(compute(key[0].type.dtype), em.lanes if x.vector else 1)
+            self.ahead.append(f"{t} {name}[{self.deep}]{{}};")
+            self.loads.line(f"{name}[u] = {x};")
+            found.append((key, Emitted(f"{name}[u]", x.vector, x.exact)))
+        em.pop_scope()
+        em.w = inner
+        for key, x in found:
+            em.bind_again(*key, x)
 
     def __exit__(self, *error: object) -> None:
         c, em = self.c, self.c.em
@@ -387,37 +413,47 @@ class _Columns:
         self._loop(inner)
 
     def _loop(self, inner: Writer) -> None:
-        c, w = self.c, self.c.em.w
-        n, step, size = c.fragments, c.step, c.col.size
-        partly = not c.arrays and n > 8  # unrolled
+        c, w, f = self.c, self.c.em.w, self.f
+        n, size = c.fragments, c.col.size
+        whole = n * c.team.size * c.step == size
+        inside = f"{self.col} < {size}"
+        if self.ahead:
+            test = "" if whole and n % self.deep == 0 else inside
+            first = w.fresh("f")
+            with w.block(f"for (int {first} = 0; {first} < {n}; {first} += {self.deep})"):
+                for line in self.ahead:
+                    w.line(line)
+                for part in (self.loads, inner):
+                    w.directive("#pragma unroll")
+                    with w.block(f"for (int u = 0; u < {self.deep}; ++u)"):
+                        w.line(f"const int {f} = {first} + u;")
+                        self._fragment(part, test, 1)
+            return
         if n > 1:
-            deep = max(_DEEP // c.em.lanes, 4)
-            w.directive(f"#pragma unroll {deep}" if partly else "#pragma unroll")
-        if n * c.team.size * step == size:
-            self._fragment(inner, f"for (int {self.f} = 0; {self.f} < {n}; ++{self.f})")
-        elif partly:
-            # The last one, which can lie outside, behind the others: with a test in each turn their
-            # loads wait for each other.
-            self._fragment(inner, f"for (int {self.f} = 0; {self.f} < {n - 1}; ++{self.f})")
-            self._fragment(inner, f"for (int {self.f} = {n - 1}; {self.f} < {n}; ++{self.f})",
-                           f"{self.col} < {size}")
-        else:
+            w.directive(f"#pragma unroll {self.deep}" if self.partly else "#pragma unroll")
+        if whole or self.partly:
+            with w.block(f"for (int {f} = 0; {f} < {n - (not whole)}; ++{f})"):
+                self._fragment(inner, "")
+            if not whole:
+                # The last one, which can lie outside, behind the others: with a test in each turn
+                # their loads wait for each other.
+                with w.block(f"for (int {f} = {n - 1}; {f} < {n}; ++{f})"):
+                    self._fragment(inner, inside)
+            return
+        with w.block(f"for (int {f} = 0; {f} < {n}; ++{f})"):
             # Only the last fragment can lie outside: the others need no test once unrolled.
-            inside = f"{self.col} < {size}"
-            self._fragment(inner, f"for (int {self.f} = 0; {self.f} < {n}; ++{self.f})",
-                           f"{self.f} < {n - 1} || {inside}" if n > 1 else inside)
+            self._fragment(inner, f"{f} < {n - 1} || {inside}" if n > 1 else inside)
 
-    def _fragment(self, inner: Writer, head: str, test: str = "") -> None:
+    def _fragment(self, inner: Writer, test: str, deeper: int = 0) -> None:
         c, w = self.c, self.c.em.w
         start = f"{self.f} * {c.team.size} + {c.team.rank}" if c.team.size > 1 else self.f
-        with w.block(head):
-            w.line(f"const int {self.col} = ({start}) * {c.step};" if c.step > 1
-                   else f"const int {self.col} = {start};")
-            if not test:
-                w.extend(inner)
-                return
-            with w.block(f"if ({test})"):
-                w.extend(inner, deeper=1)
+        w.line(f"const int {self.col} = ({start}) * {c.step};" if c.step > 1
+               else f"const int {self.col} = {start};")
+        if not test:
+            w.extend(inner, deeper)
+            return
+        with w.block(f"if ({test})"):
+            w.extend(inner, deeper + 1)
 
 
 def _label(op: ops.Reduce) -> str:
