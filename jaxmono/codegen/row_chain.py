@@ -356,9 +356,12 @@ class _Columns:
     def __init__(self, chain: _RowChain, sweep: int) -> None:
         self.c, self.sweep = chain, sweep
         self.deep = max(_DEEP // chain.em.lanes, 4)
-        # Unrolled so far, and not whole.
-        self.partly = not chain.arrays and chain.fragments > 8
         self.ahead: list[str] = []
+
+    @property
+    def partly(self) -> bool:
+        """Whether the loop is unrolled so far, and not whole: it fills and reads no registers."""
+        return not self.c.arrays and self.c.fragments > 8
 
     def __enter__(self) -> None:
         c, em = self.c, self.c.em

@@ -198,6 +198,16 @@ def test_the_last_of_many_fragments_stands_behind_the_others(shape: tuple[int, i
     check(g, [data(g.inputs[0], special=False)], plan=plan, schedule=schedule, seeds=(0, 1))
 
 
+def test_what_stays_in_registers_is_read_and_written_by_whole_loops() -> None:
+    """An array whose index is not known when it is compiled lies in memory."""
+    g = graph([value((4, 1152)), value((1152,)), value((1152,))], layer_norm)
+    plan = make_plan(g, DEVICE)
+    schedule = KernelSchedule(64, 1, {s.key: RowSchedule("warp", 32, 1) for s in plan.sigs})
+    text = compile_graph(g, plan=plan, schedule=schedule).source
+    text = text[text.rindex("// ==== end of jaxmono/"):]
+    assert "row0[f" in text and "#pragma unroll\n" in text and "#pragma unroll 16" not in text
+
+
 def test_initial_value_counts_once() -> None:
     def make(b: Builder, x: Value, i: Value) -> tuple[Value, ...]:
         return (b.reduce(x, i, "add", (1,)), b.reduce(x, i, "maximum", (1,)),
