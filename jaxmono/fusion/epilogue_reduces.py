@@ -13,9 +13,10 @@ rows, a norm's sums of what is not stored) is then never stored: of 8192 x 8192 
 268 MB written and read. What is stored as well (the gradient in front of a bias's, the values
 whose batch is normalised) is not read again for this.
 
-Conversions in front of the reduce are made again for it, so that other readers take 16 bits. A
-reduce of what is stored in any case stays where it is beside other contractions, which are taken to
-hide it: so do bias gradients in most training steps, beside those of the weights.
+Conversions in front of the reduce are made again for it, so that other readers take 16 bits. What
+is stored in any case is not read again for a reduce beside other contractions, either: they do not
+hide it. (A bias's gradient beside its weights': with 12 such reduces of 14.7 MB, of 120, the
+backward kernel of wav2vec2's training step took 0.7 % less of an H100's time.)
 
 A reduce of columns stays where it is if its group also writes what it computes of them (a
 normalisation, a softmax) and a block can keep a row: it reads them in any case, once for both.
@@ -222,20 +223,10 @@ def _unpaid(form: Formulation, draft: Draft, begun: Mapping[ops.Reduce, Begun]) 
     """Why reading what a group reduces takes too little time to be saved; empty if it does not."""
     if all(b.only for b in begun.values()):
         return ""
-    outputs, saved = form.state.outputs_set(), 0
-    # What else is read is stored in any case, and contractions of the same stage hide its reading.
-    hidden = any(d.kind in ("dot", "attention") and form.level[d] == form.level[draft]
-                 for d in form.groups)
-    for v in form.reads[draft]:
-        maker = form.state.owner_of(v)
-        alone = v not in outputs and not _writes_columns(draft) and all(
-            v not in r for d, r in form.reads.items() if d is not draft)
-        if maker is not None and any(maker.has(b.dot) for b in begun.values()):
-            saved += v.type.nbytes if alone or not hidden else 0
-    if saved >= MIN_BYTES:
-        return ""
-    return f"{saved >> 10} KiB are read in little time" if saved else \
-        "it reads what is stored in any case, beside contractions"
+    saved = sum(v.type.nbytes for v in form.reads[draft]
+                if (maker := form.state.owner_of(v)) is not None
+                and any(maker.has(b.dot) for b in begun.values()))
+    return "" if saved >= MIN_BYTES else f"{saved >> 10} KiB are read in little time"
 
 
 def _misfit(o: ops.Reduce, b: Begun) -> str:
