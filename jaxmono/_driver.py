@@ -36,7 +36,7 @@ class Outcome:
     Attributes:
       symbol: the function in its module; ``name``: as the user knows it.
       built: one per kernel, in program order.
-      taken: the live ops of each kernel.
+      taken: the live ops of each kernel, each in the first one that computes it.
       refused: the ops that XLA runs.
       live: all ops that matter.
       note: why XLA runs the whole function, or "".
@@ -134,6 +134,7 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
         raise UnsupportedError(_unsupported(name, unsupported))
     built: list[Built] = []
     taken: list[tuple[Op, ...]] = []
+    counted: set[Op] = set()
     regions: list[Region] = []
     graphs = [region.subgraph(graph) for region in found]
     # Equal regions (those of repeated layers) are one kernel, built once and launched often.
@@ -142,7 +143,8 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
     made: dict[str, Built] = {}
     for region, subgraph, key in zip(found, graphs, keys, strict=True):
         kernel = _measure.kernel_name(name, distinct.index(key), len(distinct))
-        mine = tuple(op for j in region.op_indices if (op := graph.ops[j]) in live)
+        mine = tuple(op for j in region.op_indices
+                     if (op := graph.ops[j]) in live and op not in counted)
         try:
             if key in made:
                 built.append(replace(made[key], phases={}, cached=True))
@@ -162,6 +164,7 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
                      f"failed; on_unsupported='error' raises", stacklevel=3)
             continue
         taken.append(mine)
+        counted.update(mine)
         regions.append(Region(region.op_indices, region.inputs, region.outputs))
     outcome = Outcome(graph.name, name, platform, options, facts, tuple(built), tuple(taken),
                       tuple(refused), tuple(live), note)
