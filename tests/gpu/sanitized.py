@@ -1,6 +1,6 @@
 """Runs generated kernels and next to nothing else, for `compute-sanitizer` to watch.
 
-    PYTHONPATH=.:tests python tests/gpu/sanitized.py NUMBER... MODEL:BATCH...
+    PYTHONPATH=.:tests python tests/gpu/sanitized.py NUMBER... MODEL:BATCH[:DTYPE]...
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
 models of the yardstick at their published sizes.
@@ -31,10 +31,10 @@ def run(function: Any, args: Any) -> None:
 
 
 def model(spec: str) -> data.Data:
-    """``"resnet50:4"``: the workload with random data."""
-    name, batch_size = spec.split(":")
+    """``"resnet50:4"``, ``"resnet50:4:f32"``: the workload with random data."""
+    name, batch_size, *dtype = spec.split(":")
     workload = find(name)
-    return data.make(data.Case(workload, int(batch_size), workload.dtype), sets=1)
+    return data.make(data.Case(workload, int(batch_size), *(dtype or [workload.dtype])), sets=1)
 
 
 def main(what: list[str]) -> None:
