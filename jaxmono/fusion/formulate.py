@@ -53,15 +53,16 @@ class Formulation:
 def formulate(graph: Graph, device: Device, without: Collection[str] = (),
               views: Mapping[Op, Op] | None = None,
               after: Mapping[Op, tuple[Value, ...]] | None = None,
-              begun: Collection[Op] = ()) -> Formulation:
+              begun: Collection[Op] = (), apart: Collection[Op] = ()) -> Formulation:
     """Drafts for the whole graph.
 
     Groups that would wait on each other (two results of one group, one needing the other through
     a third) are taken apart and the formulation runs again; single ops always order.
     ``without``: of `grow.OPTIONAL`, what is left out. ``views``: of `cache_rows.apart`; what they
-    repeat is done at the end, by loops. ``after``, ``begun``: of `State`.
+    repeat is done at the end, by loops. ``after``, ``begun``: of `State`. ``apart``: ops that grow
+    into no group.
     """
-    banned: set[Op] = set()
+    banned: set[Op] = set(apart)
     for _ in range(MAX_ATTEMPTS):
         state = State(graph, device, banned=set(banned), without=frozenset(without),
                       views=views or {}, after=after or {}, begun=begun)

@@ -17,6 +17,7 @@ from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.formulate import Formulation, formulate
 from jaxmono.fusion.plan import Buffer, Device, Group, Place, Plan, Sig, Stage
 from jaxmono.fusion.prepare import prepare
+from jaxmono.fusion.recompute import recompute, written
 from jaxmono.fusion.roll import find_loops
 from jaxmono.fusion.split_reduce import split_reduces
 from jaxmono.fusion.stages import place
@@ -28,7 +29,7 @@ from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.types import TensorType
 
 MODES = ("monolithic", "auto", "stitch")
-OPTIONAL = ("cache_rows", "epilogue_reduces")
+OPTIONAL = ("cache_rows", "epilogue_reduces", "recompute")
 """Decisions that `make_plan` can leave out."""
 
 
@@ -70,9 +71,15 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
         graph, more = split_reduces(as_products(graph, exact, form.groups), device)
         refused = (*refused, *more)
         form = formulate(graph, device, without, views)
+    apart: frozenset[Op] = frozenset()
+    if "recompute" not in without and not views:
+        twice, copies = recompute(graph, form, device)
+        again = formulate(twice, device, without, apart=copies) if copies else form
+        if written(again) < written(form) and max(again.level.values()) <= max(form.level.values()):
+            graph, form, apart = twice, again, copies
     if "epilogue_reduces" not in without:
         def formed(g: Graph, after: After, begun: Collection[Op]) -> Formulation:
-            return formulate(g, device, without, views, after, begun)
+            return formulate(g, device, without, views, after, begun, apart)
 
         graph, form, more = begin_reduces(graph, form, formed)
         refused = (*refused, *more)

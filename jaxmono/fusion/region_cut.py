@@ -18,20 +18,12 @@ wav2vec2's training step, f32, 8 entries: 4.1 GB crossed before, 1.0 do.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
-from jaxmono.fusion import cost
-from jaxmono.fusion.demand import is_view
+from jaxmono.fusion.least_cut import fed, least, places
 from jaxmono.fusion.plan import Device
-from jaxmono.hlo import ops
-from jaxmono.hlo.ir import Graph, Op, Value
-
-COPYABLE = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.ReducePrecision)
-"""Beside views. Anything else is computed once."""
+from jaxmono.hlo.ir import Graph, Value
 
 
 @dataclass(frozen=True)
@@ -70,9 +62,9 @@ def part(graph: Graph, regions: Sequence[Collection[int]], outside: Iterable[int
         earlier = earlier[:len(earlier) - len(members)]
         made = {r for i in own for r in graph.ops[i].results} | made_free
         needs = {v: None for i in sorted(own) for v in graph.ops[i].uses if v not in made}
-        places = _places(graph, needs, _fed(graph, own), set(earlier), index, made_free)
-        again = frozenset(index[graph.producer[v]] for v in _least(
-            graph, needs, places, wanted, device)) if places else frozenset[int]()
+        found_at = places(graph, needs, fed(graph, own), set(earlier), index, made_free)
+        again = frozenset(index[graph.producer[v]] for v in least(
+            graph, needs, found_at, wanted, device)) if found_at else frozenset[int]()
         found.append(Part(own, again, frozenset(
             r for i in own for r in graph.ops[i].results if r in wanted)))
         made.update(r for i in again for r in graph.ops[i].results)
@@ -88,86 +80,3 @@ def _live(graph: Graph, members: Collection[int], wanted: Collection[Value]) -> 
             out.add(i)
             needed.update(o.uses)
     return frozenset(out)
-
-
-def _fed(graph: Graph, members: Collection[int]) -> set[Value]:
-    """Values that contractions among these ops read, through views too: they want them in
-    memory, and would have to wait until they are computed again."""
-    fed: set[Value] = set()
-    for i, o in reversed(tuple(enumerate(graph.ops))):
-        if (i in members and isinstance(o, ops.DotGeneral | ops.Convolution)) or (
-                (is_view(o) or (i in members and isinstance(o, ops.Convert)))
-                and o.results[0] in fed):
-            fed.update(o.inputs)
-    return fed
-
-
-def _places(graph: Graph, needs: Iterable[Value], fed: Collection[Value],
-            earlier: Collection[int], index: Mapping[Op, int], made_free: Collection[Value],
-            ) -> dict[Value, bool | None]:
-    """The values that might cross for ``needs``, and whether they can be computed again; None for
-    those that no earlier region makes."""
-    found: dict[Value, bool | None] = {}
-    todo = list(needs)
-    while todo:
-        v = todo.pop()
-        if v in found:
-            continue
-        o = graph.producer.get(v)
-        if o is None or index[o] not in earlier:
-            found[v] = None
-            continue
-        found[v] = v.type.is_static and (
-            is_view(o) or (isinstance(o, COPYABLE) and v not in fed))
-        if found[v]:
-            todo.extend(u for u in o.uses if u not in made_free)
-    return found if any(found.values()) else {}
-
-
-def _least(graph: Graph, needs: Iterable[Value], places: Mapping[Value, bool | None],
-           stored: Collection[Value], device: Device) -> list[Value]:
-    """What is to be computed again for ``needs``: what lies behind a minimum cut.
-
-        there ──cost of computing it──► v ──bytes──► v ──► needed      (v twice: made, and read)
-                                                      └──► made of v   (no cut: both or none)
-    """
-    bytes_per_lane_op = device.read_bytes_per_us / (cost.LANE_OPS_PER_SM_US * device.sm_count)
-    node = {v: 2 + 2 * i for i, v in enumerate(places)}
-    edges: dict[tuple[int, int], float] = {(node[v] + 1, 1): np.inf for v in needs}
-    for v, again in places.items():
-        # What is stored in any case, or was there before, is only read.
-        times = 1 if again is None or v in stored else 2
-        edges[node[v], node[v] + 1] = times * v.type.nbytes
-        edges[0, node[v]] = np.inf
-        if again:
-            o = graph.producer[v]
-            edges[0, node[v]] = cost.weight(o) * v.type.size * bytes_per_lane_op
-            edges.update(((node[u] + 1, node[v]), np.inf) for u in o.uses if u in node)
-    behind = _behind(edges, 2 + 2 * len(places))
-    return [v for v in places if node[v] in behind]
-
-
-def _behind(edges: Mapping[tuple[int, int], float], nodes: int) -> set[int]:
-    """The nodes behind a minimum cut between node 0 and node 1, the one nearest to node 1."""
-    from scipy.sparse import csr_array
-    from scipy.sparse.csgraph import maximum_flow
-
-    # Capacities are int32 there, and so is the flow.
-    unit = max(1.0, sum(x for x in edges.values() if x < np.inf) / (1 << 30))
-    most = np.iinfo(np.int32).max
-    sizes = [most if x == np.inf else int(np.ceil(x / unit)) for x in edges.values()]
-    begin, end = zip(*edges, strict=True)
-    capacity = csr_array((np.array(sizes, np.int32), (begin, end)), shape=(nodes, nodes))
-    flow: Any = maximum_flow(capacity, 0, 1).flow
-    left = (capacity - flow).tocoo()
-    before: dict[int, list[int]] = {}
-    for a, b, x in zip(left.row.tolist(), left.col.tolist(), left.data.tolist(), strict=True):
-        if x > 0:
-            before.setdefault(b, []).append(a)
-    found, todo = {1}, [1]
-    while todo:
-        for a in before.get(todo.pop(), ()):
-            if a not in found:
-                found.add(a)
-                todo.append(a)
-    return found

@@ -9,7 +9,7 @@ from programs import random_program
 from random_graphs import RandomGraph
 from thinned import thinned
 
-from jaxmono.fusion import make_plan
+from jaxmono.fusion import make_plan, recompute
 from jaxmono.fusion.interp import run_plan
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.regions import find_regions
@@ -46,6 +46,15 @@ def test_random_graphs_on_a_tiny_device(block: int) -> None:
     tiny = Device(sm_count=1, shared_bytes=4096, phase_us=0.0)
     for seed in range(1000 + block * 20, 1020 + block * 20):
         check(RandomGraph(seed, 10 + seed % 25).graph(), seed, tiny)
+
+
+@pytest.mark.parametrize("block", thinned(range(4)))
+def test_random_graphs_whose_values_are_computed_again(block: int,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few bytes that saves."""
+    monkeypatch.setattr(recompute, "MIN_BYTES", 0)
+    for seed in range(2000 + block * 30, 2030 + block * 30):
+        check(simplify(RandomGraph(seed, 20 + seed % 35).graph()), seed)
 
 
 @pytest.mark.parametrize("block", range(4))

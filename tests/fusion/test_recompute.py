@@ -1,0 +1,103 @@
+"""What groups store for others, and what those compute again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import pytest
+
+from jaxmono.fusion import make_plan
+from jaxmono.fusion import recompute as recomputing
+from jaxmono.fusion.interp import run_plan
+from jaxmono.fusion.plan import Device, Place, Plan
+from jaxmono.hlo.interp import evaluate
+
+BF16, F32 = jnp.bfloat16, jnp.float32
+X = Any
+
+
+def spec(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def plan(fn: Callable[..., Any], *args: Any, rtol: float = 1e-4, **kw: Any) -> Plan:
+    """Plans ``fn``, and checks what the plan computes."""
+    graph = models.graph_of(fn, *args)
+    made = make_plan(graph, Device(), **kw)
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=v.type.dims).astype(v.type.dtype.numpy) for v in graph.inputs]
+    for got, want in zip(run_plan(made, inputs, seed=1), evaluate(graph, inputs), strict=True):
+        size = np.abs(want.astype(np.float32)).max()
+        np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=rtol,
+                                   atol=rtol * size)
+    return made
+
+
+def kept(p: Plan, size: int) -> list[str]:
+    """Types of the scratch buffers of so many elements."""
+    return [str(b.type) for b in p.buffers if b.place is Place.SCRATCH and b.type.size == size]
+
+
+def gradient(activation: Callable[[X], X]) -> Callable[..., Any]:
+    """Of a product, behind another product that needs the activation's value."""
+    def fn(x: X, w: X, v: X) -> X:
+        y, pull = jax.vjp(activation, x @ w)
+        return pull(jnp.tanh(y @ v) @ v.T), y.sum()
+
+    return fn
+
+
+LAYER = spec(640, 64), spec(64, 512), spec(512, 48)
+
+
+def test_of_a_gelu_its_operand_is_kept() -> None:
+    fn = gradient(lambda z: jax.nn.gelu(z, approximate=False))
+    assert len(kept(plan(fn, *LAYER), 640 * 512)) == 2  # beside what the next product reads
+    assert len(kept(plan(fn, *LAYER, without=("recompute",)), 640 * 512)) > 2
+
+
+def test_of_a_norm_the_moments_of_its_rows_are_kept() -> None:
+    def norm(z: X) -> X:
+        mean = z.mean(-1, keepdims=True)
+        return (z - mean) * jax.lax.rsqrt(((z - mean) ** 2).mean(-1, keepdims=True) + 1e-5)
+
+    def fn(x: X, w: X, v: X) -> X:
+        y, pull = jax.vjp(norm, x @ w)
+        return pull(jnp.tanh(y @ v) @ v.T)
+
+    p, whole = (plan(fn, *LAYER, without=w) for w in ((), ("recompute",)))
+    assert len(kept(p, 640 * 512)) < len(kept(whole, 640 * 512))
+    assert len(p.stages) <= len(whole.stages)
+
+
+@pytest.mark.parametrize(("fn", "args"), [
+    (gradient(jax.nn.gelu), (spec(64, 64), spec(64, 128), spec(128, 48))),
+    (lambda x, w, v: ((z := x @ w), (t := jnp.square(z)), jnp.sin(t @ v) @ v.T * t * z), LAYER),
+    (gradient(lambda z: jnp.sin(jnp.sin(jnp.sin(jnp.sin(z))))), LAYER),
+], ids=["few bytes", "outputs", "much arithmetic"])
+def test_what_is_not_computed_again(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    both = [plan(fn, *args, without=w) for w in ((), ("recompute",))]
+    assert [[str(b.type) for b in p.buffers] for p in both][0] == \
+        [[str(b.type) for b in p.buffers] for p in both][1]
+
+
+def test_readers_of_several_groups_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is computed again of one group's values is made of what is, of another's."""
+    monkeypatch.setattr(recomputing, "MIN_BYTES", 0)
+
+    def fn(x: X, w: X, v: X) -> X:
+        def layers(x: X) -> X:
+            y = jax.nn.gelu(x @ w) + 1
+            return jax.nn.gelu(y @ w.T) * x
+
+        y, pull = jax.vjp(layers, x)
+        return pull(jnp.tanh(y @ v) @ v.T)
+
+    p = plan(fn, spec(40, 24), spec(24, 32), spec(24, 16))
+    assert kept(p, 40 * 32) != kept(plan(fn, spec(40, 24), spec(24, 32), spec(24, 16),
+                                         without=("recompute",)), 40 * 32)
