@@ -110,9 +110,9 @@ def test_an_ablation_has_keys_of_its_own() -> None:
     (kernel,) = ahead.planned(case, "monolithic")
     keys = {build(replace(kernel.job, without=frozenset(names)), _config.read(), plan_only=True).key
             for names in ([], *([name] for name in OPTIONAL), OPTIONAL)}
-    assert set(OPTIONAL) == {"back_to_back", "cache_rows", "epilogue_reduces", "padding", "share_k",
-                             "window_rows"}
-    assert len(keys) == 8
+    assert set(OPTIONAL) == {"back_to_back", "cache_rows", "epilogue_reduces", "padding",
+                             "recompute", "share_k", "window_rows"}
+    assert len(keys) == 9
 
 
 @pytest.mark.slow

@@ -81,9 +81,9 @@ def test_of_a_norm_the_moments_of_its_rows_are_kept() -> None:
     (gradient(lambda z: jnp.sin(jnp.sin(jnp.sin(jnp.sin(z))))), LAYER),
 ], ids=["few bytes", "outputs", "much arithmetic"])
 def test_what_is_not_computed_again(fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    both = [plan(fn, *args, without=w) for w in ((), ("recompute",))]
-    assert [[str(b.type) for b in p.buffers] for p in both][0] == \
-        [[str(b.type) for b in p.buffers] for p in both][1]
+    ours, whole = ([str(b.type) for b in plan(fn, *args, without=w).buffers]
+                   for w in ((), ("recompute",)))
+    assert ours == whole
 
 
 def test_readers_of_several_groups_values(monkeypatch: pytest.MonkeyPatch) -> None:
