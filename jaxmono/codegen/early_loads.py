@@ -49,8 +49,8 @@ def early_loads(body: Graph, stores: Sequence[Store], result: Value, lane: Var, 
                 read_only: Sequence[Value], rows: Var | None = None, *,
                 besides: Root | None = None, also: Sequence[Root] = ()) -> list[Root]:
     """(input, index) of all vectors that every piece loads, whatever its position; of pieces of one
-    element, which are loaded and stored in turn otherwise, what differs between ``rows``: gradients
-    of 149 x 149 scores took 100 us with it and 14 without.
+    element, which are loaded and stored in turn otherwise, what differs between ``rows``: a stage
+    with gradients of 149 x 149 scores took 105 us, and takes 65 (an H100).
 
     Args:
       read_only: inputs that are left where they are, unless they differ between ``rows``.

@@ -13,7 +13,8 @@ region 0). A minimum cut between what is there and what is needed finds the leas
 writes, with arithmetic counted as the bytes that pass in the same time. PyTorch's AOTAutograd
 divides forward from backward so ("min-cut rematerialization").
 
-wav2vec2's training step, f32, 8 entries: 4.1 GB crossed before, 1.0 do.
+wav2vec2's training step, f32, 8 entries: the forward kernel stored 3.7 GB for the backward one, and
+stores 0.9; on an H100 it took 7.0 ms, and 5.3 with nothing else changed.
 """
 
 from __future__ import annotations
