@@ -52,9 +52,6 @@ class Emitted:
 # Results of these are f16/bf16 values whenever their operands are.
 _KEEP = frozenset({"select", "maximum", "minimum", "clamp", "negate", "abs", "sign", "floor",
                    "ceil", "round_nearest_afz", "round_nearest_even", "next_after"})
-# Small differences of the operands make large ones of the result.
-_JUMP = frozenset({"ceil", "floor", "is_finite", "is_inf", "is_neg_inf", "is_pos_inf",
-                   "remainder", "round_nearest_afz", "round_nearest_even", "sign"})
 # Have a cheaper form that is exact to well below an f16 or bf16 rounding (device/narrow.cuh).
 _NARROW = frozenset({"divide", "erf", "erfc", "exponential", "log_plus_one", "logistic", "tanh"})
 # What f32 values have instead that are rounded later (codegen/narrowed.py): right to 2^-17 of
@@ -125,7 +122,7 @@ def _elementwise(op: ops.Elementwise, args: Sequence[Emitted],
                  rounded: Callable[[Emitted, DType], Emitted], narrowed: Callable[[Value], bool],
                  p: str, vector: bool) -> Emitted:
     dtype = op.args[-1].type.dtype
-    if op.kind in _JUMP or op.kind == "next_after":
+    if op.kind in ops.DISCONTINUOUS or op.kind == "next_after":
         args = [rounded(a, dtype) for a in args]
     if op.kind == "next_after" and is_narrow(dtype):
         narrow = ", ".join(_as_stored(a, dtype) for a in args)

@@ -383,7 +383,8 @@ class _Columns:
         self.loads = em.w = self.outer.child()
         found: list[tuple[Key, Emitted]] = []
         em.push_scope()
-        for key in self.c.plain_loads(self.sweep):
+        most = max(KEEP_WORDS // (self.deep * em.lanes), 1)
+        for key in self.c.plain_loads(self.sweep)[:most]:
             x, name = em.emit(*key), em.w.fresh("ahead")
             t = vector(compute(key[0].type.dtype), em.lanes if x.vector else 1)
             self.ahead.append(f"{t} {name}[{self.deep}]{{}};")

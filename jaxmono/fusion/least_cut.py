@@ -18,6 +18,7 @@ from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.types import DType
 
 COPYABLE = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.ReducePrecision)
 """Beside views. Anything else is computed once."""
@@ -35,11 +36,34 @@ def fed(graph: Graph, members: Collection[int]) -> set[Value]:
     return found
 
 
-def places(graph: Graph, needs: Iterable[Value], fed: Collection[Value],
-            earlier: Collection[int], index: Mapping[Op, int], made_free: Collection[Value],
-            ) -> dict[Value, bool | None]:
+def compared(graph: Graph) -> set[Value]:
+    """Values that may not differ by a rounding from what they were: of 16 bits, which are not
+    rounded between the ops of a group, where a comparison, a rounding or a bit cast reads them, and
+    what is compared for equality. (The gradient of a maximum looks for it among its operands.)"""
+    found: set[Value] = set()
+    for o in reversed(graph.ops):
+        if is_view(o) and o.results[0] in found:
+            found.update(o.inputs)
+        elif _jumps(o):
+            equal = isinstance(o, ops.Compare) and o.direction in ("EQ", "NE")
+            found.update(v for v in o.inputs if v.type.dtype in (DType.F16, DType.BF16)
+                         or (equal and v.type.dtype.is_float))
+    return found
+
+
+def _jumps(o: Op) -> bool:
+    """Whether small differences of its operands make large ones of its result."""
+    if isinstance(o, ops.Convert):
+        return not o.result.type.dtype.is_float
+    return isinstance(o, ops.Compare | ops.BitcastConvert | ops.ReducePrecision) or (
+        isinstance(o, ops.Elementwise) and o.kind in ops.DISCONTINUOUS)
+
+
+def places(graph: Graph, needs: Iterable[Value], kept: Collection[Value],
+           earlier: Collection[int], index: Mapping[Op, int], made_free: Collection[Value],
+           ) -> dict[Value, bool | None]:
     """The values that might cross for ``needs``, and whether they can be computed again; None for
-    those that no earlier region makes."""
+    those that no earlier region makes. ``kept``: those that cannot, but for views."""
     found: dict[Value, bool | None] = {}
     todo = list(needs)
     while todo:
@@ -51,7 +75,7 @@ def places(graph: Graph, needs: Iterable[Value], fed: Collection[Value],
             found[v] = None
             continue
         found[v] = v.type.is_static and (
-            is_view(o) or (isinstance(o, COPYABLE) and v not in fed))
+            is_view(o) or (isinstance(o, COPYABLE) and v not in kept))
         if found[v]:
             todo.extend(u for u in o.uses if u not in made_free)
     return found if any(found.values()) else {}

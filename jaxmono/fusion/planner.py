@@ -75,7 +75,9 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
     if "recompute" not in without and not views:
         twice, copies = recompute(graph, form, device)
         again = formulate(twice, device, without, apart=copies) if copies else form
-        if written(again) < written(form) and max(again.level.values()) <= max(form.level.values()):
+        if written(again) < written(form) \
+                and max(again.level.values(), default=0) <= max(form.level.values(), default=0) \
+                and len(again.state.in_place) >= len(form.state.in_place):
             graph, form, apart = twice, again, copies
     if "epilogue_reduces" not in without:
         def formed(g: Graph, after: After, begun: Collection[Op]) -> Formulation:

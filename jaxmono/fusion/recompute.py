@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from jaxmono.fusion.bodies import order
 from jaxmono.fusion.draft import Draft
 from jaxmono.fusion.formulate import Formulation
-from jaxmono.fusion.least_cut import fed, least, places
+from jaxmono.fusion.least_cut import compared, fed, least, places
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -46,12 +46,14 @@ def recompute(graph: Graph, form: Formulation, device: Device) -> tuple[Graph, f
     owner = {o: d for d in form.groups for o in d.ops}
     taken: set[Value] | None = None
     for draft in form.groups:
+        # Others have values at places of which there are several, or of buffers that are updated.
         if draft.kind not in ("dot", "row") or draft.folded or draft.taps > 1 or draft.stored:
             continue
         needs = [v for v in draft.outputs if v in draft.at and v not in graph.outputs]
         if sum(v.type.nbytes for v in needs) < 2 * MIN_BYTES:
             continue
-        taken = fed(graph, range(len(graph.ops))) if taken is None else taken
+        if taken is None:
+            taken = fed(graph, range(len(graph.ops))) | compared(graph)
         _cut(graph, form, draft, needs, taken, index, owner, device, again)
     return _rewritten(graph, again) if again.instead else (graph, frozenset())
 

@@ -22,8 +22,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from jaxmono.fusion.least_cut import fed, least, places
+from jaxmono.fusion.least_cut import compared, fed, least, places
 from jaxmono.fusion.plan import Device
+from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 
 
@@ -56,6 +57,7 @@ def part(graph: Graph, regions: Sequence[Collection[int]], outside: Iterable[int
     index = {o: i for i, o in enumerate(graph.ops)}
     wanted = {*graph.outputs, *(v for i in outside for v in graph.ops[i].uses)}
     made_free = {r for i in free for r in graph.ops[i].results}
+    kept = compared(graph) | _of_updated(graph)
     earlier = [i for r in regions for i in r]
     found: list[Part] = []
     for members in reversed(regions):
@@ -63,7 +65,7 @@ def part(graph: Graph, regions: Sequence[Collection[int]], outside: Iterable[int
         earlier = earlier[:len(earlier) - len(members)]
         made = {r for i in own for r in graph.ops[i].results} | made_free
         needs = {v: None for i in sorted(own) for v in graph.ops[i].uses if v not in made}
-        found_at = places(graph, needs, fed(graph, own), set(earlier), index, made_free)
+        found_at = places(graph, needs, kept | fed(graph, own), set(earlier), index, made_free)
         again = frozenset(index[graph.producer[v]] for v in least(
             graph, needs, found_at, wanted, device)) if found_at else frozenset[int]()
         found.append(Part(own, again, frozenset(
@@ -71,6 +73,14 @@ def part(graph: Graph, regions: Sequence[Collection[int]], outside: Iterable[int
         made.update(r for i in again for r in graph.ops[i].results)
         wanted.update(v for i in (*own, *again) for v in graph.ops[i].uses if v not in made)
     return tuple(reversed(found))
+
+
+def _of_updated(graph: Graph) -> set[Value]:
+    """Values made of inputs that are updated, perhaps in place: made again later they would keep
+    the old contents, a copy of the whole."""
+    updated = {o.operand for o in graph.ops if isinstance(o, ops.DynamicUpdateSlice)} \
+        & set(graph.inputs)
+    return {r for o in graph.ops if updated.intersection(o.uses) for r in o.results}
 
 
 def _live(graph: Graph, members: Collection[int], wanted: Collection[Value]) -> frozenset[int]:

@@ -51,6 +51,7 @@ Refusals = list[tuple[Op, str]]
 
 COMPUTE_INTENSIVE = (ops.DotGeneral, ops.Convolution)
 
+_MOVES = "only moves data; not worth a kernel"
 NOT_STITCHED = "mode='stitch' leaves contractions to XLA's libraries"
 
 
@@ -84,9 +85,18 @@ def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
         if _worth_launching(graph, members[c]):
             chosen.append(members[c])
         else:
-            reasons.update(dict.fromkeys(members[c], "only moves data; not worth a kernel"))
-    within = {i for indices in chosen for i in indices}
-    parts = part(graph, chosen, [i for i in live if i not in within], free, device or Device())
+            reasons.update(dict.fromkeys(members[c], _MOVES))
+    while True:
+        within = {i for indices in chosen for i in indices}
+        parts = part(graph, chosen, [i for i in live if i not in within], free, device or Device())
+        # What another region makes for itself may have been all that was worth a kernel.
+        bare = [bool(p.own) and not _worth_launching(graph, sorted(p.own | p.again)) for p in parts]
+        if not any(bare):
+            break
+        for indices, views in zip(chosen, bare, strict=True):
+            if views:
+                reasons.update(dict.fromkeys(indices, _MOVES))
+        chosen = [indices for indices, views in zip(chosen, bare, strict=True) if not views]
     regions = tuple(_region(graph, p, free) for p in parts if p.own)
     taken = {i for region in regions for i in region.op_indices}
     return regions, [(graph.ops[i], reasons[i]) for i in sorted(reasons) if i not in taken]

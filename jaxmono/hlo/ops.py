@@ -32,6 +32,9 @@ BINARY = frozenset({
 TERNARY = frozenset({"clamp", "select"})
 """``clamp(low, x, high)`` and ``select(pred, on_true, on_false)``; low, high and pred may be
 scalars where the result is not, as in StableHLO."""
+DISCONTINUOUS = frozenset({"ceil", "floor", "is_finite", "is_inf", "is_neg_inf", "is_pos_inf",
+                           "remainder", "round_nearest_afz", "round_nearest_even", "sign"})
+"""Small differences of the operands make large ones of the result."""
 
 
 @op("constant")

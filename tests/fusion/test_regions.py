@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import models
 import numpy as np
+import pytest
+from harness import compile_graph, run_program
 
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device
@@ -219,6 +221,48 @@ def test_what_is_stored_in_any_case_is_read() -> None:
 
     (_, second), _ = check(fn, f32(64, 8), f32(8, 64))
     assert len(second.op_indices) == 1 and len(second.inputs) == 2
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_what_is_compared_is_not_made_again_of_what_was_rounded(dtype: Any) -> None:
+    """Else no element of a row is its largest: `evaluate` rounds after each op, kernels do not."""
+    def fn(x: Any, w: Any, y: Any, v: Any) -> Any:
+        u = x @ w
+        s = jnp.sqrt(jnp.abs(u * y))
+        found = s == s.max(-1, keepdims=True)
+        g = jnp.sort((s @ v).astype(jnp.float32)[:, :1], axis=0) * 0 + 1
+        return u, jnp.where(found, g * jnp.exp(s.astype(jnp.float32)), 0)
+
+    shapes = (256, 64), (64, 64), (64,), (64, 16)
+    graph = raw(fn, *(jax.ShapeDtypeStruct(s, dtype) for s in shapes))
+    rng = np.random.default_rng(0)
+    env: dict[Value, Any] = {v: rng.normal(size=v.type.dims).astype(v.type.dtype.numpy)
+                             for v in graph.inputs}
+    for r in find_regions(graph)[0]:  # what XLA makes between them is 1
+        given = [env.get(v, np.ones(v.type.dims, v.type.dtype.numpy)) for v in r.inputs]
+        made = run_program(compile_graph(simplify(r.subgraph(graph))), given)
+        env.update(zip(r.outputs, made, strict=True))
+    assert (np.count_nonzero(env[graph.outputs[1]], axis=1) > 0).all()
+
+
+def test_inputs_that_are_updated_are_read_before_that() -> None:
+    """Else the whole would be copied first, or the update could not be in place."""
+    def fn(cache: Any, x: Any, w: Any, p: Any) -> Any:
+        z = x @ w
+        t = z + cache
+        return (jax.lax.dynamic_update_slice(cache, z[:1] * 2, (p, jnp.int32(0))),
+                (jnp.sort(z) * t) / (z * cache))
+
+    args = f32(64, 64), f32(64, 8), f32(8, 64), jax.ShapeDtypeStruct((), jnp.int32)
+    (_, second), _ = check(fn, *args)
+    assert raw(fn, *args).inputs[0] not in second.inputs and len(second.inputs) >= 2
+
+
+def test_a_region_may_be_left_with_views_only() -> None:
+    regions, refused = check(lambda x, y: (jnp.sort(x[:, 0])[:, None] + (y * 2 + 1), y.T),
+                             f32(64, 8), f32(64, 8))
+    assert len(regions) == 1
+    assert ("transpose", "only moves data; not worth a kernel") in refused
 
 
 def test_a_region_may_lose_all_it_has() -> None:
