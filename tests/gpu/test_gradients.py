@@ -48,8 +48,8 @@ def divided(x: X, p: dict[str, X]) -> X:
     return jnp.sort(jnp.square(layer(x, p).astype(F32)).reshape(-1))[-50_000:].mean()
 
 
-@pytest.mark.parametrize("dtype", [BF16, F32], ids=["bf16", "f32"])
-@pytest.mark.parametrize("loss", [smooth, divided])
+@pytest.mark.parametrize(("loss", "dtype"), [(smooth, BF16), (divided, F32)],
+                         ids=["one kernel, bf16", "several, f32"])
 def test_as_right_as_xla(loss: Any, dtype: Any) -> None:
     def step(x: X, p: dict[str, X], moments: dict[str, X]) -> X:
         value, gradients = jax.value_and_grad(loss, argnums=1)(x, p)
