@@ -74,4 +74,5 @@ def test_as_right_as_xla(loss: Any, dtype: Any) -> None:
         np.testing.assert_array_equal(a, b)
         mine, other = (np.sqrt(np.mean((v - e) ** 2)) for v in (a, c))
         size = np.sqrt(np.mean(e ** 2))
-        assert mine <= 1.2 * other + 2e-4 * size, (mine, other, size)
+        # Half a last bit of bf16, or of tf32: of a scalar XLA's error may be any.
+        assert mine <= 1.2 * other + (2e-3 if dtype is BF16 else 5e-4) * size, (mine, other, size)
