@@ -39,7 +39,7 @@ _K_TILE_US = 0.01
 """Of the producers, for every k tile: 64 x 64 tiles load 82 KB a microsecond."""
 _TF32_K_TILE_US = 0.1
 """Of tf32's consumers, for every k tile of 32: fragments come, are rounded and multiplied in turn.
-Nine products on an H100, 48 to 256 columns: 0.1 and 1.05 times what `_SHARED_BYTES` allows."""
+1280 and 2048x768x3072 on an H100 by 48 to 256 columns: this and what `_SHARED_BYTES` allows."""
 _DEEP_SLOTS = 5
 """Slots of two lines of k that a ring has at least, or all of a task. Each slot costs its producers
 some 0.1 us beside its loads (barriers), which small tiles do not hide: BERT-base b1 287 -> 276 us,

@@ -15,7 +15,7 @@ whose batch is normalised) is not read again for this.
 
 Conversions in front of the reduce are made again for it, so that other readers take 16 bits. What
 is stored in any case is not read again for a reduce beside other contractions, either: they do not
-hide it. (A bias's gradient beside its weights': with 12 such reduces of 14.7 MB, of 120, the
+hide it. (A bias's gradient beside its weights': with 12 such reduces of 14.7 MB the
 backward kernel of wav2vec2's training step took 0.7 % less of an H100's time.)
 
 A reduce of columns stays where it is if its group also writes what it computes of them (a
@@ -38,7 +38,7 @@ from jaxmono.fusion.dots import dot_dims, result_index
 from jaxmono.fusion.draft import ANCHORS, Draft, State, depths
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.rows import kept_shape, reduced_shape
-from jaxmono.fusion.split_reduce import in_f32, neutral, rounded
+from jaxmono.fusion.split_reduce import in_f32, neutral, rounded, why_ordered
 from jaxmono.fusion.walk import Walk, leaves
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -236,7 +236,7 @@ def _misfit(o: ops.Reduce, b: Begun) -> str:
     if not b.only and b.waits:
         return "the contraction would wait for what else is reduced"
     if len(o.args) == 1 and binary_kind(o.body) is not None and neutral(o) is None:
-        return f"of {o.args[0].type.dtype.value} it has no neutral element"
+        return why_ordered(o)
     return ""
 
 

@@ -24,6 +24,9 @@ COPYABLE = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.R
 """Beside views. Anything else is computed once."""
 
 
+_PASSING = frozenset({"abs", "clamp", "maximum", "minimum", "negate", "select"})
+
+
 def fed(graph: Graph, members: Collection[int]) -> set[Value]:
     """Values that contractions among these ops read, through views too: they want them in
     memory, and would have to wait until they are computed again."""
@@ -39,12 +42,14 @@ def fed(graph: Graph, members: Collection[int]) -> set[Value]:
 def compared(graph: Graph) -> set[Value]:
     """Values that may not differ by a rounding from what they were: of 16 bits, which are not
     rounded between the ops of a group, where a comparison, a rounding or a bit cast reads them, and
-    what is compared for equality. (The gradient of a maximum looks for it among its operands.)"""
+    what is compared for equality; also through ops that pass a value on. (The gradient of a maximum
+    looks for it among its operands.)"""
     found: set[Value] = set()
     for o in reversed(graph.ops):
-        if is_view(o) and o.results[0] in found:
-            found.update(o.inputs)
-        elif _jumps(o):
+        if o.results[0] in found and (is_view(o) or isinstance(o, ops.Convert) or (
+                isinstance(o, ops.Elementwise) and o.kind in _PASSING)):
+            found.update(v for v in o.inputs if v.type.dtype.is_float)
+        if _jumps(o):
             equal = isinstance(o, ops.Compare) and o.direction in ("EQ", "NE")
             found.update(v for v in o.inputs if v.type.dtype in (DType.F16, DType.BF16)
                          or (equal and v.type.dtype.is_float))
@@ -62,8 +67,8 @@ def _jumps(o: Op) -> bool:
 def places(graph: Graph, needs: Iterable[Value], kept: Collection[Value],
            earlier: Collection[int], index: Mapping[Op, int], made_free: Collection[Value],
            ) -> dict[Value, bool | None]:
-    """The values that might cross for ``needs``, and whether they can be computed again; None for
-    those that no earlier region makes. ``kept``: those that cannot, but for views."""
+    """The values that might be read for ``needs``, and whether they can be computed again; None for
+    those that none of the ops at ``earlier`` makes. ``kept``: those that cannot, but for views."""
     found: dict[Value, bool | None] = {}
     todo = list(needs)
     while todo:

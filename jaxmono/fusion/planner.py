@@ -17,7 +17,7 @@ from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.formulate import Formulation, formulate
 from jaxmono.fusion.plan import Buffer, Device, Group, Place, Plan, Sig, Stage
 from jaxmono.fusion.prepare import prepare
-from jaxmono.fusion.recompute import recompute, written
+from jaxmono.fusion.recompute import recompute
 from jaxmono.fusion.roll import find_loops
 from jaxmono.fusion.split_reduce import split_reduces
 from jaxmono.fusion.stages import place
@@ -73,12 +73,9 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
         form = formulate(graph, device, without, views)
     apart: frozenset[Op] = frozenset()
     if "recompute" not in without and not views:
-        twice, copies = recompute(graph, form, device)
-        again = formulate(twice, device, without, apart=copies) if copies else form
-        if written(again) < written(form) \
-                and max(again.level.values(), default=0) <= max(form.level.values(), default=0) \
-                and len(again.state.in_place) >= len(form.state.in_place):
-            graph, form, apart = twice, again, copies
+        graph, form, apart, more = recompute(
+            graph, form, device, lambda g, copies: formulate(g, device, without, apart=copies))
+        refused = (*refused, *more)
     if "epilogue_reduces" not in without:
         def formed(g: Graph, after: After, begun: Collection[Op]) -> Formulation:
             return formulate(g, device, without, views, after, begun, apart)

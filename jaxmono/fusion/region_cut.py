@@ -65,9 +65,9 @@ def part(graph: Graph, regions: Sequence[Collection[int]], outside: Iterable[int
         earlier = earlier[:len(earlier) - len(members)]
         made = {r for i in own for r in graph.ops[i].results} | made_free
         needs = {v: None for i in sorted(own) for v in graph.ops[i].uses if v not in made}
-        found_at = places(graph, needs, kept | fed(graph, own), set(earlier), index, made_free)
+        there = places(graph, needs, kept | fed(graph, own), set(earlier), index, made_free)
         again = frozenset(index[graph.producer[v]] for v in least(
-            graph, needs, found_at, wanted, device)) if found_at else frozenset[int]()
+            graph, needs, there, wanted, device)) if there else frozenset[int]()
         found.append(Part(own, again, frozenset(
             r for i in own for r in graph.ops[i].results if r in wanted)))
         made.update(r for i in again for r in graph.ops[i].results)

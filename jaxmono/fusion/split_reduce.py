@@ -81,7 +81,7 @@ def _split(o: ops.Reduce, least: int, most: int) -> list[Op] | str:
     one."""
     start, shape = neutral(o), o.args[0].type.dims
     if start is None:
-        return _why_ordered(o)
+        return why_ordered(o)
     axis = max(o.dimensions, key=lambda d: shape[d])
     parts, size = _parts(shape[axis], most), shape[axis]
     b, whole = Builder(o.loc), o
@@ -144,7 +144,7 @@ def neutral(o: ops.Reduce) -> object | None:
     return None
 
 
-def _why_ordered(o: ops.Reduce) -> str:
+def why_ordered(o: ops.Reduce) -> str:
     """Why a reduce has no neutral element here."""
     kind = binary_kind(o.body)
     if len(o.args) > 1 or kind is None:

@@ -198,6 +198,23 @@ def test_the_last_of_many_fragments_stands_behind_the_others(shape: tuple[int, i
     check(g, [data(g.inputs[0], special=False)], plan=plan, schedule=schedule, seeds=(0, 1))
 
 
+def test_loads_in_front_of_a_rows_outputs_take_few_registers() -> None:
+    def make(b: Builder, x: Value, *more: Value) -> Value:
+        y = b.elementwise("subtract", x, b.broadcast_in_dim(
+            b.reduce(x, start(b, "maximum", F32), "maximum", (0,)), x.type.dims, (1,)))
+        for v in more:
+            y = b.elementwise("multiply", y, v)
+        return y
+
+    g = graph([value((201, 40)) for _ in range(7)], make)
+    plan = make_plan(g, DEVICE)
+    schedule = KernelSchedule(64, 1, {s.key: RowSchedule("slice", 32, 1) for s in plan.sigs})
+    text = compile_graph(g, plan=plan, schedule=schedule).source
+    assert "ahead3[16]" in text and "ahead4[" not in text
+    check(g, [data(v, i, special=False) for i, v in enumerate(g.inputs)], plan=plan,
+          schedule=schedule)
+
+
 def test_what_stays_in_registers_is_read_and_written_by_whole_loops() -> None:
     """An array whose index is not known when it is compiled lies in memory."""
     g = graph([value((4, 640)), value((640,)), value((640,))], layer_norm)

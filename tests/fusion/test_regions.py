@@ -12,8 +12,10 @@ import pytest
 from harness import compile_graph, run_program
 
 from jaxmono.fusion import make_plan
+from jaxmono.fusion.least_cut import compared
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.regions import NOT_STITCHED, Region, find_regions
+from jaxmono.hlo import ops
 from jaxmono.hlo.importer import import_module
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph, Value
@@ -243,6 +245,17 @@ def test_what_is_compared_is_not_made_again_of_what_was_rounded(dtype: Any) -> N
         made = run_program(compile_graph(simplify(r.subgraph(graph))), given)
         env.update(zip(r.outputs, made, strict=True))
     assert (np.count_nonzero(env[graph.outputs[1]], axis=1) > 0).all()
+
+
+def test_what_is_compared_may_have_been_passed_on() -> None:
+    def fn(x: Any, y: Any) -> Any:
+        s = jnp.sqrt(x * y)
+        t = jnp.sin(x * y)
+        return (-jnp.abs(s.astype(jnp.float32))).T == 3, t + 1
+
+    graph = raw(fn, *[jax.ShapeDtypeStruct((4, 6), jnp.bfloat16)] * 2)
+    made = [graph.producer.get(v) for v in compared(graph)]
+    assert {o.kind for o in made if isinstance(o, ops.Elementwise)} == {"sqrt", "abs", "negate"}
 
 
 def test_inputs_that_are_updated_are_read_before_that() -> None:

@@ -1,6 +1,6 @@
 """Training steps of a layer: what is kept for the gradient, and what is computed again, beside XLA.
 
-One kernel, or two with XLA's ops between them (fusion/recompute.py, fusion/region_cut.py)."""
+One kernel, or several with XLA's ops between them (fusion/recompute.py, fusion/region_cut.py)."""
 
 from __future__ import annotations
 

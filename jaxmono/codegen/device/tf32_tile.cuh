@@ -123,7 +123,7 @@ struct Tf32Right : SwizzledTile<float, ROWS, 32> {
     store<uint32_t, 4>(reinterpret_cast<uint32_t*>(p), to_tf32(load<float, 4>(p)));
   }
 
-  // Rows of a block: as many as leave each of four warps as much to do. 32 are whole lines of memory.
+  // Rows of a block: 32 are whole lines of memory, 16 where four warps then have about as much to do each.
   static constexpr int WIDE = ROWS % 128 == 0 || ROWS == 96 ? 32 : 16;
   static constexpr int BLOCKS = ROWS / WIDE, BLOCK_BYTES = WIDE * 128;
   static constexpr int PIECES = WIDE / 4;  // of 16 bytes, along the rows
