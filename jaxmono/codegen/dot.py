@@ -28,8 +28,7 @@ from jaxmono.fusion.demand import Demand, reduction_index
 from jaxmono.fusion.dots import demanded
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device, DotForm, Sig, Store
-from jaxmono.fusion.support import byte_product, exact_matrix, plain_algorithm
-from jaxmono.fusion.vector_dots import SMALL
+from jaxmono.fusion.support import byte_product, exact_matrix, exact_vector, plain_algorithm
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import DType
@@ -141,9 +140,11 @@ def operand_type(form: DotForm) -> DType | None:
         return None
     t = mma_type(d.lhs.type.dtype, d.rhs.type.dtype, d.precision, d.algorithm)
     m, n, k = form.m.size, form.n.size, form.k.size
-    if t is DType.F32 and not form.row_prologue and (
-            exact_matrix(m, n, k) or (min(m, n) == 1 and form.batch.size * m * n * k <= SMALL)):
-        return None  # exact in XLA, too; larger products with a vector are none by now
+    vector = exact_vector(m, n, k)
+    if t is DType.F32 and not form.row_prologue and (vector or exact_matrix(m, n, k)):
+        return None  # in XLA, too
+    if t is DType.F32 and m == 1 and not form.reduced and vector:
+        return None  # behind a norm: ordinary arithmetic knows such rows where weights are streamed
     return t
 
 

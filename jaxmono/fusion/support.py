@@ -141,7 +141,12 @@ def exact_product(op: ops.DotGeneral) -> bool:
             or op.precision != ("DEFAULT", "DEFAULT") or op.algorithm or not op.result.type.size:
         return False
     m, n, k = matrix_sizes(op)
-    return k == 1 or (min(m, n) == 1 and 0 < k * (m + n) < EXACT_VECTOR_ELEMENTS)
+    return k == 1 or exact_vector(m, n, k)
+
+
+def exact_vector(m: int, n: int, k: int) -> bool:
+    """Of `exact_product`, whether it is a product with a vector that XLA multiplies and sums."""
+    return min(m, n) == 1 and 0 < k * (m + n) < EXACT_VECTOR_ELEMENTS
 
 
 def exact_matrix(m: int, n: int, k: int) -> bool:

@@ -6,17 +6,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import models
 import numpy as np
 import pytest
 from contraction_harness import build, check_near, dot_sigs, plan_of, smooth
 from harness import run_program
 from jax import lax
+from tuning_harness import CONDITIONS
 
 from jaxmono.codegen.dot import operand_type
 from jaxmono.fusion.plan import DotForm, Plan
 from jaxmono.fusion.support import EXACT_VECTOR_ELEMENTS
 from jaxmono.fusion.vector_dots import SMALL
 from jaxmono.hlo.types import DType
+from jaxmono.tuning import problems_of
 
 Spec = jax.ShapeDtypeStruct
 F32 = jnp.float32
@@ -49,6 +52,35 @@ def dot(batch: Any, contract: Any) -> Any:
 ])
 def test_products_with_a_vector_are_exact(fn: Any, left: Any, right: Any) -> None:
     plan = plan_of(fn, Spec(left, F32), Spec(right, F32))
+    assert not tensor_core_dots(plan)
+    check_near(plan, build(plan), smooth(plan.graph), NEAR, seeds=(0,))
+
+
+@pytest.mark.parametrize("spec", ["mk,kn->mn", "mk,nk->mn"])
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_row_streams_its_weights_in_f32(spec: str, normed: bool) -> None:
+    """Also where a norm is folded into it: no candidate may round."""
+    def fn(x: Any, w: Any) -> Any:
+        y = models.norm(x, jnp.ones(640), jnp.zeros(640)) if normed else x
+        return jax.nn.relu(jnp.einsum(spec, y, w))
+
+    shape = (640, 500) if spec == "mk,kn->mn" else (500, 640)
+    plan = plan_of(fn, Spec((1, 640), F32), Spec(shape, F32))
+    (sig,) = dot_sigs(plan)
+    assert isinstance(sig.form, DotForm) and sig.form.row_prologue == normed
+    assert not tensor_core_dots(plan)
+    (problem,) = problems_of(plan, CONDITIONS)
+    assert {s.family for s in problem.candidates} <= {"gemv", "simt"}
+    assert problem.candidates[0].family == "gemv"
+    check_near(plan, build(plan), smooth(plan.graph), NEAR, seeds=(0,))
+
+
+def test_a_row_whose_results_are_reduced_is_exact() -> None:
+    def fn(x: Any, w: Any) -> Any:
+        y = x @ w
+        return y, jnp.square(y).sum()
+
+    plan = plan_of(fn, Spec((1, 640), F32), Spec((640, 512), F32))
     assert not tensor_core_dots(plan)
     check_near(plan, build(plan), smooth(plan.graph), NEAR, seeds=(0,))
 
