@@ -25,6 +25,7 @@ from jaxmono.codegen.dot_candidates import (
     reducing,
     swapped_bound,
     swapped_candidates,
+    tf32_candidates,
 )
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
@@ -33,7 +34,7 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.fold import STREAMED_ROWS
 from jaxmono.fusion.plan import DotForm, Sig
 
-_PRODUCED = ("wgmma", dot_wgmma.SWAPPED)
+_PRODUCED = ("wgmma", dot_wgmma.SWAPPED, dot_wgmma.TF32)
 """Families whose operands come from producer warps."""
 
 
@@ -73,6 +74,9 @@ class _Dot:
                 ahead = ahead_us(request, form.m.size, gathered=gathered)
                 if other is not None and other[0] - ahead < cost:
                     cost, s = other[0] - ahead, other[1]
+        left = tf32_candidates(sig, request)
+        if left and left[0][0] < cost:
+            cost, s = left[0]
         swapped = swapped_candidates(sig, request)
         if swapped and swapped[0][0] < swapped_bound(sig, request, s.family, cost):
             cost, s = swapped[0]

@@ -27,9 +27,11 @@ from jaxmono.codegen.dot_schedule_gemv import (
     blocks_of,
     candidates_gemv,
 )
+from jaxmono.codegen.dot_schedule_tf32 import candidates_tf32
 from jaxmono.codegen.dot_schedule_wgmma import candidates_wgmma
 from jaxmono.codegen.sig_code import Request
 from jaxmono.fusion.plan import DotForm, Sig
+from jaxmono.hlo.types import DType
 
 LIMIT = 24
 """Most candidates of one Sig, the analytic choice included."""
@@ -56,7 +58,8 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
     skinny = gemv_candidates(sig, request)
     if operand_type(form) is None:
         return varied(choice, [skinny])
-    return varied(choice, [*_tiles(sig, request), swapped_candidates(sig, request), skinny])
+    return varied(choice, [*_tiles(sig, request), tf32_candidates(sig, request),
+                           swapped_candidates(sig, request), skinny])
 
 
 def reducing(sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
@@ -149,6 +152,19 @@ def swapped_candidates(sig: Sig, request: Request) -> list[Costed]:
         batch, m, n, k, device=request.device, shared_bytes=request.shared_bytes,
         k_major=(code.lhs.k_major, code.rhs.k_major), computed=code.lhs.param is None,
         blocks=min(blocks_of(own, request.stage or (own,), sms), max(sms // request.siblings, 1)))
+
+
+def tf32_candidates(sig: Sig, request: Request) -> list[Costed]:
+    """What wgmma can do for a Sig of f32 with the weights on its left, cheapest first."""
+    form = sig.form
+    assert isinstance(form, DotForm)
+    if not request.wgmma or form.reduced or operand_type(form) is not DType.F32:
+        return []
+    code = DotCode.of(sig, DotSchedule(dot_wgmma.TF32, 64, 128, 32, 2, (1, 2, 1)))
+    if dot_wgmma.takes_tf32(form, code, code.element) is not None:
+        return []
+    return candidates_tf32(form.m.size, form.n.size * request.siblings, form.k.size,
+                           device=request.device, shared_bytes=request.shared_bytes)
 
 
 def swapped_bound(sig: Sig, request: Request, family: str, cost: float) -> float:

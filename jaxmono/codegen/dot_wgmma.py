@@ -68,6 +68,10 @@ all of it. 2048x8192x2048 takes 5.6 % less time so, 2048 cubed 3.0, 4096x4096x10
 0.9, 8192 cubed 0.6."""
 SWAPPED = "swapped"
 """Family of the same products with the weights on the left (device/gemm_swapped.cuh)."""
+TF32 = "tf32"
+"""Family of f32 products with the weights on the left, in registers, and rows by the tensor memory
+accelerator (device/gemm_tf32.cuh)."""
+_ON_THE_LEFT = (SWAPPED, TF32)
 _IN_FLIGHT_BYTES = 80 * 1024
 """Of weights on the left that are requested only behind the barrier. The rows' first k tile counts
 as landed when all that a thread has requested before it has: these keep memory busy from then on
@@ -95,6 +99,19 @@ def takes_swapped(form: DotForm, code: DotCode, element: DType | None) -> str | 
         return "swapped operands have 16 bits"
     if code.rhs.param is None or not (code.lhs.param is not None or code.lhs.k_major):
         return "weights are computed, or rows whose k are no neighbours"
+    return None
+
+
+def takes_tf32(form: DotForm, code: DotCode, element: DType | None) -> str | None:
+    """Why the tensor memory accelerator cannot bring the rows of a contraction; None if it can."""
+    if element is not DType.F32:
+        return "it rounds f32"
+    if form.row_prologue or form.taps > 1 or form.batch.size > 1:
+        return "rows are computed, read in windows, or a batch's own"
+    if not (is_strided(code.lhs) and code.lhs.k_major and form.k.size % 4 == 0):
+        return "rows do not lie at constant distances, their k next to each other"
+    if code.rhs.param is None:
+        return "weights are computed"
     return None
 
 
@@ -126,7 +143,8 @@ def shared_bytes(code: DotCode) -> int:
     """Dynamic shared memory of a task: panel, ring, staging (as the classes lay them out)."""
     s = code.s
     panel, slot = layout(code)
-    staging = swapped_staging_bytes(s.bm, s.bn, s.warps[2]) if s.family == SWAPPED else \
+    staging = tf32_staging_bytes(s.bm // s.warps[0]) if s.family == TF32 else \
+        swapped_staging_bytes(s.bm, s.bn, s.warps[2]) if s.family == SWAPPED else \
         staging_bytes(s.bn // s.warps[1], s.warps[2])
     return LOW_BYTES + panel + s.stages * slot + staging
 
@@ -187,6 +205,11 @@ def swapped_staging_bytes(bm: int, bn: int, k_warpgroups: int) -> int:
     return k_warpgroups * bm * (bn + 4) * 4
 
 
+def tf32_staging_bytes(rows: int) -> int:
+    """The same of `StagedColumns` (device/staged_columns.cuh). ``rows``: of a warpgroup."""
+    return 8 * (32 if rows % 32 == 0 else 16) * 20 * 4
+
+
 def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
               read_only: Sequence[Value], behind: bool) -> None:
     """The producers' statements for one task.
@@ -208,12 +231,12 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
         w.line("const auto load_a = [](void*, int, int) {};  // consumers compute the panel")
     else:
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles,
-                    strided=True, gathered=s.family != SWAPPED, pair=pair)
+                    strided=True, gathered=s.family not in _ON_THE_LEFT, pair=pair)
     ahead = 0
     if behind and code.rhs.param in read_only and code.rhs.offset is not None \
             and code.rhs.offset.is_static:
         ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * 128))) \
-            if s.family == SWAPPED else max(1, _AHEAD_BYTES // (s.bn * deep(code)))
+            if s.family in _ON_THE_LEFT else max(1, _AHEAD_BYTES // (s.bn * deep(code)))
     w.line("const auto ready = [&] { roles->await_open(at); };")
     w.line(f"G::produce<{ahead}>(smem, roles, at, m0, n0, k0, k_tiles, ready, load_a, load_b);")
     if source := source_of(code):
@@ -312,8 +335,9 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     root = (source.value, source.index) if source else None
     result = bias.total if bias else form.dot.result
     reduces = code.reduced_roots
+    fragments = s.bm // s.warps[0] // 8 if s.family == TF32 else s.bn // s.warps[1] // 8
     early = early_loads(body, stores, result, form.n, lanes, () if small else read_only,
-                        form.m if s.bn // s.warps[1] <= WIDE else None, besides=root,
+                        form.m if fragments * 8 <= WIDE else None, besides=root,
                         also=reduces) if s.family != SWAPPED else []
     # What is reduced goes by rows: not as fragments leave.
     none = "NoEarly" if reduces else no_loads(body, stores, result)
@@ -427,7 +451,7 @@ def _lanes(code: DotCode, per_thread: int) -> int:
     """Elements per thread at a time in the epilogue: 16 bytes where the stores allow it."""
     stores = code.form.elements
     widest = legal_lanes(code.sig.body, stores, code.form.n, 8, code.reduced_roots)
-    if code.s.family == SWAPPED:  # a small tile: 16 bytes of sums, whichever threads that leaves
+    if code.s.family in _ON_THE_LEFT:  # 16 bytes of sums, whichever threads that leaves
         widest, per_thread = min(widest, 4), 4
     fits = [n for n in (8, 4, 2, 1)
             if n <= min(widest, max(per_thread, 1)) and code.form.n.size % n == 0]
@@ -462,13 +486,17 @@ def emit_begin(w: Writer, code: DotCode) -> None:
     w.line("(void)b;")
     t = pair_type(code) or c_type(code.element)
     kind, warps = ("GemmSwapped", s.warps[1:]) if s.family == SWAPPED else ("GemmWgmma", s.warps)
+    if s.family == TF32:
+        w.line(f"using G = GemmTf32<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "
+               f"{_cpp(code.rhs.k_major)}>;")
     args = [t, s.bm, s.bn, s.stages, *warps, _cpp(code.lhs.k_major), _cpp(code.rhs.k_major),
             panel_columns(code)]
     if deep(code) != 128 or s.resident:
         args += [0, deep(code) // 32]
     if s.resident:
         args.append(code.k_tiles)
-    w.line(f"using G = {kind}<{', '.join(map(str, args))}>;")
+    if s.family != TF32:
+        w.line(f"using G = {kind}<{', '.join(map(str, args))}>;")
     w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code) - LOW_BYTES}, \"tiles\");")
     k_tiles = str(code.k_tiles)
     if s.split_k > 1:

@@ -22,7 +22,14 @@ from dataclasses import dataclass, replace
 
 from jaxmono.codegen.calls import UNIT, Call, Span, Unit, has_own_mail
 from jaxmono.codegen.dispatch import Dispatch
-from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES, SWAPPED
+from jaxmono.codegen.dot_wgmma import (
+    CONSUMERS,
+    LOW_BYTES,
+    PRODUCERS,
+    ROLES_BYTES,
+    SWAPPED,
+    TF32,
+)
 from jaxmono.codegen.doubled import Halves, eligible
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.names import storage
@@ -51,7 +58,7 @@ _INCLUDES = {
 """Device headers that a kind of Sig needs besides kernel and vec."""
 
 _FAMILY_INCLUDES = {"gemv": ("gemv",), "few": ("attention_few",),
-                    SWAPPED: ("gemm_swapped",)}
+                    SWAPPED: ("gemm_swapped",), TF32: ("gemm_tf32",)}
 """Those that only a family of schedules needs."""
 _WIDE_SUMS = 128
 """Of a thread, from which on nothing stays in registers that can be found again (`fresh` in
@@ -360,6 +367,8 @@ class _Assembly:
                 w.line("int own = block_id();")
             if self.roles:
                 w.line("Roles* const roles = block_roles();")
+                if any(getattr(u.schedule, "family", "") == TF32 for u in self.units.values()):
+                    w.line("roles->init_maps();")
                 w.line("roles->init();")
             if not self.cooperative:
                 w.line("launch_order();", "what runs before it in the stream may not be done")

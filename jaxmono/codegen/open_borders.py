@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from jaxmono.codegen.calls import has_own_mail
-from jaxmono.codegen.dot_wgmma import SWAPPED
+from jaxmono.codegen.dot_wgmma import SWAPPED, TF32
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import code_for
@@ -52,4 +52,5 @@ def apart(plan: Plan, schedule: KernelSchedule) -> set[tuple[int, int]]:
 
 
 def _has_producers(sig: Sig, schedule: KernelSchedule) -> bool:
-    return getattr(schedule.sigs[sig.key], "family", "") in ("wgmma", SWAPPED, "back_to_back")
+    return getattr(schedule.sigs[sig.key], "family", "") in (
+        "wgmma", SWAPPED, TF32, "back_to_back")

@@ -30,6 +30,15 @@
 //   void fence_proxy_async()         wgmmas that follow (after a barrier: in any thread) read what
 //                                    this thread has stored to shared memory, or seen stored; cp.async
 //                                    that has been waited for needs none
+//  ptx_tma.cuh (sm_90a). Matrices of f32, x[row][col], rows `pitch` elements apart; meaning: see there.
+//   void tensor_map_make(TensorMap* to, uint32_t* scratch, const float* first, int rows, int cols,
+//                        long long pitch, int box_rows)   all lanes of a warp; scratch: 128 bytes of shared
+//                                    memory, aligned as much; first and pitch: multiples of 16 bytes
+//   void tensor_map_acquire(const TensorMap*)   before this thread loads by a map that was made
+//   void tma_load(void* smem, const TensorMap*, int row, int col, int box_rows, uint64_t* bar)
+//                                    one thread: box_rows x 32 as tf32, rounded as to_tf32 does, swizzled by
+//                                    128 bytes; zeros outside. The phase of bar waits for them, too
+//   void fence_proxy_async_all()     loads that follow read what this thread has seen stored anywhere
 //  ptx_wgmma.cuh (sm_90a). All threads of a warpgroup: warps 4 i .. 4 i + 3.
 //   uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t stride_bytes)
 //   uint64_t wgmma_descriptor_at(uint64_t first, int bytes)   of an operand so far behind

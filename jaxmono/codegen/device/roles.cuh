@@ -56,13 +56,27 @@ struct Place {
   JM_DEVICE void open() { phase &= ~(1u << 31); }
 };
 
+// What the newest tensor map of a block is of, and how many there were before it (tensor_maps.cuh).
+struct Mapped {
+  const float* first;
+  long long pitch;
+  int rows, cols, box_rows;
+  uint32_t count;
+};
+
 // In shared memory for the whole launch.
 struct Roles {
   uint64_t full[MAX_SLOTS], empty[MAX_SLOTS];
   // The first warpgroup has issued the last products of a task. (With a named barrier in its place, beside
   // other tests on the GPU, racecheck 2025.3 reported what later barriers order: VGG-16 b2, in two runs.)
   uint64_t turn;
+  // Of kernels that have tensor maps: the next one is written here.
+  Mapped mapped;
+  alignas(128) uint32_t map[32];
 
+  JM_DEVICE void init_maps() {  // before init
+    if (fresh(thread_id()) == 0) mapped = {};
+  }
   JM_DEVICE void init() {  // all threads of the block
     if (fresh(thread_id()) == 0) {
       for (int i = 0; i < MAX_SLOTS; ++i) {

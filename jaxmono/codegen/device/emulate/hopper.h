@@ -10,6 +10,7 @@ void mbarrier_init(void* bar, uint32_t arrivals);
 void mbarrier_arrive(void* bar);
 void mbarrier_arrive_later(void* bar);  // when this thread's copies have happened
 void mbarrier_wait(void* bar, uint32_t parity);
+void mbarrier_expect_later(void* bar);  // one more arrival, of copies that this thread has requested
 void fence_proxy_async();
 
 // ---- warpgroup.h -------------------------------------------------------------------------------

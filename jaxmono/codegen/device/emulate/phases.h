@@ -81,6 +81,11 @@ void mbarrier_arrive_later(void* word) {
   preempt(me, 32);
 }
 
+void mbarrier_expect_later(void* word) {
+  ++mbarrier_at(self(), word, "tma_load").pending;
+  mbarrier_arrive_later(word);
+}
+
 void mbarrier_wait(void* word, uint32_t parity) {
   Lane& me = self();
   Mbarrier& bar = mbarrier_at(me, word, "mbarrier_wait");

@@ -31,12 +31,30 @@ inline void check_shared(const Lane& lane, const void* p, uint32_t bytes, const 
          bytes);
 }
 
+// Bytes of a copy of four floats that are rounded to tf32 (tma.h).
+constexpr uint32_t ROUNDED = 16 | 1;
+inline void round_tf32(void* to, const void* from);
+
 // Where wgmma reads, too: see ptx_mbarrier.cuh.
 inline void write(const Copies& q, void* to, const void* from, uint32_t bytes) {
+  const bool rounded = bytes == ROUNDED;
+  if (rounded) bytes = 16;
   if (from == nullptr) memset(to, 0, bytes);
+  else if (rounded) round_tf32(to, from);
   else if (bytes == 16) memcpy(to, from, 16);
   else memcpy(to, from, bytes);
   if (q.view != 0) memcpy(static_cast<unsigned char*>(to) + q.view, to, bytes);
+}
+
+// Asks for a copy of this thread's. from: null for zeros.
+inline void copy(void* to, const void* from, uint32_t bytes) {
+  Copies& q = *self().copies;
+  if (q.early) {
+    write(q, to, from, bytes);
+    return;
+  }
+  if (q.tail - q.head > q.mask) grow(q);
+  q.ring[q.tail++ & q.mask] = {to, from, bytes, q.groups};
 }
 
 // looks: the address counts although nothing may be read.
@@ -47,13 +65,7 @@ inline void cp_async(void* smem, const void* gmem, bool pred, bool looks = false
   if ((pred || looks) && reinterpret_cast<uintptr_t>(gmem) % BYTES != 0)
     fail("cp_async source %p of block %d thread %d is not %u-byte aligned", gmem, lane.block_id,
          lane.thread_id, BYTES);
-  Copies& q = *lane.copies;
-  if (q.early) {
-    write(q, smem, pred ? gmem : nullptr, BYTES);
-    return;
-  }
-  if (q.tail - q.head > q.mask) grow(q);
-  q.ring[q.tail++ & q.mask] = {smem, pred ? gmem : nullptr, BYTES, q.groups};
+  copy(smem, pred ? gmem : nullptr, BYTES);
 }
 
 // Makes the oldest pending copy or arrival happen.
@@ -163,6 +175,13 @@ inline uint32_t to_tf32(float x) {
   const uint32_t bits = emulate::float_bits(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffffffu;
   return (bits + 0xfffu + (bits >> 13 & 1)) & ~0x1fffu;
+}
+inline void emulate::round_tf32(void* to, const void* from) {
+  float x[4];
+  uint32_t rounded[4];
+  memcpy(x, from, 16);
+  for (int i = 0; i < 4; ++i) rounded[i] = to_tf32(x[i]);
+  memcpy(to, rounded, 16);
 }
 
 #define JM_LOAD(NAME)                                                                   \

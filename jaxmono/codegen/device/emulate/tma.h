@@ -1,0 +1,57 @@
+// The functions of ptx_tma.cuh on the host.
+//
+// The pieces of a tile are copies of the thread that asks for them, as cp.async's are; they arrive at its
+// barrier when they have happened. A map that a thread has not acquired since it was made is an error.
+#pragma once
+#include "emulate/hopper.h"
+#include "emulate/mbarrier.h"
+#include "emulate/ptx.h"
+
+namespace jaxmono {
+
+struct alignas(128) TensorMap {
+  const float* first;
+  long long pitch;
+  int rows, cols, box_rows;
+  uint32_t acquired;  // the lanes of a warp that have
+  int warp;
+};
+
+inline void tensor_map_make(TensorMap* to, uint32_t* scratch, const float* first, int rows, int cols,
+                            long long pitch, int box_rows) {
+  const emulate::Lane& me = emulate::self();
+  for (int i = 0; i < 32; ++i) emulate::check_shared(me, scratch + i, 4, "tensor_map_make scratch");
+  if (reinterpret_cast<uintptr_t>(scratch) % 128 != 0 || reinterpret_cast<uintptr_t>(to) % 128 != 0 ||
+      reinterpret_cast<uintptr_t>(first) % 16 != 0 || pitch % 4 != 0 || rows < 1 || cols < 1 || cols % 4 != 0 ||
+      box_rows < 1 || box_rows > 256)
+    emulate::fail("tensor_map_make of %d x %d floats at %p, %lld apart, by %d rows, in block %d: sizes or "
+                  "alignment",
+                  rows, cols, first, pitch, box_rows, me.block_id);
+  scratch[me.lane_id] = 0xdeadbeef;
+  syncwarp();
+  *to = {first, pitch, rows, cols, box_rows, 0, me.warp_id};
+  syncwarp();
+}
+inline void tensor_map_acquire(const TensorMap* map) {
+  const_cast<TensorMap*>(map)->acquired |= 1u << emulate::self().lane_id;
+}
+inline void tma_load(void* smem, const TensorMap* map, int row, int col, int box_rows, uint64_t* bar) {
+  const emulate::Lane& me = emulate::self();
+  if (map->box_rows != box_rows || map->warp != me.warp_id || (map->acquired >> me.lane_id & 1) == 0)
+    emulate::fail("tma_load of block %d thread %d: it has no map for %d rows", me.block_id, me.thread_id,
+                  box_rows);
+  if ((static_cast<unsigned char*>(smem) - me.shared) % 1024 != 0)
+    emulate::fail("tma_load of block %d thread %d: a tile begins at 1024 bytes", me.block_id,
+                  me.thread_id);
+  for (int r = 0; r < box_rows; ++r)
+    for (int piece = 0; piece < 8; ++piece) {
+      unsigned char* const to = static_cast<unsigned char*>(smem) + r * 128 + (piece ^ (r & 7)) * 16;
+      const int c = col + piece * 4;
+      const bool inside = row >= 0 && row + r < map->rows && c >= 0 && c < map->cols;
+      emulate::copy(to, inside ? map->first + (row + r) * map->pitch + c : nullptr, emulate::ROUNDED);
+    }
+  emulate::mbarrier_expect_later(bar);
+}
+inline void fence_proxy_async_all() { emulate::fence_proxy_async(); }
+
+}  // namespace jaxmono

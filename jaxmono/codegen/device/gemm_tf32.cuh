@@ -1,0 +1,146 @@
+// One output tile of a contraction of f32 as tf32: the weights, right operand of the contraction, are the
+// left one of wgmma, and pass through registers; x comes by the tensor memory accelerator.
+//
+//   y[m, n] = x[m, k] w[k, n]      as      y^T = w^T x^T: 64 or 128 columns of w are the rows of a
+//                                          product, 16 to 256 rows of x for each warpgroup its columns
+//
+// wgmma cuts the low 13 bits of an f32 off, and reads 32-bit elements along k only. In registers rounding
+// is an instruction an element, and any layout of the weights can be read; the accelerator rounds x on its
+// way into shared memory, which then nobody has to pass through once more. (gemm_wgmma.cuh, for operands
+// that the accelerator cannot take so, rounds and transposes in shared memory: 2048 cubed takes 70 us so,
+// with neither, and wrong results, 50.)
+#pragma once
+#include "jaxmono/gemm_wgmma.cuh"
+#include "jaxmono/staged_columns.cuh"
+#include "jaxmono/tensor_maps.cuh"
+#include "jaxmono/tf32_tile.cuh"
+
+namespace jaxmono {
+
+// The warpgroups share the tile along m (WG_M) or n (WG_N); one of them is 2. W_K_MAJOR: weights are [n][k].
+template <int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, bool W_K_MAJOR>
+struct GemmTf32 {
+  static constexpr int BM = BM_, BN = BN_, BK = 32, SLOTS = SLOTS_;
+  static constexpr int N = BM / WG_M, NT = N / 8, STEPS = 4, STEP = 8;
+  static_assert(WG_M * WG_N == 2 && BN == 64 * WG_N && BM % WG_M == 0, "two warpgroups of 64 columns");
+  static_assert(N % 16 == 0 && N <= 256 && SLOTS >= 2 && SLOTS < TensorMaps::SLOTS, "");
+
+  using TileW = Tf32Left<BN, W_K_MAJOR>;
+  using TileX = SwizzledTile<float, BM, BK>;
+  static constexpr int BOX = BM <= 256 ? BM : BM / 2;  // rows that the accelerator brings at a time
+  static constexpr int STAGE_BYTES = TileW::BYTES + TileX::BYTES;
+  using Staged = StagedColumns<NT>;
+
+  // Layout: ring | staging.
+  static constexpr int STAGING = SLOTS * STAGE_BYTES;
+  static constexpr int SHARED_BYTES = STAGING + 8 * Staged::BYTES;
+
+  struct Accumulators {
+    float x[NT][4];
+  };
+
+  JM_DEVICE static int warpgroup() { return warp_id() / 4; }
+  JM_DEVICE static int first_column() {
+    const int warp = fresh(warp_id());
+    return (WG_N == 2 ? warp / 4 * 64 : 0) + warp % 4 * 16;
+  }
+  JM_DEVICE static int first_row() { return WG_M == 2 ? warpgroup() * N : 0; }
+
+  // Of the first AHEAD tiles the weights do not wait for ready().
+  template <int AHEAD, class Ready, class LoadX, class LoadW>
+  JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int m0, int n0, int k0,
+                                int tiles, const Ready& ready, const LoadX& load_x,
+                                const LoadW& load_w) {
+    const int thread = thread_id() - CONSUMERS;
+    const float* from = nullptr;
+    if constexpr (IsStrided<LoadW>::value)
+      from = opaque(TileW::template begin<PRODUCERS>(thread, W_K_MAJOR ? n0 : k0, W_K_MAJOR ? k0 : n0,
+                                                     load_w));
+    const auto fill = [&](int slot, int t) {
+      const int k = k0 + t * BK;
+      unsigned char* const to = smem + slot * STAGE_BYTES;
+      if constexpr (IsStrided<LoadW>::value)
+        TileW::template fill<PRODUCERS>(to, thread, W_K_MAJOR ? n0 : k, W_K_MAJOR ? k : n0, load_w,
+                                        from + t * (W_K_MAJOR ? BK : BK * LoadW::PITCH));
+      else
+        TileW::template fill<PRODUCERS>(to, thread, W_K_MAJOR ? n0 : k, W_K_MAJOR ? k : n0, load_w);
+    };
+    const TensorMap* const map = thread < WARP ? tensor_map<BOX>(roles, load_x) : nullptr;
+    constexpr int FIRST = AHEAD < SLOTS ? AHEAD : SLOTS;
+    Place first = at;
+#pragma unroll 1
+    for (int t = 0; t < FIRST && t < tiles; ++t) {
+      mbarrier_wait(&roles->empty[first.slot], first.parity() ^ 1);
+      fill(first.slot, t);
+      first.template next<SLOTS>();
+    }
+    ready();
+    if (thread == 0) fence_proxy_async_all();  // behind what blocks wrote, and what the ring's place held
+    const auto rest = [&](int t) {
+      if (thread == 0) {
+        unsigned char* const to = smem + at.slot * STAGE_BYTES + TileW::BYTES;
+#pragma unroll
+        for (int r = 0; r < BM; r += BOX)
+          tma_load(to + r * 128, map, m0 + r, k0 + t * BK, BOX, &roles->full[at.slot]);
+      }
+      cp_async_mbarrier_arrive(&roles->full[at.slot]);
+      at.template next<SLOTS>();
+    };
+    int t = 0;
+#pragma unroll 1
+    for (; t < FIRST && t < tiles; ++t) rest(t);
+#pragma unroll 1
+    for (; t < tiles; ++t) {
+      mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
+      fill(at.slot, t);
+      rest(t);
+    }
+  }
+
+  JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
+                                Accumulators& sums) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums.x[j][e] = 0.0f;
+    const int wg = uniform(warpgroup()), first = TileW::first(first_column());
+    const bool speaks = thread_id() % 128 == 0;
+    const uint64_t x0 = operand_slice<TileX, true>(smem + TileW::BYTES, WG_M == 2 ? wg * N : 0, 0);
+#pragma unroll 1
+    for (int t = 0; t < tiles; ++t) {
+      mbarrier_wait(&roles->full[at.slot], at.parity());
+      const int weights = shared_offset(smem + at.slot * STAGE_BYTES) + first;
+      uint32_t w[STEPS][4];
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s) TileW::fragment(w[s], weights, s * STEP);
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) w[s][i] = to_tf32(bitcast<float>(w[s][i]));
+      const uint64_t x = wgmma_descriptor_at(x0, at.slot * STAGE_BYTES);
+      wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+        wgmma_tf32_registers(sums.x, w[s], operand_slice<TileX, true>(x, 0, s * STEP));
+      wgmma_commit();
+      // One thread speaks for all warps, of which each has read its own weights.
+      named_barrier(SOURCE_BARRIER + wg, 128);
+      wgmma_wait<0>();
+      if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
+      at.template next<SLOTS>();
+    }
+  }
+
+  // Calls f(r, c, sums, fetch(r, c)) for every LANES (at most 4) neighbouring elements of a row.
+  template <int LANES, class Fetch, class F>
+  JM_DEVICE static void finish(unsigned char* smem, Accumulators& sums, const Fetch& fetch, const F& f) {
+    Staged::template rows<LANES>(
+        reinterpret_cast<float*>(smem + STAGING) + warp_id() * (Staged::BYTES / 4), sums.x,
+        [&](int r, int c) { return fetch(first_row() + r, first_column() + c); },
+        [&](int r, int c, const float (&x)[LANES], const auto& early) {
+          f(first_row() + r, first_column() + c, x, early);
+        });
+  }
+};
+
+}  // namespace jaxmono
