@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
+import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from contraction_harness import build, in_order, plan_of, small_integers, smooth
+from contraction_harness import (
+    build,
+    check_exact,
+    check_near,
+    dot_sigs,
+    in_order,
+    plan_of,
+    small_integers,
+    smooth,
+    wgmma,
+)
 from contraction_harness import run_wgmma as run
 from harness import run_program
+from lost_waits import Case, failure, own_text, removed
 
+from jaxmono.codegen import cuda_target, headers, nvrtc
+from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
-from jaxmono.fusion.plan import Plan
+from jaxmono.codegen.dot_wgmma import takes_tf32
+from jaxmono.codegen.generate import default_schedule, emit
+from jaxmono.fusion.plan import Device, DotForm, Plan
 from jaxmono.hlo.interp import evaluate
+from jaxmono.hlo.types import DType
 
 Spec = jax.ShapeDtypeStruct
-F32 = jnp.float32
+BF16, F32 = jnp.bfloat16, jnp.float32
+H200 = Device()
 
 
 def tile(bm: int, bn: int, slots: int, warps: tuple[int, int, int], split: int = 1) -> DotSchedule:
@@ -62,3 +80,132 @@ def test_k_shared_by_blocks() -> None:
     plan = plan_of(lambda a, b: jax.nn.relu(a @ b), Spec((70, 648), F32), Spec((648, 40), F32))
     run(plan, tile(64, 64, 3, (2, 1, 1), split=4))
     run(plan, tile(128, 128, 2, (1, 2, 1), split=2))
+
+
+def test_epilogues() -> None:
+    """A bias and a residual, a gelu, outputs of 16 bits; columns that fill no vector."""
+    def fn(x: Any, w: Any, b: Any, r: Any, v: Any) -> Any:
+        y = x @ w + b
+        return jax.nn.gelu(y), (y + r).astype(BF16), (x @ v).astype(BF16)
+
+    plan = plan_of(fn, Spec((140, 96), F32), Spec((96, 136), F32), Spec((136,), F32),
+                   Spec((140, 136), BF16), Spec((96, 67), F32))
+    s = tile(64, 128, 3, (1, 2, 1))
+    check_near(plan, build(plan, in_order(plan, s, wgmma(64, 48, 3, (1, 1, 2))), threads=256),
+               smooth(plan.graph), 6e-3, seeds=(0, 1))
+
+
+def test_many_maps() -> None:
+    """Twenty matrices one behind the other: more than a block has places for maps."""
+    def fn(x: Any, *w: Any) -> Any:
+        for i, v in enumerate(w):
+            x = jnp.clip(x @ v - i % 2, -2, 2)
+        return x
+
+    plan = plan_of(fn, Spec((64, 64), F32), *[Spec((64, 64), F32)] * 20)
+    s = tile(64, 64, 3, (2, 1, 1))
+    program = build(plan, {g.key: s for g in dot_sigs(plan)}, threads=256)
+    assert len(plan.stages) == 20 and "GemmTf32<" in program.source
+    check_exact(plan, program, seeds=(0, 1, 2, 3), blocks=(1, 2))
+
+
+def test_beside_the_other_families() -> None:
+    """Rows that lie [k][m], and 16 bits: rings of other tiles in a kernel."""
+    def fn(x: Any, u: Any, v: Any, w: Any) -> Any:
+        y = jax.nn.relu(x @ u)
+        z = jnp.dot(y.astype(BF16), v, preferred_element_type=F32)
+        return y.T @ z, z @ w
+
+    plan = plan_of(fn, Spec((140, 64), F32), Spec((64, 160), F32), Spec((160, 72), BF16),
+                   Spec((72, 64), F32))
+    sigs = {}
+    for sig in dot_sigs(plan):
+        form = sig.form
+        assert isinstance(form, DotForm)
+        code = DotCode.of(sig, wgmma(64, 64, 3, (1, 1, 2)))
+        left = takes_tf32(form, code, code.element) is None
+        bits = 16 if code.element is not DType.F32 else 32
+        sigs[sig.key] = tile(64, 64, 3, (2, 1, 1)) if left else DotSchedule(
+            "wgmma", 64, 64, 1024 // bits, 3, (1, 1, 2))
+    assert [s.family for s in sigs.values()].count("tf32") == 2
+    x, u, _, w = small_integers(plan.graph, high=1)
+    v = np.eye(160, dtype=jnp.bfloat16)[np.random.default_rng(1).permutation(160)[:72]].T
+    check_exact(plan, build(plan, sigs, threads=256), seeds=(0, 1, 2), blocks=(1, 3),
+                inputs=[x, u, v, w])
+
+
+@pytest.mark.parametrize(("fn", "left", "right", "why"), [
+    (lambda x, w: x.T @ w, (128, 64), (128, 64), "next to each other"),
+    (lambda x, w: x @ w, (128, 126), (126, 64), "next to each other"),
+    (lambda x, w: jnp.einsum("bmk,bkn->bmn", x, w), (2, 128, 64), (2, 64, 64), "a batch's own"),
+    (lambda x, w: x @ jnp.tanh(w), (128, 64), (64, 64), "weights are computed"),
+    (lambda x, w: x[1:] @ w, (129, 64), (64, 64), None),
+])
+def test_what_the_accelerator_takes(fn: Any, left: Any, right: Any, why: str | None) -> None:
+    plan = plan_of(fn, Spec(left, F32), Spec(right, F32))
+    (sig,) = dot_sigs(plan)
+    code = DotCode.of(sig, tile(64, 64, 3, (2, 1, 1)))
+    assert isinstance(sig.form, DotForm)
+    found = takes_tf32(sig.form, code, code.element)
+    if why is None:
+        assert found is None
+        run(plan, tile(64, 64, 3, (2, 1, 1)))
+    else:
+        assert found is not None and why in found
+
+
+@pytest.mark.parametrize(("m", "n", "k", "family"), [
+    (128, 768, 768, "wgmma"),     # 6.3 us; 7.0 so
+    (512, 768, 768, "wgmma"),     # 9.2 us; 10.0 so
+    (1280, 768, 768, "tf32"), (1280, 3072, 768, "tf32"), (2048, 2048, 2048, "tf32")])
+def test_choices_that_were_timed(m: int, n: int, k: int, family: str) -> None:
+    """As kernels of their own on an H100."""
+    plan = plan_of(jnp.matmul, Spec((m, k), F32), Spec((k, n), F32), device=H200)
+    (s,) = default_schedule(plan, cuda_target("sm_90a"), H200).sigs.values()
+    assert s.family == family
+
+
+@pytest.mark.parametrize("s", [tile(256, 128, 4, (1, 2, 1)), tile(96, 128, 7, (1, 2, 1))])
+def test_products_run_while_weights_come(s: DotSchedule) -> None:
+    """ptxas lets no product wait for another one, and has registers for the weights."""
+    plan = plan_of(lambda x, w, b, r: jax.nn.gelu(x @ w + b) + r, Spec((2048, 768), F32),
+                   Spec((768, 768), F32), Spec((768,), F32), Spec((2048, 768), F32), device=H200)
+    target = cuda_target("sm_90a")
+    schedule = default_schedule(plan, target, H200)
+    (sig,) = dot_sigs(plan)
+    kernel = emit(plan, target, H200, "test", schedule.__class__(
+        **{**vars(schedule), "sigs": {**schedule.sigs, sig.key: s}}))
+    binary = nvrtc.compile_cuda(headers.bundle(kernel.source), "sm_90a")
+    assert not re.search(r"C75\d\d", binary.log), binary.log
+    assert binary.spill_stores == binary.spill_loads == 0
+
+
+WAITS = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_arrive|wgmma_wait<\w+>"
+                   r"|wgmma_commit|wgmma_fence|ready|init_maps)\([^;{}]*\);")
+COUNT = 11
+
+
+@functools.cache
+def case() -> Case:
+    """Two stages, so that a grid barrier is waited for; three tiles of k for each slot."""
+    plan = plan_of(lambda x, u, w: jnp.clip(x @ u, -2, 2) @ w, Spec((128, 192), F32),
+                   Spec((192, 192), F32), Spec((192, 128), F32))
+    sigs = in_order(plan, *[tile(64, 64, 2, (2, 1, 1))] * 2)
+    return Case(plan, sigs, small_integers(plan.graph), 0.0, threads=256)
+
+
+@pytest.mark.parametrize("number", range(COUNT))
+def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert failure(case(), monkeypatch, removed("gemm_tf32.cuh", WAITS, number)) != ""
+
+
+@pytest.mark.parametrize("statement", [r"tensor_map_acquire\(map\);",
+                                       r"tensor_map_make\([^;]*\);"])
+def test_maps_are_made_and_acquired(statement: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    change = removed("tensor_maps.cuh", re.compile(statement), 0)
+    assert "it has no map" in failure(case(), monkeypatch, change)
+
+
+def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(WAITS.findall(own_text("gemm_tf32.cuh"))) == COUNT
+    assert failure(case(), monkeypatch, lambda text: text) == ""

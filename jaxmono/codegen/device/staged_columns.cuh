@@ -44,8 +44,9 @@ struct StagedColumns {
     constexpr int ROOM = is_same<Early, NoEarly> || is_same<Early, NoReads> || ONCE
                              ? 4
                              : (NT <= 24 ? 80 : 32) / int(sizeof(Early));
-    constexpr int AHEAD = ROOM < 2 ? 1 : TRIPS < ROOM ? TRIPS : ROOM % 2 ? ROOM - 1 : ROOM;
-    static_assert(TRIPS % AHEAD == 0, "");
+    constexpr int MOST = ROOM >= 8 ? 8 : ROOM >= 4 ? 4 : ROOM >= 2 ? 2 : 1;
+    constexpr int AHEAD = TRIPS < MOST ? TRIPS : MOST;
+    static_assert(TRIPS % AHEAD == 0, "powers of two");
     const int lane = fresh(lane_id()), column = lane % PER_ROW * LANES;
     // Eight lanes that load 16 bytes each have two rows that are four apart: all banks.
     const int first = LANES == 4 ? lane / 4 % 2 * 4 + lane / 8 : lane / PER_ROW;
