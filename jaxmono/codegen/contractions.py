@@ -13,6 +13,7 @@ from jaxmono.codegen import (
     dot_gemv,
     dot_gemv_shape,
     dot_wgmma,
+    dot_wgmma_takes,
 )
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.dot import DotCode
@@ -65,7 +66,7 @@ class _Dot:
         if request.wgmma and s.family == "mma":
             code = DotCode.of(sig, s)
             t, gathered = code.element, not dot.is_strided(code.lhs)
-            if t is not None and dot_wgmma.takes(form, code, t) is None:
+            if t is not None and dot_wgmma_takes.takes(form, code, t) is None:
                 other = choose_wgmma(
                     form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size,
                     t.itemsize, device=request.device, shared_bytes=request.shared_bytes,

@@ -11,7 +11,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from jaxmono.codegen import dot_function, dot_gemv_shape, dot_schedule_swapped, dot_wgmma
+from jaxmono.codegen import (
+    dot_function,
+    dot_gemv_shape,
+    dot_schedule_swapped,
+    dot_wgmma,
+    dot_wgmma_takes,
+)
 from jaxmono.codegen.dot import (
     DotCode,
     fma_type,
@@ -27,7 +33,7 @@ from jaxmono.codegen.dot_schedule_gemv import (
     blocks_of,
     candidates_gemv,
 )
-from jaxmono.codegen.dot_schedule_tf32 import candidates_tf32
+from jaxmono.codegen.dot_schedule_tf32 import MOST_BLOCKS, candidates_tf32
 from jaxmono.codegen.dot_schedule_wgmma import candidates_wgmma
 from jaxmono.codegen.sig_code import Request
 from jaxmono.fusion.plan import DotForm, Sig
@@ -97,7 +103,7 @@ def _tiles(sig: Sig, request: Request) -> list[list[Costed]]:
         k_major=weights_k_major(sig))]
     if request.wgmma and families[0]:
         code = DotCode.of(sig, families[0][0][1])
-        if dot_wgmma.takes(form, code, code.element) is None:
+        if dot_wgmma_takes.takes(form, code, code.element) is None:
             families.append(candidates_wgmma(
                 batch, m, n, k, t.itemsize, device=request.device,
                 shared_bytes=request.shared_bytes, row_prologue=form.row_prologue,
@@ -145,7 +151,7 @@ def swapped_candidates(sig: Sig, request: Request) -> list[Costed]:
     if not request.wgmma or m > dot_schedule_swapped.MAX_ROWS:
         return []
     code = DotCode.of(sig, DotSchedule(dot_wgmma.SWAPPED, 64, 64, 64, 2, (1, 1, 2)))
-    if dot_wgmma.takes_swapped(form, code, code.element) is not None:
+    if dot_wgmma_takes.takes_swapped(form, code, code.element) is not None:
         return []
     own, sms = (batch, n, k), request.device.sm_count
     return dot_schedule_swapped.candidates_swapped(
@@ -158,10 +164,11 @@ def tf32_candidates(sig: Sig, request: Request) -> list[Costed]:
     """What wgmma can do for a Sig of f32 with the weights on its left, cheapest first."""
     form = sig.form
     assert isinstance(form, DotForm)
-    if not request.wgmma or form.reduced or operand_type(form) is not DType.F32:
+    if not request.wgmma or form.reduced or operand_type(form) is not DType.F32 \
+            or request.device.sm_count > MOST_BLOCKS:
         return []
     code = DotCode.of(sig, DotSchedule(dot_wgmma.TF32, 64, 128, 32, 2, (1, 2, 1)))
-    if dot_wgmma.takes_tf32(form, code, code.element) is not None:
+    if dot_wgmma_takes.takes_tf32(form, code, code.element) is not None:
         return []
     return candidates_tf32(form.m.size, form.n.size * request.siblings, form.k.size,
                            device=request.device, shared_bytes=request.shared_bytes)

@@ -19,6 +19,8 @@ from jaxmono.fusion.plan import Device
 MIN_ROWS = 32
 MAX_SLOTS = 15
 """A place in the ring of tensor maps is written again 16 maps later (device/tensor_maps.cuh)."""
+MOST_BLOCKS = 160
+"""That there are tensor maps for, one on each multiprocessor: the H100 and H200 have 132."""
 _LOAD_BYTES = 95_000.0
 _L2_READS = 3.2
 _FLOPS = 3.4e6

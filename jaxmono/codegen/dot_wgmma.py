@@ -38,7 +38,6 @@ from jaxmono.codegen.operand import Operand
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
-from jaxmono.fusion.plan import DotForm
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.types import DType
 
@@ -76,53 +75,6 @@ _IN_FLIGHT_BYTES = 80 * 1024
 """Of weights on the left that are requested only behind the barrier. The rows' first k tile counts
 as landed when all that a thread has requested before it has: these keep memory busy from then on
 until the consumers have freed slots."""
-
-
-def takes(form: DotForm, code: DotCode, element: DType | None) -> str | None:
-    """Why a contraction cannot run in this family; None if it can."""
-    if element is not None and is_f8(element):
-        return _takes_f8(form, code)
-    if element not in (DType.BF16, DType.F16, DType.F32):
-        return "wgmma multiplies floats of 8 and 16 bits, and tf32"
-    if code.rhs.param is None or (code.lhs.param is None and not form.row_prologue):
-        return "an operand is computed, not copied"
-    return None
-
-
-def takes_swapped(form: DotForm, code: DotCode, element: DType | None) -> str | None:
-    """Why a contraction cannot run with its operands swapped; None if it can."""
-    if form.row_prologue:
-        return "the rows are normalised while they are loaded"
-    if form.taps > 1:
-        return "the rows are read in windows"
-    if element not in (DType.BF16, DType.F16):
-        return "swapped operands have 16 bits"
-    if code.rhs.param is None or not (code.lhs.param is not None or code.lhs.k_major):
-        return "weights are computed, or rows whose k are no neighbours"
-    return None
-
-
-def takes_tf32(form: DotForm, code: DotCode, element: DType | None) -> str | None:
-    """Why the tensor memory accelerator cannot bring the rows of a contraction; None if it can."""
-    if element is not DType.F32:
-        return "it rounds f32"
-    if form.row_prologue or form.taps > 1 or form.batch.size > 1:
-        return "rows are computed, read in windows, or a batch's own"
-    if not (is_strided(code.lhs) and code.lhs.k_major and form.k.size % 4 == 0):
-        return "rows do not lie at constant distances, their k next to each other"
-    if code.rhs.param is None:
-        return "weights are computed"
-    return None
-
-
-def _takes_f8(form: DotForm, code: DotCode) -> str | None:
-    if not all(is_strided(x) and x.k_major for x in (code.lhs, code.rhs)):
-        return "wgmma reads bytes whose k are neighbours"
-    d = form.dot
-    imprecise = not d.algorithm or "allow_imprecise_accumulation = true" in d.algorithm
-    if d.precision != ("DEFAULT", "DEFAULT") or not imprecise:
-        return "wgmma adds products of 8-bit floats with 14 bits"
-    return None
 
 
 def shared_k_major(code: DotCode) -> tuple[bool, bool]:
@@ -484,19 +436,7 @@ def emit_begin(w: Writer, code: DotCode) -> None:
         w.line(f"const int n0 = inside / rows * {s.bn};")
     w.line(f"const int b = {tile} / {tm * tn};")
     w.line("(void)b;")
-    t = pair_type(code) or c_type(code.element)
-    kind, warps = ("GemmSwapped", s.warps[1:]) if s.family == SWAPPED else ("GemmWgmma", s.warps)
-    if s.family == TF32:
-        w.line(f"using G = GemmTf32<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "
-               f"{_cpp(code.rhs.k_major)}>;")
-    args = [t, s.bm, s.bn, s.stages, *warps, _cpp(code.lhs.k_major), _cpp(code.rhs.k_major),
-            panel_columns(code)]
-    if deep(code) != 128 or s.resident:
-        args += [0, deep(code) // 32]
-    if s.resident:
-        args.append(code.k_tiles)
-    if s.family != TF32:
-        w.line(f"using G = {kind}<{', '.join(map(str, args))}>;")
+    w.line(f"using G = {_gemm(code)};")
     w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code) - LOW_BYTES}, \"tiles\");")
     k_tiles = str(code.k_tiles)
     if s.split_k > 1:
@@ -506,6 +446,23 @@ def emit_begin(w: Writer, code: DotCode) -> None:
     else:
         w.line("const int k0 = 0;")
     w.line(f"const int k_tiles = {k_tiles};")
+
+
+def _gemm(code: DotCode) -> str:
+    """The C++ type of a tile."""
+    s = code.s
+    assert code.element is not None
+    if s.family == TF32:
+        return (f"GemmTf32<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "
+                f"{_cpp(code.rhs.k_major)}>")
+    kind, warps = ("GemmSwapped", s.warps[1:]) if s.family == SWAPPED else ("GemmWgmma", s.warps)
+    args = [pair_type(code) or c_type(code.element), s.bm, s.bn, s.stages, *warps,
+            _cpp(code.lhs.k_major), _cpp(code.rhs.k_major), panel_columns(code)]
+    if deep(code) != 128 or s.resident:
+        args += [0, deep(code) // 32]
+    if s.resident:
+        args.append(code.k_tiles)
+    return f"{kind}<{', '.join(map(str, args))}>"
 
 
 def _cpp(x: bool) -> str:

@@ -22,16 +22,10 @@ from dataclasses import dataclass, replace
 
 from jaxmono.codegen.calls import UNIT, Call, Span, Unit, has_own_mail
 from jaxmono.codegen.dispatch import Dispatch
-from jaxmono.codegen.dot_wgmma import (
-    CONSUMERS,
-    LOW_BYTES,
-    PRODUCERS,
-    ROLES_BYTES,
-    SWAPPED,
-    TF32,
-)
+from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES, TF32
 from jaxmono.codegen.doubled import Halves, eligible
 from jaxmono.codegen.errors import CodegenError
+from jaxmono.codegen.includes import needed
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.producers import (
     Boundary,
@@ -50,16 +44,6 @@ from jaxmono.fusion.flags import flagged_params
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
 from jaxmono.hlo.ir import Value
 
-_INCLUDES = {
-    "loop": ("padded",), "row": ("opaque", "reduce"),
-    "dot": ("gemm", "gemm_simt", "reduce", "split_k"),
-    "attention": ("attention", "attention_flash", "reduce"),
-}
-"""Device headers that a kind of Sig needs besides kernel and vec."""
-
-_FAMILY_INCLUDES = {"gemv": ("gemv",), "few": ("attention_few",),
-                    SWAPPED: ("gemm_swapped",), TF32: ("gemm_tf32",)}
-"""Those that only a family of schedules needs."""
 _WIDE_SUMS = 128
 """Of a thread, from which on nothing stays in registers that can be found again (`fresh` in
 device/opaque.cuh)."""
@@ -236,16 +220,8 @@ class _Assembly:
         self._kernel(kernel)
         w = self.w
         w.comment(header)
-        headers = {"kernel", "vec"}.union(*(_INCLUDES[u.sig.kind] for u in self.units.values()))
-        for u in self.units.values():
-            headers.update(_FAMILY_INCLUDES.get(getattr(u.schedule, "family", ""), ()))
-            headers |= {"tile_reduce"} if getattr(u.sig.form, "reduced", ()) else set()
-        if self.plan.open:
-            headers.add("flagged")
+        headers = needed(self.units.values(), open_borders=bool(self.plan.open), roles=self.roles)
         if self.roles:
-            headers |= {"gemm_wgmma", "roles"}
-            if any(u.load and u.sig.kind == "attention" for u in self.units.values()):
-                headers |= {"attention_wgmma", "back_to_back"}
             shared = roles_at + ROLES_BYTES
             w.line(f"#define JM_TEAM {CONSUMERS}  // threads of a block that compute")
             if wide:

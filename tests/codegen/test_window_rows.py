@@ -11,7 +11,7 @@ from contraction_harness import build, check_exact, dot_sigs, in_order, plan_of,
 from jax import lax
 from thinned import crossed
 
-from jaxmono.codegen import cuda_target, dot_gemv_shape, dot_wgmma, generate
+from jaxmono.codegen import cuda_target, dot_gemv_shape, dot_wgmma_takes, generate
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.fusion.plan import Device, DotForm, Plan
@@ -102,7 +102,7 @@ def test_families_that_cannot() -> None:
     assert isinstance(form, DotForm)
     code = DotCode.of(sig, wgmma(64, 64, 2, (1, 1, 2)))
     assert dot_gemv_shape.takes(form) is not None
-    assert dot_wgmma.takes_swapped(form, code, code.element) == "the rows are read in windows"
+    assert dot_wgmma_takes.takes_swapped(form, code, code.element) == "the rows are read in windows"
 
 
 def test_compiles_for_hopper_without_spills() -> None:

@@ -1,0 +1,56 @@
+"""What the families on Hopper's warpgroups take (device/gemm_wgmma.cuh, gemm_swapped.cuh,
+gemm_tf32.cuh), with the reasons why not."""
+
+from __future__ import annotations
+
+from jaxmono.codegen.dot import DotCode, is_strided
+from jaxmono.codegen.names import is_f8
+from jaxmono.fusion.plan import DotForm
+from jaxmono.hlo.types import DType
+
+
+def takes(form: DotForm, code: DotCode, element: DType | None) -> str | None:
+    """Why a contraction cannot run in this family; None if it can."""
+    if element is not None and is_f8(element):
+        return _takes_f8(form, code)
+    if element not in (DType.BF16, DType.F16, DType.F32):
+        return "wgmma multiplies floats of 8 and 16 bits, and tf32"
+    if code.rhs.param is None or (code.lhs.param is None and not form.row_prologue):
+        return "an operand is computed, not copied"
+    return None
+
+
+def takes_swapped(form: DotForm, code: DotCode, element: DType | None) -> str | None:
+    """Why a contraction cannot run with its operands swapped; None if it can."""
+    if form.row_prologue:
+        return "the rows are normalised while they are loaded"
+    if form.taps > 1:
+        return "the rows are read in windows"
+    if element not in (DType.BF16, DType.F16):
+        return "swapped operands have 16 bits"
+    if code.rhs.param is None or not (code.lhs.param is not None or code.lhs.k_major):
+        return "weights are computed, or rows whose k are no neighbours"
+    return None
+
+
+def takes_tf32(form: DotForm, code: DotCode, element: DType | None) -> str | None:
+    """Why the tensor memory accelerator cannot bring the rows of a contraction; None if it can."""
+    if element is not DType.F32:
+        return "it rounds f32"
+    if form.row_prologue or form.taps > 1 or form.batch.size > 1:
+        return "rows are computed, read in windows, or a batch's own"
+    if not (is_strided(code.lhs) and code.lhs.k_major and form.k.size % 4 == 0):
+        return "rows do not lie at constant distances, their k next to each other"
+    if code.rhs.param is None:
+        return "weights are computed"
+    return None
+
+
+def _takes_f8(form: DotForm, code: DotCode) -> str | None:
+    if not all(is_strided(x) and x.k_major for x in (code.lhs, code.rhs)):
+        return "wgmma reads bytes whose k are neighbours"
+    d = form.dot
+    imprecise = not d.algorithm or "allow_imprecise_accumulation = true" in d.algorithm
+    if d.precision != ("DEFAULT", "DEFAULT") or not imprecise:
+        return "wgmma adds products of 8-bit floats with 14 bits"
+    return None

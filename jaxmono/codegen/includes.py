@@ -1,0 +1,37 @@
+"""The device headers that a kernel needs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from jaxmono.codegen.calls import Unit
+from jaxmono.codegen.dot_wgmma import SWAPPED, TF32
+
+_KINDS = {
+    "loop": ("padded",), "row": ("opaque", "reduce"),
+    "dot": ("gemm", "gemm_simt", "reduce", "split_k"),
+    "attention": ("attention", "attention_flash", "reduce"),
+}
+_FAMILIES = {"gemv": ("gemv",), "few": ("attention_few",), SWAPPED: ("gemm_swapped",),
+             TF32: ("gemm_tf32",)}
+"""Besides those of their kind."""
+
+
+def needed(units: Collection[Unit], *, open_borders: bool, roles: bool) -> set[str]:
+    """Names in ``device/``, without ".cuh".
+
+    Args:
+      open_borders: some stages have flags on values in place of a barrier between them.
+      roles: there are producer warps.
+    """
+    found = {"kernel", "vec"}.union(*(_KINDS[u.sig.kind] for u in units))
+    for u in units:
+        found.update(_FAMILIES.get(getattr(u.schedule, "family", ""), ()))
+        found |= {"tile_reduce"} if getattr(u.sig.form, "reduced", ()) else set()
+    if open_borders:
+        found.add("flagged")
+    if roles:
+        found |= {"gemm_wgmma", "roles"}
+        if any(u.load and u.sig.kind == "attention" for u in units):
+            found |= {"attention_wgmma", "back_to_back"}
+    return found
