@@ -170,7 +170,7 @@ def tf32_candidates(sig: Sig, request: Request) -> list[Costed]:
     code = DotCode.of(sig, DotSchedule(dot_wgmma.TF32, 64, 128, 32, 2, (1, 2, 1)))
     if dot_wgmma_takes.takes_tf32(form, code, code.element) is not None:
         return []
-    return candidates_tf32(form.m.size, form.n.size * request.siblings, form.k.size,
+    return candidates_tf32(request.siblings, form.m.size, form.n.size, form.k.size,
                            device=request.device, shared_bytes=request.shared_bytes)
 
 

@@ -39,16 +39,21 @@ _MOST_ROWS = {1: 256, 2: 128}
 to 1.7 times as long as this model says."""
 
 
-def candidates_tf32(m: int, n: int, k: int, *, device: Device, shared_bytes: int,
+def candidates_tf32(siblings: int, m: int, n: int, k: int, *, device: Device, shared_bytes: int,
                     ) -> list[tuple[float, DotSchedule]]:
-    """Every legal tile with its time in the model in microseconds, cheapest first."""
+    """Every legal tile with its time in the model in microseconds, cheapest first.
+
+    Args:
+      siblings: such products that run side by side.
+      shared_bytes: per block.
+    """
     if m < MIN_ROWS or n < 64:
         return []
-    found = _costed(m, n, k, device, shared_bytes)
+    found = _costed(siblings, m, n, k, device, shared_bytes)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
-def _costed(m: int, n: int, k: int, device: Device,
+def _costed(siblings: int, m: int, n: int, k: int, device: Device,
             shared_bytes: int) -> Iterator[tuple[float, DotSchedule]]:
     for (wm, wn), rows, split in itertools.product(((1, 2), (2, 1)), range(16, 257, 16),
                                                    (1, 2, 4, 8)):
@@ -61,11 +66,11 @@ def _costed(m: int, n: int, k: int, device: Device,
         slots = min(room // ((bm + bn) * 128), MAX_SLOTS, max(4 * tiles, 2))
         if slots >= min(3, max(tiles, 2)):
             s = DotSchedule(TF32, bm, bn, 32, slots, (wm, wn, 1), split)
-            yield _cost(s, m, n, k, device), s
+            yield _cost(s, siblings, m, n, k, device), s
 
 
-def _cost(s: DotSchedule, m: int, n: int, k: int, device: Device) -> float:
-    tiles = math.ceil(m / s.bm) * math.ceil(n / s.bn) * s.split_k
+def _cost(s: DotSchedule, siblings: int, m: int, n: int, k: int, device: Device) -> float:
+    tiles = siblings * math.ceil(m / s.bm) * math.ceil(n / s.bn) * s.split_k
     if s.split_k > 1 and tiles > device.sm_count:
         return math.inf  # the blocks of a tile wait for each other: only in a single wave
     waves = math.ceil(tiles / device.sm_count)
@@ -81,7 +86,7 @@ def _cost(s: DotSchedule, m: int, n: int, k: int, device: Device) -> float:
     sums = s.bm * s.bn * 4
     split = max(_SPLIT_US + sums / _SPLIT_BYTES, tiles * sums / (
         _SPLIT_TOTAL[m <= FEW] * device.read_bytes_per_us)) if s.split_k > 1 else 0.0
-    cold = _COLD * n * k * 4 / device.read_bytes_per_us if m <= FEW else 0.0
+    cold = _COLD * siblings * n * k * 4 / device.read_bytes_per_us if m <= FEW else 0.0
     # While a tile is in its epilogue the next one's loads go on.
     return (cold + _LATENCY_US[m <= FEW] + waves * (max(load, work) + sums / _EPILOGUE_BYTES)
             + _AGAIN_US * (waves - 1) + split)

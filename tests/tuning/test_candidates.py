@@ -50,7 +50,7 @@ def check(problem: Problem) -> None:
                       KernelSchedule(at.target.threads, 1, {problem.sig.key: s}))
         assert kernel.shared_bytes <= at.target.shared_bytes
         m, n, k = s.warps
-        assert m * n * k == (2 if s.family in ("wgmma", "swapped") else 8)
+        assert m * n * k == (2 if s.family in ("wgmma", "swapped", "tf32") else 8)
         if s.split_k > 1 and s.family != "gemv":  # whose waits end on any grid
             tiles = form.batch.size * math.ceil(form.m.size / s.bm) * math.ceil(form.n.size / s.bn)
             assert problem.siblings * tiles * s.split_k <= at.device.sm_count
@@ -63,6 +63,16 @@ def test_candidates_are_legal(shape: tuple[int, int, int], siblings: int) -> Non
     problem = with_siblings(problem_of(matmul, spec(m, k), spec(k, n)), siblings)
     check(problem)
     assert len(problem.candidates) >= 5
+
+
+@pytest.mark.parametrize("shape", [(512, 2048, 200), (512, 1024, 4096), (2048, 768, 768)])
+@pytest.mark.parametrize("siblings", [1, 3])
+def test_candidates_of_f32_are_legal(shape: tuple[int, int, int], siblings: int) -> None:
+    m, k, n = shape
+    f32 = {"dtype": jnp.float32}
+    problem = with_siblings(problem_of(matmul, spec(m, k, **f32), spec(k, n, **f32)), siblings)
+    check(problem)
+    assert "tf32" in {s.family for s in problem.candidates}
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32])
