@@ -23,6 +23,7 @@ from jaxmono.codegen.dot_candidates import (
     gemv_bound,
     gemv_candidates,
     late_us,
+    mapped_ahead_us,
     reducing,
     swapped_bound,
     swapped_candidates,
@@ -75,9 +76,9 @@ class _Dot:
                 ahead = ahead_us(request, form.m.size, gathered=gathered)
                 if other is not None and other[0] - ahead < cost:
                     cost, s = other[0] - ahead, other[1]
-        left = tf32_candidates(sig, request)
-        if left and left[0][0] < cost:
-            cost, s = left[0]
+        left, ahead = tf32_candidates(sig, request), mapped_ahead_us(request, form.m.size)
+        if left and left[0][0] - ahead < cost:
+            cost, s = left[0][0] - ahead, left[0][1]
         swapped = swapped_candidates(sig, request)
         if swapped and swapped[0][0] < swapped_bound(sig, request, s.family, cost):
             cost, s = swapped[0]

@@ -165,6 +165,21 @@ def test_choices_that_were_timed(m: int, n: int, k: int, family: str) -> None:
     assert s.family == family
 
 
+def test_behind_a_barrier_a_map_costs_nothing() -> None:
+    """BERT-base b1: 5.7 % less time so, with a map written while the barrier is waited for."""
+    def families(n: int) -> list[str]:
+        def fn(x: Any, *w: Any) -> Any:
+            for v in w:
+                x = jnp.tanh(x @ v)
+            return x
+
+        plan = plan_of(fn, Spec((128, 768), F32), *[Spec((768, 768), F32)] * n, device=H200)
+        schedule = default_schedule(plan, cuda_target("sm_90a"), H200)
+        return [schedule.sigs[g.sig.key].family for g in plan.groups]
+
+    assert families(1) == ["wgmma"] and families(3) == ["tf32"] * 3
+
+
 @pytest.mark.parametrize("s", [tile(256, 128, 4, (1, 2, 1)), tile(96, 128, 7, (1, 2, 1))])
 def test_products_run_while_weights_come(s: DotSchedule) -> None:
     """ptxas lets no product wait for another one, and has registers for the weights."""
