@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.kernel import Kernel, emit_kernel
 from jaxmono.codegen.open_borders import open_borders
 from jaxmono.codegen.program import Program
+from jaxmono.codegen.retries import Made, improved
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Request, code_for
 from jaxmono.codegen.target import Target
@@ -121,48 +122,34 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
             kernel.source, target, identifier(name), pointers=pointers, threads=kernel.threads,
             shared_bytes=kernel.shared_bytes, cache_dir=cache_dir, seconds=seconds)
 
-    binary, source, resources = compiled(kernel)
-    while chosen.blocks_per_sm > 1 and _spilled(resources):
+    def another(other: KernelSchedule) -> Callable[[], Made]:
+        text = emit(plan, target, device, name, other)
+        return lambda: Made(other, *compiled(text))
+
+    made = Made(chosen, *compiled(kernel))
+    while made.schedule.blocks_per_sm > 1 and made.spilled:
         # A row kept in registers needs more of them than that many blocks leave it.
         chosen = replace(chosen, blocks_per_sm=chosen.blocks_per_sm // 2)
         kernel = emit(plan, target, device, name, chosen)
-        binary, source, resources = compiled(kernel)
-    if any(_faults(resources)) and kernel.wide_tiles is not None:
-        # By a few bytes ptxas may have the registers for the other text (CLIP b16: 8, and 0).
-        other = replace(chosen, wide_tiles=not kernel.wide_tiles)
-        again = compiled(emit(plan, target, device, name, other))
-        if _faults(again[2]) < _faults(resources):
-            binary, source, resources, chosen = *again, other
-        if _spilled(resources):
-            # What is left may be the word of predicates that producers share with all functions
-            # (the third kernel of wav2vec2's training step: 80 bytes, with wide tiles 156, so 0).
-            again = compiled(emit(plan, target, device, name, replace(chosen, lean_producers=True)))
-            if _faults(again[2]) < _faults(resources):
-                binary, source, resources = again
+        made = Made(chosen, *compiled(kernel))
+    if any(made.faults) and kernel.wide_tiles is not None:
+        made = improved(made, kernel.wide_tiles, another)
+    chosen, resources = made.schedule, made.resources
     if resources.get("serialized"):
         _log.info("%s: ptxas lets products wait for each other", name)
     # Where registers allow for more than were asked for, more may run.
     resident = 1 if chosen.blocks_per_sm == 1 else _THREADS_PER_SM // kernel.threads
     return Program(
-        name=identifier(name), target=target.kind, arch=target.arch, source=source, binary=binary,
-        threads=kernel.threads, blocks_per_sm=resident, max_blocks=kernel.max_blocks,
+        name=identifier(name), target=target.kind, arch=target.arch, source=made.source,
+        binary=made.binary, threads=kernel.threads, blocks_per_sm=resident,
+        max_blocks=kernel.max_blocks,
         shared_bytes=kernel.shared_bytes, scratch_bytes=kernel.scratch_bytes,
         cooperative=kernel.cooperative, overlaps=target.overlaps and not kernel.cooperative,
         inputs=inputs, outputs=outputs,
         aliases=tuple((b.index, b.alias) for b in plan.outputs if b.alias is not None),
-        stages=len(plan.stages), barriers=plan.barriers, resources=resources,
+        stages=len(plan.stages), barriers=plan.barriers, resources=dict(resources),
         plan_text=plan_to_text(plan), compile_seconds=time.perf_counter() - begin,
         min_blocks=max(map(partners, chosen.sigs.values()), default=1))
-
-
-def _spilled(resources: Mapping[str, int]) -> int:
-    return resources.get("spill_stores", 0)
-
-
-def _faults(resources: Mapping[str, int]) -> tuple[int, int]:
-    """Of what ptxas made, the worst first: a text of ViT-B/16 b16 whose products wait for each
-    other took 10 % more time."""
-    return resources.get("serialized", 0), _spilled(resources)
 
 
 def partners(schedule: Any) -> int:

@@ -226,6 +226,8 @@ class _Assembly:
             w.line(f"#define JM_TEAM {CONSUMERS}  // threads of a block that compute")
             if wide:
                 w.line("#define JM_WIDE_TILES  // whose sums leave few registers")
+            if self.schedule.in_turn:
+                w.line("#define JM_IN_TURN  // a tile's products wait for those before them")
             if self.schedule.lean_producers:
                 w.line("#define JM_LEAN_PRODUCERS  // that need no words for predicates")
         w.lines += [f'#include "jaxmono/{x}.cuh"' for x in sorted(headers)]

@@ -59,6 +59,8 @@ class KernelSchedule:
         found again (`fresh` in device/opaque.cuh); None: where a tile needs their registers.
       lean_producers: whether producers do with the predicates that there are (`at_once` in
         device/opaque.cuh).
+      in_turn: whether products of f32 with the weights on the left wait for those of the tile
+        before, which needs fewer registers (device/gemm_tf32.cuh).
     """
 
     threads: int = 256
@@ -66,6 +68,7 @@ class KernelSchedule:
     sigs: Mapping[str, Any] = field(default_factory=dict)
     wide_tiles: bool | None = None
     lean_producers: bool = False
+    in_turn: bool = False
 
 
 # ---- loops -------------------------------------------------------------------------------------

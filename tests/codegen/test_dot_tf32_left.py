@@ -224,6 +224,17 @@ def test_maps_are_made_and_acquired(statement: str, monkeypatch: pytest.MonkeyPa
     assert "it has no map" in failure(case(), monkeypatch, change)
 
 
+def test_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tile's products wait for those before them, where registers lack; every wait matters."""
+    def in_turn(text: str) -> str:
+        return "#define JM_IN_TURN\n" + text
+
+    assert failure(case(), monkeypatch, in_turn) == ""
+    for number in (7, 8):  # the products are done; the slot is free
+        change = removed("gemm_tf32.cuh", WAITS, number)
+        assert failure(case(), monkeypatch, lambda t, c=change: in_turn(c(t))) != ""
+
+
 def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(WAITS.findall(own_text("gemm_tf32.cuh"))) == COUNT
     assert failure(case(), monkeypatch, lambda text: text) == ""

@@ -13,6 +13,8 @@ from jax import ShapeDtypeStruct
 from models import graph_of
 from test_guarded_loads import ptx
 
+from jaxmono._errors import CompileError
+from jaxmono.codegen import retries
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.headers import bundle
 from jaxmono.codegen.schedule import KernelSchedule
@@ -21,7 +23,14 @@ from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device
 
 WIDE, LEAN = "#define JM_WIDE_TILES", "#define JM_LEAN_PRODUCERS"
+IN_TURN = "#define JM_IN_TURN"
 module = import_module("jaxmono.codegen.generate")  # the package has its function by that name
+
+
+@pytest.fixture(autouse=True)
+def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One text after the other."""
+    monkeypatch.setattr(retries.os, "cpu_count", lambda: 2)
 
 
 @pytest.mark.parametrize(("faults", "taken"), [
@@ -118,3 +127,59 @@ def test_a_kernel_without_producers_has_one_text(monkeypatch: pytest.MonkeyPatch
 def plan(m: int, n: int) -> Any:
     a, b = (ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((m, 1024), (1024, n)))
     return make_plan(graph_of(lambda a, b: a @ b, a, b), Device())
+
+
+@pytest.mark.parametrize(("faults", "taken"), [
+    ({"wide": (1, 0), "wide in turn": (0, 0)}, "wide in turn"),
+    ({"wide": (0, 480), "wide in turn": (0, 0)}, "wide in turn"),
+    ({"wide": (0, 0)}, "wide"),
+    ({"wide": (1, 0), "wide in turn": (0, 136), "in turn": (0, 140), "wide lean in turn": (0, 128)},
+     "wide lean in turn"),
+    ({"wide": (0, 8), "wide in turn": (0, 16), "": (0, 0)}, "")])
+def test_products_of_f32_are_multiplied_in_turn_where_registers_lack(
+        faults: dict[str, tuple[int, int]], taken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, given = tried(monkeypatch, faults, cores=2)
+    assert given == list(faults) and made == taken
+
+
+@pytest.mark.parametrize(("faults", "taken"), [
+    ({"wide": (0, 24), "": (0, 8), "lean": (0, 0), "wide lean": (0, 4)}, "lean"),
+    ({"wide": (0, 8), "": (0, 24), "lean": (0, 0), "wide lean": (0, 4)}, "wide lean"),
+    ({"wide": (0, 8), "": (0, 0), "lean": (0, 0), "wide lean": (0, 0)}, "")])
+def test_with_many_cores_the_same_text_is_taken(
+        faults: dict[str, tuple[int, int]], taken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one after the other would be taken, although all texts are compiled at once."""
+    assert tried(monkeypatch, faults, cores=16, left=False)[0] == taken
+    assert tried(monkeypatch, faults, cores=2, left=False)[0] == taken
+
+
+def test_a_text_that_the_compiler_refuses_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one that it took."""
+    made, _ = tried(monkeypatch, {"wide": (0, 8), "lean": (0, 0)}, cores=2, left=False)
+    assert made == "wide"
+
+
+def tried(monkeypatch: pytest.MonkeyPatch, faults: dict[str, tuple[int, int]], *, cores: int,
+          left: bool = True) -> tuple[str, list[str]]:
+    """Which text `generate` takes, and those that were compiled. ``left``: weights are f32."""
+    given = list[str]()
+
+    def fake(source: str, *_: Any, **kw: Any) -> tuple[bytes, str, dict[str, int]]:
+        what = " ".join([kind(source)] * bool(kind(source)) + ["in turn"] * (IN_TURN in source))
+        given.append(what)
+        if what not in faults:
+            raise CompileError(what)
+        serialized, spilled = faults[what]
+        return b"", source, {"spill_stores": spilled, "serialized": serialized}
+
+    monkeypatch.setattr(module, "compile_kernel", fake)
+    monkeypatch.setattr(retries.os, "cpu_count", lambda: cores)
+    given_plan = f32_plan(4096) if left else plan(4096, 4096)
+    source = module.generate(given_plan, cuda_target("sm_90a"), Device(), "k").source
+    return " ".join([kind(source)] * bool(kind(source)) + ["in turn"] * (IN_TURN in source)), given
+
+
+def f32_plan(m: int) -> Any:
+    f32 = jnp.float32
+    return make_plan(graph_of(jnp.matmul, ShapeDtypeStruct((m, 4096), f32),
+                              ShapeDtypeStruct((4096, 4096), f32)), Device())

@@ -109,8 +109,13 @@ struct GemmTf32 {
     const uint64_t x0 = operand_slice<TileX, true>(smem + TileW::BYTES, WG_M == 2 ? wg * N : 0, 0);
     // The products of a tile run while the weights of the next one come into registers: `own`, which the
     // tile before the last one had. Not beside 128 sums: those tiles multiply without a pause anyway, and
-    // took 2 % longer so (2048 cubed); smaller ones take 2 to 5 % less.
+    // took 2 % longer so (2048 cubed); smaller ones take 2 to 5 % less. Nor in kernels for which ptxas has
+    // not the registers then, and lets all products wait for each other.
+#ifdef JM_IN_TURN
+    constexpr int RUNNING = 0;
+#else
     constexpr int RUNNING = NT <= 24 ? 1 : 0;
+#endif
     int before = -1;  // the slot whose products may still run
     // One thread speaks for the warpgroup: its products are done when all four warps have issued them, and
     // each had its own weights in registers by then.
