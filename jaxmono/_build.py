@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,6 +25,7 @@ from jaxmono.tuning.tuner import Choices, tuned_schedule
 
 _log = _logging.get("driver")
 
+_CORES, _AT_ONCE = 8, 4
 OPTIONAL = tuple(sorted({*pipeline.OPTIONAL, *planner.OPTIONAL, *prepare.OPTIONAL,
                          *grow.OPTIONAL}))
 """Names of what a kernel can be built without."""
@@ -82,6 +86,17 @@ def build(job: Job, config: Config, *, plan_only: bool) -> Built:
     Raises:
       JaxmonoError, HloError, PlanError: a phase failed; the caller decides what that means.
     """
+    return begin(job, config, plan_only=plan_only)()
+
+
+def begin(job: Job, config: Config, *, plan_only: bool,
+          pool: Executor | None = None) -> Callable[[], Built]:
+    """As `build`, up to the plan. What is returned does the rest, or waits for it where ``pool``
+    generates and compiles: most of the time, in processes of the compiler's own.
+
+    Raises:
+      What `build` does, likewise what is returned.
+    """
     phases: dict[str, float] = {}
 
     def phase(what: str) -> AbstractContextManager[None]:
@@ -93,30 +108,60 @@ def build(job: Job, config: Config, *, plan_only: bool) -> Built:
         compiler = "" if plan_only else compiler_version(job.facts.target)
         key = cache_key(graph, job.facts, name=job.name, mode=job.mode, compiler=compiler,
                         without=job.without)
-    if plan_only:
-        planned = Built(job, key, graph, None, phases, cached=False)
-        _ = planned.plan  # a plan that cannot be made is a refusal, so it has to be tried now
-        return planned
     planned = Built(job, key, graph, None, phases, cached=False)
+    if plan_only:
+        _ = planned.plan  # a plan that cannot be made is a refusal, so it has to be tried now
+        return lambda: planned
     with phase("tune"):
         choices = _tune.choices(key, job.facts, config, lambda: planned.plan)
     key = tuned_key(key, choices.changed)
     with phase("cache"):
         program = cache.get(key)
-    cached = program is not None
-    if program is None:
-        plan = planned.plan
-        schedule = tuned_schedule(plan, _tune.conditions(job.facts), choices.changed) \
-            if choices.changed else None
+    if program is not None:
+        return lambda: _finished(planned, key, program, choices, config, phase)
+    plan = planned.plan
+    schedule = tuned_schedule(plan, _tune.conditions(job.facts), choices.changed) \
+        if choices.changed else None
+
+    def made() -> Program:
         with phase("generate"):
-            program = generate(plan, job.facts.target, job.facts.device, job.name, schedule,
-                               seconds=config.compile_seconds)
+            return generate(plan, job.facts.target, job.facts.device, job.name, schedule,
+                            seconds=config.compile_seconds)
+
+    generated = pool.submit(made).result if pool is not None else made
+
+    def finish() -> Built:
+        program = generated()
         with phase("cache"):
             cache.put(key, program)
+        return _finished(planned, key, program, choices, config, phase, cached=False)
+
+    return finish
+
+
+def _finished(planned: Built, key: str, program: Program, choices: Choices, config: Config,
+              phase: Callable[[str], AbstractContextManager[None]], *,
+              cached: bool = True) -> Built:
     built = replace(planned, key=key, program=program, cached=cached, choices=choices)
     if "plan" in planned.__dict__:
         built.__dict__["plan"] = planned.plan  # `replace` does not know it
     if config.dump_to is not None:
         with phase("dump"):
-            _dump.write(config.dump_to, job.name, key, _dump.texts(built.plan, program))
+            _dump.write(config.dump_to, planned.job.name, key, _dump.texts(built.plan, program))
     return built
+
+
+@contextmanager
+def compilers(facts: Facts, config: Config, kernels: int) -> Generator[Executor | None]:
+    """What compiles several kernels at a time: NVRTC and ptxas take a core for each. None where
+    there are not several, or few cores (compilers take up to gigabytes, too), or where candidates
+    are compiled and measured meanwhile."""
+    if kernels < 2 or facts.target.kind != "cuda" or (os.cpu_count() or 1) < _CORES \
+            or _tune.is_on(config):
+        yield None
+        return
+    pool = ThreadPoolExecutor(min(kernels, _AT_ONCE))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

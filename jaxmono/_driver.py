@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jaxmono import _collect, _config, _dump, _logging, _measure
-from jaxmono._build import Built, Job, build
+from jaxmono._build import Built, Job, begin, build, compilers
+from jaxmono._config import Config
 from jaxmono._device import Facts, facts_for
 from jaxmono._errors import CompileError, JaxmonoError, UnsupportedError, warn
 from jaxmono._explain import KernelReport, Refusal, Report
@@ -141,36 +143,57 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
     keys = [fingerprint(g) for g in graphs]
     distinct = list(dict.fromkeys(keys))
     made: dict[str, Built] = {}
-    for region, subgraph, key in zip(found, graphs, keys, strict=True):
+
+    def job(key: str) -> Job:
         kernel = _measure.kernel_name(name, distinct.index(key), len(distinct))
-        mine = tuple(op for j in region.op_indices
-                     if (op := graph.ops[j]) in live and op not in counted)
-        try:
-            if key in made:
-                built.append(replace(made[key], phases={}, cached=True))
-            else:
-                job = Job(kernel, replace(subgraph, name=kernel), facts, options.mode)
-                made[key] = build(job, config, plan_only=plan_only)
-                built.append(made[key])
-        except Exception as error:
-            if strict:
-                raise
-            _log.debug("building %s failed", kernel, exc_info=error)
-            refused += [_refusal(op, f"building its kernel failed: {error}") for op in mine
-                        if not _measure.is_free(op)]
-            if not plan_only:
-                warn(f"jaxmono: {kernel} could not be built ({type(error).__name__}: {error}); "
-                     f"XLA runs it, with the same results. JAXMONO_LOGS=debug shows where it "
-                     f"failed; on_unsupported='error' raises", stacklevel=3)
-            continue
-        taken.append(mine)
-        counted.update(mine)
-        regions.append(Region(region.op_indices, region.inputs, region.outputs))
+        subgraph = replace(graphs[keys.index(key)], name=kernel)
+        return Job(kernel, subgraph, facts, options.mode)
+
+    with compilers(facts, config, 0 if plan_only else len(distinct)) as pool:
+        begun = {key: _begun(job(key), config, pool) for key in distinct} if pool else {}
+        for region, key in zip(found, keys, strict=True):
+            kernel = _measure.kernel_name(name, distinct.index(key), len(distinct))
+            mine = tuple(op for j in region.op_indices
+                         if (op := graph.ops[j]) in live and op not in counted)
+            try:
+                if key in made:
+                    built.append(replace(made[key], phases={}, cached=True))
+                else:
+                    made[key] = begun[key]() if key in begun \
+                        else build(job(key), config, plan_only=plan_only)
+                    built.append(made[key])
+            except Exception as error:
+                if strict:
+                    raise
+                _log.debug("building %s failed", kernel, exc_info=error)
+                refused += [_refusal(op, f"building its kernel failed: {error}") for op in mine
+                            if not _measure.is_free(op)]
+                if not plan_only:
+                    warn(f"jaxmono: {kernel} could not be built ({type(error).__name__}: {error}); "
+                         f"XLA runs it, with the same results. JAXMONO_LOGS=debug shows where it "
+                         f"failed; on_unsupported='error' raises", stacklevel=3)
+                continue
+            taken.append(mine)
+            counted.update(mine)
+            regions.append(Region(region.op_indices, region.inputs, region.outputs))
     outcome = Outcome(graph.name, name, platform, options, facts, tuple(built), tuple(taken),
                       tuple(refused), tuple(live), note)
     _log.info("%s: %d kernels (%d cached), %d ops left to XLA, %.3f s", name, len(built),
               sum(b.cached for b in built), len(refused), time.perf_counter() - start)
     return outcome, tuple(regions)
+
+
+def _begun(job: Job, config: Config, pool: Executor) -> Callable[[], Built]:
+    """`begin`; what it raises is raised when the kernel's turn comes."""
+    try:
+        return begin(job, config, plan_only=False, pool=pool)
+    except Exception as error:
+        failed = error
+
+        def fail() -> Built:
+            raise failed
+
+        return fail
 
 
 def _refusal(op: Op, reason: str) -> Refusal:

@@ -51,6 +51,11 @@ def tuning(seconds: float | None) -> Generator[Request]:
         _active.reset(token)
 
 
+def is_on(config: Config) -> bool:
+    """Whether builds measure what the cache lacks."""
+    return _active.get() is not None or config.tune == "on"
+
+
 def choices(key: str, facts: Facts, config: Config, plan: Callable[[], Plan]) -> Choices:
     """The measured schedules for the kernel of a key; none where tuning has no part in it.
 

@@ -4,7 +4,10 @@ behind the API is one warning line and XLA's result."""
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import jax
@@ -127,6 +130,51 @@ def fresh(scale: float) -> Any:
     return lambda x: soft(x * scale)
 
 
+@contextmanager
+def two_at_once(*_: Any) -> Any:
+    """In place of `_build.compilers`, which takes no interpreter's kernels."""
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def test_kernels_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch,
+                                           empty_cache: Path) -> None:
+    from jaxmono import _build
+
+    real, both = _build.generate, Barrier(2, timeout=60)
+
+    def meeting(*args: Any, **kw: Any) -> Any:
+        both.wait()
+        return real(*args, **kw)
+
+    monkeypatch.setattr("jaxmono._build.generate", meeting)
+    monkeypatch.setattr("jaxmono._driver.compilers", two_at_once)
+
+    def split(x: Any) -> Any:
+        return soft(jnp.sort(3 * soft(x)))
+
+    lowered = jaxmono.jit(split, interpret=True).lower(X)
+    assert lowered.explain().kernels == 2
+    np.testing.assert_allclose(lowered.compile()(X), jax.jit(split)(X), rtol=1e-5)
+
+
+def test_who_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few cores, one kernel or a tuner beside it nobody but the caller."""
+    from jaxmono import _build, _config, _tune
+    from jaxmono._device import facts_for
+
+    facts, config = facts_for("cuda", interpret=False), _config.read()
+
+    def pool(kernels: int, cores: int) -> bool:
+        monkeypatch.setattr(_build.os, "cpu_count", lambda: cores)
+        with _build.compilers(facts, config, kernels) as found:
+            return found is not None
+
+    assert pool(2, 16) and not pool(1, 16) and not pool(2, 2)
+    with _tune.tuning(None):
+        assert not pool(2, 16)
+
+
 @pytest.fixture
 def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("JAXMONO_CACHE_DIR", str(tmp_path))
@@ -166,11 +214,14 @@ def test_a_planner_that_fails(monkeypatch: pytest.MonkeyPatch, empty_cache: Path
     falls_back(fresh(3.0), "RuntimeError: no plan")
 
 
-def test_one_failing_kernel_leaves_the_others(monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("at_once", [False, True])
+def test_one_failing_kernel_leaves_the_others(at_once: bool, monkeypatch: pytest.MonkeyPatch,
                                               empty_cache: Path) -> None:
     from jaxmono import _build
 
     real = _build.generate
+    if at_once:
+        monkeypatch.setattr("jaxmono._driver.compilers", two_at_once)
 
     def first_only(plan: Any, target: Any, device: Any, name: str, *rest: Any, **kw: Any) -> Any:
         if name.endswith("_1"):
