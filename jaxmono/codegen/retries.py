@@ -6,15 +6,15 @@
 
 What these are is in `KernelSchedule`. The best is taken, of two alike the first. A text takes ptxas
 as long as the one before it (the backward kernel of wav2vec2's training step 29 s), but they do not
-depend on each other: with some cores all start at once, and what turns out not to be needed is not
-looked at.
+depend on each other: with some cores all start at once, and nobody waits for what turns out not to
+be needed.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from jaxmono import _logging
@@ -54,39 +54,38 @@ Compiler = Callable[[KernelSchedule], Callable[[], Made]]
 
 def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
     """``made``, or a better text of the same kernel. ``wide_tiles``: as ``made`` has taken it."""
-    if any(getattr(s, "family", "") == TF32 for s in made.schedule.sigs.values()):
-        # wav2vec2's training step: forward serialized, and not so; backward 480 bytes, and 136.
-        made = _better(made, _asked(text(replace(made.schedule, in_turn=True))))
-    if not any(made.faults):
+    in_turn = replace(made.schedule, in_turn=True) if any(
+        getattr(s, "family", "") == TF32 for s in made.schedule.sigs.values()) else None
+
+    def flipped(s: KernelSchedule) -> KernelSchedule:
+        return replace(s, wide_tiles=not wide_tiles)
+
+    def lean(s: KernelSchedule) -> KernelSchedule:
+        return replace(s, lean_producers=True)
+
+    def best(made: Made, found: Callable[[KernelSchedule], Made | None]) -> Made:
+        if in_turn is not None:
+            # wav2vec2's training step: forward serialized, and not so; backward 480 bytes, and 136.
+            made = _better(made, found(in_turn))
+        if any(made.faults):
+            # By a few bytes ptxas may have the registers for the other text (CLIP b16: 8, and 0).
+            made = _better(made, found(flipped(made.schedule)))
+        if made.spilled:
+            # What is left may be the word of predicates that producers share with all functions
+            # (the third kernel of wav2vec2's training step: 80 bytes, with wide tiles 156, so 0).
+            made = _better(made, found(lean(made.schedule)))
         return made
-    flipped = replace(made.schedule, wide_tiles=not wide_tiles)
-    texts = [flipped, *([replace(s, lean_producers=True) for s in (made.schedule, flipped)]
-                        if made.spilled else ())]
+
     if (os.cpu_count() or 1) < _CORES:
-        return _tried(made, flipped, lambda s: _asked(text(s)))
-    pool = ThreadPoolExecutor(len(texts))
+        return best(made, lambda s: _asked(text(s)))
+    bases = [made.schedule, *([in_turn] if in_turn is not None else [])]
+    all_texts = [*bases[1:], *(t for s in bases for t in (flipped(s), lean(s), lean(flipped(s))))]
+    pool = ThreadPoolExecutor(len(all_texts))
     try:
-        begun: list[tuple[KernelSchedule, Future[Made | None]]] = [
-            (s, pool.submit(_asked, text(s))) for s in texts]
-
-        def found(schedule: KernelSchedule) -> Made | None:
-            future = next((f for s, f in begun if s == schedule), None)
-            return future.result() if future is not None else _asked(text(schedule))
-
-        return _tried(made, flipped, found)
+        begun = [(s, pool.submit(_asked, text(s))) for s in all_texts]
+        return best(made, lambda wanted: next(f for s, f in begun if s == wanted).result())
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _tried(made: Made, flipped: KernelSchedule,
-           found: Callable[[KernelSchedule], Made | None]) -> Made:
-    # By a few bytes ptxas may have the registers for the other text (CLIP b16: 8, and 0).
-    made = _better(made, found(flipped))
-    if made.spilled:
-        # What is left may be the word of predicates that producers share with all functions
-        # (the third kernel of wav2vec2's training step: 80 bytes, with wide tiles 156, so 0).
-        made = _better(made, found(replace(made.schedule, lean_producers=True)))
-    return made
 
 
 def _better(made: Made, other: Made | None) -> Made:
