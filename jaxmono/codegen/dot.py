@@ -143,7 +143,7 @@ def operand_type(form: DotForm) -> DType | None:
     vector = exact_vector(m, n, k)
     if t is DType.F32 and not form.row_prologue and (vector or exact_matrix(m, n, k)):
         return None  # in XLA, too
-    if t is DType.F32 and m == 1 and not form.reduced and vector:
+    if t is DType.F32 and m == 1 and vector:
         return None  # behind a norm: ordinary arithmetic knows such rows where weights are streamed
     return t
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from jaxmono.codegen.dot import DotCode, is_strided
 from jaxmono.codegen.names import is_f8
+from jaxmono.codegen.operand import stride
 from jaxmono.fusion.plan import DotForm
 from jaxmono.hlo.types import DType
 
@@ -41,6 +42,9 @@ def takes_tf32(form: DotForm, code: DotCode, element: DType | None) -> str | Non
         return "rows are computed, read in windows, or a batch's own"
     if not (is_strided(code.lhs) and code.lhs.k_major and form.k.size % 4 == 0):
         return "rows do not lie at constant distances, their k next to each other"
+    assert code.lhs.offset is not None
+    if (stride(code.lhs.offset, form.m) or 0) < form.k.size and form.m.size > 1:
+        return "rows lie backwards in memory, or over each other"
     if code.rhs.param is None:
         return "weights are computed"
     return None

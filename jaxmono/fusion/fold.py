@@ -17,7 +17,7 @@ from jaxmono.fusion.dots import dot_dims, dot_vars
 from jaxmono.fusion.draft import ANCHORS, Draft, State
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.rows import reduced_shape
-from jaxmono.fusion.support import matrix_dtype
+from jaxmono.fusion.support import exact_product, matrix_dtype
 from jaxmono.fusion.trim import escapes
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
@@ -94,6 +94,8 @@ def _fits(dot: ops.DotGeneral, device: Device) -> bool:
     rows = dims.batch * dims.m
     panel = dims.k * dot.lhs.type.dtype.itemsize
     held = rows if rows <= STREAMED_ROWS else TILE_ROWS
+    if min(dims.m, dims.n) == 1 < dims.m and exact_product(dot):
+        return False  # a panel of several rows is multiplied as tf32
     return (matrix_dtype(dot) is not None and 0 < rows <= MAX_ROWS and dims.k > 1
             and panel * held <= device.shared_bytes // 2 - RING_BYTES
             and panel * min(rows, TILE_ROWS) * PANEL_US_PER_BYTE <= 0.6 * device.phase_us)

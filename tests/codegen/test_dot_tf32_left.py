@@ -110,6 +110,16 @@ def test_many_maps() -> None:
     check_exact(plan, program, seeds=(0, 1, 2, 3), blocks=(1, 2))
 
 
+def test_a_map_is_not_made_again_while_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One place for all maps of a block."""
+    plan = plan_of(lambda x, y, u, w: (x @ u, y @ w), *[Spec((64, 64), F32)] * 4)
+    sigs = {g.key: tile(64, 64, 3, (2, 1, 1)) for g in dot_sigs(plan)}
+    given = Case(plan, sigs, small_integers(plan.graph), 0.0, threads=256, blocks=(1,))
+    assert failure(given, monkeypatch, lambda text: text) == ""
+    assert "under way" in failure(given, monkeypatch, lambda text: text.replace(
+        "number % TensorMaps::SLOTS", "number % 1"))
+
+
 def test_beside_the_other_families() -> None:
     """Rows that lie [k][m], and 16 bits: rings of other tiles in a kernel."""
     def fn(x: Any, u: Any, v: Any, w: Any) -> Any:
@@ -140,7 +150,10 @@ def test_beside_the_other_families() -> None:
     (lambda x, w: x @ w, (128, 126), (126, 64), "next to each other"),
     (lambda x, w: jnp.einsum("bmk,bkn->bmn", x, w), (2, 128, 64), (2, 64, 64), "a batch's own"),
     (lambda x, w: x @ jnp.tanh(w), (128, 64), (64, 64), "weights are computed"),
+    (lambda x, w: x[::-1] @ w, (128, 64), (64, 64), "backwards"),
+    (lambda x, w: jnp.broadcast_to(x, (128, 64)) @ w, (64,), (64, 64), "over each other"),
     (lambda x, w: x[1:] @ w, (129, 64), (64, 64), None),
+    (lambda x, w: x[:, 4:68] @ w, (128, 72), (64, 64), None),
 ])
 def test_what_the_accelerator_takes(fn: Any, left: Any, right: Any, why: str | None) -> None:
     plan = plan_of(fn, Spec(left, F32), Spec(right, F32))
@@ -199,8 +212,8 @@ def test_products_run_while_weights_come(s: DotSchedule) -> None:
 
 
 WAITS = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_arrive|wgmma_wait<\w+>"
-                   r"|wgmma_commit|wgmma_fence|ready|init_maps)\([^;{}]*\);")
-COUNT = 11
+                   r"|wgmma_commit|wgmma_fence|ready|fence_proxy_async_all)\([^;{}]*\);")
+COUNT = 12
 
 
 @functools.cache
@@ -230,7 +243,7 @@ def test_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         return "#define JM_IN_TURN\n" + text
 
     assert failure(case(), monkeypatch, in_turn) == ""
-    for number in (7, 8):  # the products are done; the slot is free
+    for number in (8, 9):  # the products are done; the slot is free
         change = removed("gemm_tf32.cuh", WAITS, number)
         assert failure(case(), monkeypatch, lambda t, c=change: in_turn(c(t))) != ""
 

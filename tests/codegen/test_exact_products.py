@@ -75,7 +75,15 @@ def test_a_row_streams_its_weights_in_f32(spec: str, normed: bool) -> None:
     check_near(plan, build(plan), smooth(plan.graph), NEAR, seeds=(0,))
 
 
-def test_a_row_whose_results_are_reduced_is_exact() -> None:
+@pytest.mark.parametrize("rows", [2, 8, 16, 32])
+def test_a_norm_times_a_vector_is_exact(rows: int) -> None:
+    plan = plan_of(lambda x, v: models.norm(x, jnp.ones(768), jnp.zeros(768)) @ v,
+                   Spec((rows, 768), F32), Spec((768,), F32))
+    assert not tensor_core_dots(plan)
+    check_near(plan, build(plan), smooth(plan.graph), NEAR, seeds=(0,))
+
+
+def test_a_row_whose_results_are_also_summed_is_exact() -> None:
     def fn(x: Any, w: Any) -> Any:
         y = x @ w
         return y, jnp.square(y).sum()

@@ -33,7 +33,8 @@
 //  ptx_tma.cuh (sm_90a). Matrices of f32, x[row][col], rows `pitch` elements apart; meaning: see there.
 //   void tensor_map_make(TensorMap* to, uint32_t* scratch, const float* first, int rows, int cols,
 //                        long long pitch, int box_rows)   all lanes of a warp; scratch: 128 bytes of shared
-//                                    memory, aligned as much; first and pitch: multiples of 16 bytes
+//                                    memory, aligned as much; first and pitch: multiples of 16 bytes, a
+//                                    pitch of at least the columns
 //   void tensor_map_acquire(const TensorMap*)   before this thread loads by a map that was made
 //   void tma_load(void* smem, const TensorMap*, int row, int col, int box_rows, uint64_t* bar)
 //                                    one thread: box_rows x 32 as tf32, rounded as to_tf32 does, swizzled by

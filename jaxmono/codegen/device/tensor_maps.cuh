@@ -9,9 +9,9 @@
 
 namespace jaxmono {
 
-// One behind the other in a ring: when a place comes to be written again, the loads by its old map are long
-// done, because each map has been for a tile at least, and no more of them are under way than a ring of
-// tiles has slots.
+// One behind the other in a ring. When a place comes to be written again, the loads by its old map are long
+// done: a map has been for a tile at least (or for none, of a task whose share of k is empty), no more tiles
+// are under way than a ring of them has slots, and producers are no more than a grid barrier ahead.
 struct TensorMaps {
   static constexpr int SLOTS = 16, BLOCKS = 160;  // more blocks than a GPU with wgmma has multiprocessors
   TensorMap of[BLOCKS][SLOTS];

@@ -49,6 +49,7 @@ struct Copies {
   uint32_t random;  // state of a generator; 0: copies happen as late as possible, always
   bool early;       // the copies of the current group, or up to the next arrival, happen at issue
   ptrdiff_t view;   // from shared memory to what wgmma reads
+  bool unfenced;    // a barrier of several warps has been passed since fence_proxy_async_all
 };
 
 // What a thread knows of itself. It lies in the thread's own stack, so that no thread-local

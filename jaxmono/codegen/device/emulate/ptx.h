@@ -33,10 +33,16 @@ inline void check_shared(const Lane& lane, const void* p, uint32_t bytes, const 
 
 // Bytes of a copy of four floats that are rounded to tf32 (tma.h).
 constexpr uint32_t ROUNDED = 16 | 1;
+// Of no copy: a word that counts what has not happened yet.
+constexpr uint32_t COUNTED = 2;
 inline void round_tf32(void* to, const void* from);
 
 // Where wgmma reads, too: see ptx_mbarrier.cuh.
 inline void write(const Copies& q, void* to, const void* from, uint32_t bytes) {
+  if (bytes == COUNTED) {
+    --*static_cast<uint32_t*>(to);
+    return;
+  }
   const bool rounded = bytes == ROUNDED;
   if (rounded) bytes = 16;
   if (from == nullptr) memset(to, 0, bytes);

@@ -1,7 +1,9 @@
 // The functions of ptx_tma.cuh on the host.
 //
 // The pieces of a tile are copies of the thread that asks for them, as cp.async's are; they arrive at its
-// barrier when they have happened. A map that a thread has not acquired since it was made is an error.
+// barrier when they have happened. Errors: a map that a thread has not acquired since it was made; a map
+// that is made again while a load by it is under way; a load behind a barrier of several warps without a
+// fence_proxy_async_all since.
 #pragma once
 #include "emulate/hopper.h"
 #include "emulate/mbarrier.h"
@@ -15,6 +17,7 @@ struct alignas(128) TensorMap {
   int rows, cols, box_rows;
   uint32_t acquired;  // the lanes of a warp that have
   int warp;
+  uint32_t loading;
 };
 
 inline void tensor_map_make(TensorMap* to, uint32_t* scratch, const float* first, int rows, int cols,
@@ -22,14 +25,17 @@ inline void tensor_map_make(TensorMap* to, uint32_t* scratch, const float* first
   const emulate::Lane& me = emulate::self();
   for (int i = 0; i < 32; ++i) emulate::check_shared(me, scratch + i, 4, "tensor_map_make scratch");
   if (reinterpret_cast<uintptr_t>(scratch) % 128 != 0 || reinterpret_cast<uintptr_t>(to) % 128 != 0 ||
-      reinterpret_cast<uintptr_t>(first) % 16 != 0 || pitch % 4 != 0 || rows < 1 || cols < 1 || cols % 4 != 0 ||
+      reinterpret_cast<uintptr_t>(first) % 16 != 0 || pitch % 4 != 0 || pitch < cols || rows < 1 || cols < 1 || cols % 4 != 0 ||
       box_rows < 1 || box_rows > 256)
     emulate::fail("tensor_map_make of %d x %d floats at %p, %lld apart, by %d rows, in block %d: sizes or "
                   "alignment",
                   rows, cols, first, pitch, box_rows, me.block_id);
   scratch[me.lane_id] = 0xdeadbeef;
   syncwarp();
-  *to = {first, pitch, rows, cols, box_rows, 0, me.warp_id};
+  if (to->loading != 0)
+    emulate::fail("tensor_map_make in block %d: a load by the map that is there is under way", me.block_id);
+  syncwarp();
+  *to = {first, pitch, rows, cols, box_rows, 0, me.warp_id, 0};
   syncwarp();
 }
 inline void tensor_map_acquire(const TensorMap* map) {
@@ -40,6 +46,9 @@ inline void tma_load(void* smem, const TensorMap* map, int row, int col, int box
   if (map->box_rows != box_rows || map->warp != me.warp_id || (map->acquired >> me.lane_id & 1) == 0)
     emulate::fail("tma_load of block %d thread %d: it has no map for %d rows", me.block_id, me.thread_id,
                   box_rows);
+  if (me.copies->unfenced)
+    emulate::fail("tma_load of block %d thread %d: no fence_proxy_async_all since a barrier", me.block_id,
+                  me.thread_id);
   if ((static_cast<unsigned char*>(smem) - me.shared) % 1024 != 0)
     emulate::fail("tma_load of block %d thread %d: a tile begins at 1024 bytes", me.block_id,
                   me.thread_id);
@@ -50,8 +59,13 @@ inline void tma_load(void* smem, const TensorMap* map, int row, int col, int box
       const bool inside = row >= 0 && row + r < map->rows && c >= 0 && c < map->cols;
       emulate::copy(to, inside ? map->first + (row + r) * map->pitch + c : nullptr, emulate::ROUNDED);
     }
+  ++const_cast<TensorMap*>(map)->loading;
+  emulate::copy(&const_cast<TensorMap*>(map)->loading, nullptr, emulate::COUNTED);
   emulate::mbarrier_expect_later(bar);
 }
-inline void fence_proxy_async_all() { emulate::fence_proxy_async(); }
+inline void fence_proxy_async_all() {
+  emulate::self().copies->unfenced = false;
+  emulate::fence_proxy_async();
+}
 
 }  // namespace jaxmono

@@ -15,10 +15,14 @@ inline void syncthreads() {
 inline void named_barrier(int id, int threads) {
   if (id == 1) emulate::fail("named_barrier 1 is that of syncthreads; ids are 2..15");
   emulate::barrier(id, threads, "named_barrier");
+  emulate::self().copies->unfenced = true;
 }
 #else
 inline void syncthreads() { emulate::barrier(0, emulate::self().threads, "syncthreads"); }
-inline void named_barrier(int id, int threads) { emulate::barrier(id, threads, "named_barrier"); }
+inline void named_barrier(int id, int threads) {
+  emulate::barrier(id, threads, "named_barrier");
+  emulate::self().copies->unfenced = true;
+}
 #endif
 inline void named_barrier_arrive(int id, int threads) {
   emulate::barrier(id, threads, "named_barrier_arrive", false);
