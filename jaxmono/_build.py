@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from threading import Event
 
 from jaxmono import _dump, _logging, _tune
 from jaxmono._config import Config
 from jaxmono._device import Facts
 from jaxmono._key import cache_key, compiler_version, tuned_key
 from jaxmono.codegen import generate
+from jaxmono.codegen.cores import MANY, cores
 from jaxmono.codegen.program import Program
 from jaxmono.custom_call import cache
 from jaxmono.fusion import grow, make_plan, planner, prepare
@@ -25,7 +26,8 @@ from jaxmono.tuning.tuner import Choices, tuned_schedule
 
 _log = _logging.get("driver")
 
-_CORES, _AT_ONCE = 8, 4
+_AT_ONCE = 4
+"""Kernels of a function that are compiled side by side."""
 OPTIONAL = tuple(sorted({*pipeline.OPTIONAL, *planner.OPTIONAL, *prepare.OPTIONAL,
                          *grow.OPTIONAL}))
 """Names of what a kernel can be built without."""
@@ -90,7 +92,7 @@ def build(job: Job, config: Config, *, plan_only: bool) -> Built:
 
 
 def begin(job: Job, config: Config, *, plan_only: bool,
-          pool: Executor | None = None) -> Callable[[], Built]:
+          pool: Compilers | None = None) -> Callable[[], Built]:
     """As `build`, up to the plan. What is returned does the rest, or waits for it where ``pool``
     generates and compiles: most of the time, in processes of the compiler's own.
 
@@ -123,12 +125,12 @@ def begin(job: Job, config: Config, *, plan_only: bool,
     schedule = tuned_schedule(plan, _tune.conditions(job.facts), choices.changed) \
         if choices.changed else None
 
-    def made() -> Program:
+    def made(*cancelled: Event) -> Program:
         with phase("generate"):
             return generate(plan, job.facts.target, job.facts.device, job.name, schedule,
-                            seconds=config.compile_seconds)
+                            seconds=config.compile_seconds, cancelled=cancelled)
 
-    generated = pool.submit(made).result if pool is not None else made
+    generated = pool.threads.submit(made, pool.cancelled).result if pool is not None else made
 
     def finish() -> Built:
         program = generated()
@@ -151,17 +153,27 @@ def _finished(planned: Built, key: str, program: Program, choices: Choices, conf
     return built
 
 
+@dataclass(frozen=True)
+class Compilers:
+    """Compile several kernels at a time, until ``cancelled``."""
+
+    threads: Executor
+    cancelled: Event = field(default_factory=Event)
+
+
 @contextmanager
-def compilers(facts: Facts, config: Config, kernels: int) -> Generator[Executor | None]:
-    """What compiles several kernels at a time: NVRTC and ptxas take a core for each. None where
-    there are not several, or few cores (compilers take up to gigabytes, too), or where candidates
-    are compiled and measured meanwhile."""
-    if kernels < 2 or facts.target.kind != "cuda" or (os.cpu_count() or 1) < _CORES \
-            or _tune.is_on(config):
+def compilers(facts: Facts, config: Config, kernels: int) -> Generator[Compilers | None]:
+    """For so many kernels of a function; whoever leaves the body before they are done cancels them.
+
+    None where there are not several, or few cores, or where candidates are compiled and measured
+    meanwhile.
+    """
+    if kernels < 2 or facts.target.kind != "cuda" or cores() < MANY or _tune.is_on(config):
         yield None
         return
-    pool = ThreadPoolExecutor(min(kernels, _AT_ONCE))
+    found = Compilers(ThreadPoolExecutor(min(kernels, _AT_ONCE), "jaxmono-compile"))
     try:
-        yield pool
+        yield found
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        found.cancelled.set()
+        found.threads.shutdown(wait=False, cancel_futures=True)

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from jaxmono import _collect, _config, _dump, _logging, _measure
-from jaxmono._build import Built, Job, begin, build, compilers
+from jaxmono._build import Built, Compilers, Job, begin, build, compilers
 from jaxmono._config import Config
 from jaxmono._device import Facts, facts_for
 from jaxmono._errors import CompileError, JaxmonoError, UnsupportedError, warn
@@ -183,7 +182,7 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
     return outcome, tuple(regions)
 
 
-def _begun(job: Job, config: Config, pool: Executor) -> Callable[[], Built]:
+def _begun(job: Job, config: Config, pool: Compilers) -> Callable[[], Built]:
     """`begin`; what it raises is raised when the kernel's turn comes."""
     try:
         return begin(job, config, plan_only=False, pool=pool)

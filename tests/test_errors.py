@@ -133,8 +133,10 @@ def fresh(scale: float) -> Any:
 @contextmanager
 def two_at_once(*_: Any) -> Any:
     """In place of `_build.compilers`, which takes no interpreter's kernels."""
+    from jaxmono._build import Compilers
+
     with ThreadPoolExecutor(2) as pool:
-        yield pool
+        yield Compilers(pool)
 
 
 def test_kernels_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch,
@@ -166,7 +168,7 @@ def test_who_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     facts, config = facts_for("cuda", interpret=False), _config.read()
 
     def pool(kernels: int, cores: int) -> bool:
-        monkeypatch.setattr(_build.os, "cpu_count", lambda: cores)
+        monkeypatch.setattr(_build, "cores", lambda: cores)
         with _build.compilers(facts, config, kernels) as found:
             return found is not None
 

@@ -6,9 +6,10 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from jaxmono import _logging
@@ -94,7 +95,7 @@ def emit(plan: Plan, target: Target, device: Device, name: str,
 
 def generate(plan: Plan, target: Target, device: Device, name: str,
              schedule: KernelSchedule | None = None, *, cache_dir: Path | None = None,
-             seconds: float | None = None) -> Program:
+             seconds: float | None = None, cancelled: Sequence[Event] = ()) -> Program:
     """Generates and compiles the kernel of a plan.
 
     Args:
@@ -103,7 +104,7 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
       schedule: by default `default_schedule`.
       cache_dir: where the emulator's own object file is kept between processes.
       seconds: of `compile_cuda`; again for each text that is tried where one spills, or lets
-        products wait.
+        products wait. cancelled: likewise.
 
     Raises:
       CodegenError: the plan holds something without code.
@@ -117,14 +118,15 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
     outputs = tuple(v.type for v in plan.graph.outputs)
     pointers = len(inputs) + len(outputs) + (kernel.scratch_bytes > 0)
 
-    def compiled(kernel: Kernel) -> tuple[bytes, str, dict[str, int]]:
+    def compiled(kernel: Kernel, *unwanted: Event) -> tuple[bytes, str, dict[str, int]]:
         return compile_kernel(
             kernel.source, target, identifier(name), pointers=pointers, threads=kernel.threads,
-            shared_bytes=kernel.shared_bytes, cache_dir=cache_dir, seconds=seconds)
+            shared_bytes=kernel.shared_bytes, cache_dir=cache_dir, seconds=seconds,
+            cancelled=(*cancelled, *unwanted))
 
-    def another(other: KernelSchedule) -> Callable[[], Made]:
-        text = emit(plan, target, device, name, other)
-        return lambda: Made(other, *compiled(text))
+    def another(schedule: KernelSchedule, *unwanted: Event) -> Callable[[], Made]:
+        text = emit(plan, target, device, name, schedule)
+        return lambda: Made(schedule, *compiled(text, *unwanted))
 
     made = Made(chosen, *compiled(kernel))
     while made.schedule.blocks_per_sm > 1 and made.spilled:

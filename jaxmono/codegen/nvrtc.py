@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from threading import Event
 from typing import Any, cast
 
 from jaxmono import _logging
@@ -68,7 +71,7 @@ class CudaBinary:
 
 
 def compile_cuda(source: str, arch: str, *, name: str = "jaxmono.cu", split: bool = False,
-                 seconds: float | None = None) -> CudaBinary:
+                 seconds: float | None = None, cancelled: Sequence[Event] = ()) -> CudaBinary:
     """Compiles a self-contained source (`headers.bundle`).
 
     Args:
@@ -79,14 +82,15 @@ def compile_cuda(source: str, arch: str, *, name: str = "jaxmono.cu", split: boo
       seconds: that the process of its own may take; None: as long as it wants to. For some sources
         that differ in a line from quick ones ptxas wants minutes and gigabytes. Without such a
         process (no ``split``, or no Python to start) there is no limit.
+      cancelled: when one of these is set, the process is ended: nobody needs the binary any more.
 
     Raises:
       MissingNvrtcError: NVRTC cannot be loaded.
-      NvrtcError: the source does not compile, or not in time.
+      NvrtcError: the source does not compile, or not in time, or is not needed any more.
     """
     start = time.perf_counter()
     nvrtc, options = _nvrtc(), (*_OPTIONS, f"--gpu-architecture={arch}")
-    made = _apart(source, name, options, seconds) if split else None
+    made = _apart(source, name, options, seconds, cancelled) if split else None
     if made is None:
         try:
             made = nvrtc_child.compile_with(nvrtc, source, name, options)
@@ -112,8 +116,8 @@ class _EndedError(Exception):
     """A signal ended the process; its text says which."""
 
 
-def _apart(source: str, name: str, options: Sequence[str],
-           seconds: float | None) -> tuple[str, str, bytes] | None:
+def _apart(source: str, name: str, options: Sequence[str], seconds: float | None,
+           cancelled: Sequence[Event]) -> tuple[str, str, bytes] | None:
     """`nvrtc_child.compile_with` over all CPUs in a process of its own, and if that ends, over one
     in another. None, and a line of log, where no process can be asked.
 
@@ -124,7 +128,7 @@ def _apart(source: str, name: str, options: Sequence[str],
     for chosen in ((*options, _SPLIT), options):
         left = None if seconds is None else max(begin + seconds - time.monotonic(), 0.0)
         try:
-            return _ask(source, name, chosen, left)
+            return _ask(source, name, chosen, left, cancelled)
         except subprocess.TimeoutExpired as error:
             said = (error.stderr or b"").decode(errors="replace")
             raise NvrtcError(f"NVRTC took longer than {seconds:g} s and was ended; "
@@ -135,8 +139,8 @@ def _apart(source: str, name: str, options: Sequence[str],
     raise NvrtcError(f"NVRTC {ended}", ended)
 
 
-def _ask(source: str, name: str, options: Sequence[str],
-         seconds: float | None) -> tuple[str, str, bytes] | None:
+def _ask(source: str, name: str, options: Sequence[str], seconds: float | None,
+         cancelled: Sequence[Event]) -> tuple[str, str, bytes] | None:
     """One process. What it says on standard error is part of the log: with ``_SPLIT`` some of
     ptxas' warnings (C75xx, products that wait for each other) go there.
 
@@ -151,9 +155,8 @@ def _ask(source: str, name: str, options: Sequence[str],
     request = {"path": [p for p in entries if isinstance(p, str)], "source": source,
                "name": name, "options": list(options)}
     try:
-        ended = subprocess.run([python, "-P", nvrtc_child.__file__], capture_output=True,
-                               input=json.dumps(request).encode() + b"\n", check=False,
-                               timeout=seconds)
+        ended = _run([python, "-P", nvrtc_child.__file__], json.dumps(request).encode() + b"\n",
+                     seconds, cancelled)
     except OSError as error:
         _log.warning("NVRTC runs in this process: no other one can be started (%s)", error)
         return None
@@ -172,6 +175,41 @@ def _ask(source: str, name: str, options: Sequence[str],
                      nvrtc_version(), answer["version"])
         return None
     return answer["status"], answer["log"] + said, cubin[:answer["cubin"]]
+
+
+_LOOK_S = 0.1
+"""How often it is asked whether anybody still wants an answer."""
+
+
+def _run(command: Sequence[str], given: bytes, seconds: float | None,
+         cancelled: Sequence[Event]) -> subprocess.CompletedProcess[bytes]:
+    """`subprocess.run`, which ends when one of ``cancelled`` is set, too.
+
+    Raises:
+      NvrtcError: it was.
+    """
+    pipe, end = subprocess.PIPE, None if seconds is None else time.monotonic() + seconds
+    with tempfile.TemporaryFile() as file:  # a pipe is not filled any more behind a first timeout
+        file.write(given)
+        file.seek(0)
+        with subprocess.Popen(command, stdin=file, stdout=pipe, stderr=pipe) as child:
+            try:
+                while True:
+                    left = math.inf if end is None else max(end - time.monotonic(), 0.0)
+                    look = min(left, _LOOK_S) if cancelled else left
+                    try:
+                        out, said = child.communicate(timeout=None if look == math.inf else look)
+                        return subprocess.CompletedProcess(command, child.returncode, out, said)
+                    except subprocess.TimeoutExpired:
+                        if any(e.is_set() for e in cancelled):
+                            raise NvrtcError("not needed any more", "") from None
+                        if seconds is not None and look == left:
+                            child.kill()
+                            _, said = child.communicate()
+                            raise subprocess.TimeoutExpired(command, seconds, None, said) from None
+            except BaseException:
+                child.kill()
+                raise
 
 
 def _signal(number: int) -> str:

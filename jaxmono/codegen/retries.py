@@ -6,26 +6,25 @@
 
 What these are is in `KernelSchedule`. The best is taken, of two alike the first. A text takes ptxas
 as long as the one before it (the backward kernel of wav2vec2's training step 29 s), but they do not
-depend on each other: with some cores all start at once, and nobody waits for what turns out not to
-be needed.
+depend on each other: where cores are idle some start before it is known that they are needed, and
+end when it is known that they are not.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from threading import Event
+from typing import Protocol
 
 from jaxmono import _logging
 from jaxmono._errors import CompileError
+from jaxmono.codegen.cores import MANY, cores, spare
 from jaxmono.codegen.dot_wgmma import TF32
 from jaxmono.codegen.schedule import KernelSchedule
 
 _log = _logging.get("codegen")
-_CORES = 8
-"""From which on texts are compiled side by side: each takes one core for most of its time, and up
-to some gigabytes."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,10 @@ class Made:
         return self.resources.get("serialized", 0), self.spilled
 
 
-Compiler = Callable[[KernelSchedule], Callable[[], Made]]
-"""Writes a text, and returns what compiles it, in any thread."""
+class Compiler(Protocol):
+    """Writes a text, and returns what compiles it, in any thread, until an event is set."""
+
+    def __call__(self, schedule: KernelSchedule, *unwanted: Event) -> Callable[[], Made]: ...
 
 
 def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
@@ -76,16 +77,44 @@ def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
             made = _better(made, found(lean(made.schedule)))
         return made
 
-    if (os.cpu_count() or 1) < _CORES:
+    if cores() < MANY:
         return best(made, lambda s: _asked(text(s)))
     bases = [made.schedule, *([in_turn] if in_turn is not None else [])]
-    all_texts = [*bases[1:], *(t for s in bases for t in (flipped(s), lean(s), lean(flipped(s))))]
-    pool = ThreadPoolExecutor(len(all_texts))
-    try:
-        begun = [(s, pool.submit(_asked, text(s))) for s in all_texts]
-        return best(made, lambda wanted: next(f for s, f in begun if s == wanted).result())
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    likely = [*bases[1:], *map(flipped, bases)]
+    if made.spilled:
+        likely += [lean(s) for s in (*bases, *map(flipped, bases))]
+    with _Ahead(text, likely) as ahead:
+        return best(made, ahead.found)
+
+
+class _Ahead:
+    """Texts that are compiled before anybody asks for them, as far as there are cores to spare."""
+
+    def __init__(self, text: Compiler, likely: Sequence[KernelSchedule]) -> None:
+        self._text, self._unwanted = text, Event()
+        self._pool = ThreadPoolExecutor(len(likely), "jaxmono-compile")
+        self._begun: list[tuple[KernelSchedule, Future[Made | None]]] = []
+        for s in likely:
+            if not spare().acquire(blocking=False):
+                break
+            try:
+                future = self._pool.submit(_asked, text(s, self._unwanted))
+            except BaseException:
+                spare().release()
+                raise
+            future.add_done_callback(lambda _: spare().release())
+            self._begun.append((s, future))
+
+    def found(self, wanted: KernelSchedule) -> Made | None:
+        future = next((f for s, f in self._begun if s == wanted), None)
+        return future.result() if future is not None else _asked(self._text(wanted))
+
+    def __enter__(self) -> _Ahead:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._unwanted.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _better(made: Made, other: Made | None) -> Made:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 import time
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxmono.codegen.cores import cores
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.generate import emit, partners
 from jaxmono.codegen.schedule import KernelSchedule
@@ -64,7 +64,7 @@ class CompilePool:
 
     def __init__(self, workers: int | None = None, command: Sequence[str] | None = None) -> None:
         self._command = tuple(command or python("-m", "jaxmono.tuning.compile_worker"))
-        self._workers = workers or min(_cpus(), _MAX_WORKERS)
+        self._workers = workers or min(cores(), _MAX_WORKERS)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._idle: list[Child] = []
@@ -127,11 +127,3 @@ class CompilePool:
             "shared_bytes": kernel.shared_bytes, "max_blocks": kernel.max_blocks,
             "blocks_per_sm": 1, "min_blocks": partners(schedule),
             "cooperative": kernel.cooperative}, kernel.scratch_bytes)
-
-
-def _cpus() -> int:
-    """CPUs that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1

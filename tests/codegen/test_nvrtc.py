@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -273,3 +275,24 @@ def test_version() -> None:
 def test_headers_hash_is_stable() -> None:
     assert headers.headers_hash() == headers.headers_hash()
     assert len(headers.headers_hash()) == 64
+
+
+def test_a_compiler_that_nobody_needs_any_more_is_ended() -> None:
+    unwanted = Event()
+    Timer(0.3, unwanted.set).start()
+    begin = time.monotonic()
+    with pytest.raises(nvrtc.NvrtcError, match="not needed"):
+        nvrtc._run([sys.executable, "-c", "import time; time.sleep(60)"], b"", None,
+                   [Event(), unwanted])
+    assert time.monotonic() - begin < 20
+
+
+def test_one_that_is_looked_after_gets_and_says_all() -> None:
+    text = b"x" * 5_000_000  # more than pipes hold
+    echo = "import sys, time; time.sleep(0.5); sys.stdout.buffer.write(sys.stdin.buffer.read())"
+    done = nvrtc._run([sys.executable, "-c", echo], text, 60, [Event()])
+    assert (done.returncode, done.stdout) == (0, text)
+    with pytest.raises(subprocess.TimeoutExpired) as late:
+        nvrtc._run([sys.executable, "-c", "import sys, time; print('on', file=sys.stderr, "
+                    "flush=True); time.sleep(60)"], b"", 3, [Event()])
+    assert late.value.stderr.strip() == b"on"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
+from threading import Semaphore
 from typing import Any
 
 import jax.numpy as jnp
@@ -30,7 +31,7 @@ module = import_module("jaxmono.codegen.generate")  # the package has its functi
 @pytest.fixture(autouse=True)
 def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """One text after the other."""
-    monkeypatch.setattr(retries.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(retries, "cores", lambda: 2)
 
 
 @pytest.mark.parametrize(("faults", "taken"), [
@@ -154,7 +155,8 @@ def test_with_many_cores_the_same_text_is_taken(
     if left:  # all are better in turn
         faults |= {f"{k} in turn".strip(): (0, n // 2) for k, (_, n) in faults.items()}
         taken = f"{taken} in turn".strip()
-    assert tried(monkeypatch, faults, cores=16, left=left)[0] == taken
+    for spare in (0, 2, 9):
+        assert tried(monkeypatch, faults, cores=16, left=left, spare=spare)[0] == taken
     assert tried(monkeypatch, faults, cores=2, left=left)[0] == taken
 
 
@@ -165,7 +167,7 @@ def test_a_text_that_the_compiler_refuses_is_not_taken(monkeypatch: pytest.Monke
 
 
 def tried(monkeypatch: pytest.MonkeyPatch, faults: dict[str, tuple[int, int]], *, cores: int,
-          left: bool = True) -> tuple[str, list[str]]:
+          left: bool = True, spare: int = 9) -> tuple[str, list[str]]:
     """Which text `generate` takes, and those that were compiled. ``left``: weights are f32."""
     given = list[str]()
 
@@ -178,7 +180,9 @@ def tried(monkeypatch: pytest.MonkeyPatch, faults: dict[str, tuple[int, int]], *
         return b"", source, {"spill_stores": spilled, "serialized": serialized}
 
     monkeypatch.setattr(module, "compile_kernel", fake)
-    monkeypatch.setattr(retries.os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(retries, "cores", lambda: cores)
+    idle = Semaphore(spare)
+    monkeypatch.setattr(retries, "spare", lambda: idle)
     given_plan = f32_plan(4096) if left else plan(4096, 4096)
     source = module.generate(given_plan, cuda_target("sm_90a"), Device(), "k").source
     return " ".join([kind(source)] * bool(kind(source)) + ["in turn"] * (IN_TURN in source)), given
@@ -188,3 +192,25 @@ def f32_plan(m: int) -> Any:
     f32 = jnp.float32
     return make_plan(graph_of(jnp.matmul, ShapeDtypeStruct((m, 4096), f32),
                               ShapeDtypeStruct((4096, 4096), f32)), Device())
+
+
+def test_what_is_not_needed_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text with lean producers, once it is known that the other one does not spill."""
+    ended = list[bool]()
+
+    def fake(source: str, *_: Any, cancelled: Any, **kw: Any) -> tuple[bytes, str, dict[str, int]]:
+        what = kind(source)
+        if "lean" in what:
+            ended.append(any(e.wait(30) for e in cancelled))
+            raise CompileError("not needed any more")
+        return b"", source, {"spill_stores": {"wide": 8, "": 0}[what]}
+
+    monkeypatch.setattr(module, "compile_kernel", fake)
+    monkeypatch.setattr(retries, "cores", lambda: 16)
+    idle = Semaphore(9)
+    monkeypatch.setattr(retries, "spare", lambda: idle)
+    made = module.generate(plan(4096, 4096), cuda_target("sm_90a"), Device(), "k")
+    assert kind(made.source) == ""
+    for _ in range(9):  # all are free again
+        assert idle.acquire(timeout=30)
+    assert ended == [True, True]

@@ -1,0 +1,25 @@
+"""How many compilers may run beside each other."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import lru_cache
+
+MANY = 8
+"""Cores from which on kernels, and other texts of a kernel, are compiled side by side: a compiler
+takes one for most of its time, and up to some gigabytes."""
+
+
+def cores() -> int:
+    """CPUs that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
+@lru_cache(maxsize=1)
+def spare() -> threading.Semaphore:
+    """For compilers of what may not be needed: a quarter of the cores, for all kernels together."""
+    return threading.Semaphore(max(1, cores() // 4))
