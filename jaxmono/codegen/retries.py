@@ -1,7 +1,7 @@
 """Other texts of a kernel, where ptxas has too few registers for the first.
 
-    products of f32 wait for those of the tile before (`in_turn`), where there are such
-    of the better: what threads find again in each stage is kept, or the other way round
+    what threads find again in each stage is kept, or the other way round
+    of the better, if it is not good: products of f32 wait for those of the tile before (`in_turn`)
     of the better, if it spills: producers that need few predicates
 
 What these are is in `KernelSchedule`. The best is taken, of two alike the first. A text takes ptxas
@@ -55,22 +55,23 @@ class Compiler(Protocol):
 
 def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
     """``made``, or a better text of the same kernel. ``wide_tiles``: as ``made`` has taken it."""
-    in_turn = replace(made.schedule, in_turn=True) if any(
-        getattr(s, "family", "") == TF32 for s in made.schedule.sigs.values()) else None
+    has_f32 = any(getattr(s, "family", "") == TF32 for s in made.schedule.sigs.values())
 
     def flipped(s: KernelSchedule) -> KernelSchedule:
         return replace(s, wide_tiles=not wide_tiles)
+
+    def in_turn(s: KernelSchedule) -> KernelSchedule:
+        return replace(s, in_turn=True)
 
     def lean(s: KernelSchedule) -> KernelSchedule:
         return replace(s, lean_producers=True)
 
     def best(made: Made, found: Callable[[KernelSchedule], Made | None]) -> Made:
-        if in_turn is not None:
+        # By a few bytes ptxas may have the registers for the other text (CLIP b16: 8, and 0).
+        made = _better(made, found(flipped(made.schedule)))
+        if has_f32 and any(made.faults):
             # wav2vec2's training step: forward serialized, and not so; backward 480 bytes, and 136.
-            made = _better(made, found(in_turn))
-        if any(made.faults):
-            # By a few bytes ptxas may have the registers for the other text (CLIP b16: 8, and 0).
-            made = _better(made, found(flipped(made.schedule)))
+            made = _better(made, found(in_turn(made.schedule)))
         if made.spilled:
             # What is left may be the word of predicates that producers share with all functions
             # (the third kernel of wav2vec2's training step: 80 bytes, with wide tiles 156, so 0).
@@ -79,10 +80,10 @@ def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
 
     if cores() < MANY:
         return best(made, lambda s: _asked(text(s)))
-    bases = [made.schedule, *([in_turn] if in_turn is not None else [])]
-    likely = [*bases[1:], *map(flipped, bases)]
+    bases = [made.schedule, flipped(made.schedule)]
+    likely = [bases[1], *map(in_turn, bases)] if has_f32 else bases[1:]
     if made.spilled:
-        likely += [lean(s) for s in (*bases, *map(flipped, bases))]
+        likely += map(lean, [*map(in_turn, bases), *bases] if has_f32 else bases)
     with _Ahead(text, likely) as ahead:
         return best(made, ahead.found)
 
