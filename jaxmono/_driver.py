@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from jaxmono import _collect, _config, _dump, _logging, _measure
 from jaxmono._build import Built, Compilers, Job, begin, build, compilers
@@ -149,7 +149,8 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
         return Job(kernel, subgraph, facts, options.mode)
 
     with compilers(facts, config, 0 if plan_only else len(distinct)) as pool:
-        begun = {key: _begun(job(key), config, pool) for key in distinct} if pool else {}
+        builds = {key: _begun(job(key), config, pool) if pool else
+                  partial(build, job(key), config, plan_only=plan_only) for key in distinct}
         for region, key in zip(found, keys, strict=True):
             kernel = _measure.kernel_name(name, distinct.index(key), len(distinct))
             mine = tuple(op for j in region.op_indices
@@ -158,8 +159,7 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
                 if key in made:
                     built.append(replace(made[key], phases={}, cached=True))
                 else:
-                    made[key] = begun[key]() if key in begun \
-                        else build(job(key), config, plan_only=plan_only)
+                    made[key] = builds[key]()
                     built.append(made[key])
             except Exception as error:
                 if strict:

@@ -62,7 +62,7 @@ def choices(key: str, facts: Facts, config: Config, plan: Callable[[], Plan]) ->
     Whatever goes wrong here costs a warning line and the kernel gets the analytic schedules.
     """
     request = _active.get()
-    mode = "on" if request is not None else config.tune
+    mode = "on" if is_on(config) else config.tune
     if mode == "off" or facts.target.kind != "cuda" or not facts.here:
         return Choices()
     kept = config.cache and config.cache_max_bytes > 0

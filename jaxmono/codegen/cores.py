@@ -21,5 +21,6 @@ def cores() -> int:
 
 @lru_cache(maxsize=1)
 def spare() -> threading.Semaphore:
-    """For compilers of what may not be needed: a quarter of the cores, for all kernels together."""
-    return threading.Semaphore(max(1, cores() // 4))
+    """For compilers of what may not be needed: a quarter of the cores, for all kernels together;
+    none where there are not `MANY`."""
+    return threading.Semaphore(cores() // 4 if cores() >= MANY else 0)

@@ -287,9 +287,9 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     root = (source.value, source.index) if source else None
     result = bias.total if bias else form.dot.result
     reduces = code.reduced_roots
-    fragments = s.bm // s.warps[0] // 8 if s.family == TF32 else s.bn // s.warps[1] // 8
+    across = s.bm // s.warps[0] if s.family == TF32 else s.bn // s.warps[1]
     early = early_loads(body, stores, result, form.n, lanes, () if small else read_only,
-                        form.m if fragments * 8 <= WIDE else None, besides=root,
+                        form.m if across <= WIDE else None, besides=root,
                         also=reduces) if s.family != SWAPPED else []
     # What is reduced goes by rows: not as fragments leave.
     none = "NoEarly" if reduces else no_loads(body, stores, result)

@@ -188,28 +188,34 @@ def _run(command: Sequence[str], given: bytes, seconds: float | None,
     Raises:
       NvrtcError: it was.
     """
-    pipe, end = subprocess.PIPE, None if seconds is None else time.monotonic() + seconds
+    pipe = subprocess.PIPE
     with tempfile.TemporaryFile() as file:  # a pipe is not filled any more behind a first timeout
         file.write(given)
         file.seek(0)
         with subprocess.Popen(command, stdin=file, stdout=pipe, stderr=pipe) as child:
             try:
-                while True:
-                    left = math.inf if end is None else max(end - time.monotonic(), 0.0)
-                    look = min(left, _LOOK_S) if cancelled else left
-                    try:
-                        out, said = child.communicate(timeout=None if look == math.inf else look)
-                        return subprocess.CompletedProcess(command, child.returncode, out, said)
-                    except subprocess.TimeoutExpired:
-                        if any(e.is_set() for e in cancelled):
-                            raise NvrtcError("not needed any more", "") from None
-                        if seconds is not None and look == left:
-                            child.kill()
-                            _, said = child.communicate()
-                            raise subprocess.TimeoutExpired(command, seconds, None, said) from None
+                out, said = _answer(child, seconds, cancelled)
             except BaseException:
                 child.kill()
                 raise
+    return subprocess.CompletedProcess(command, child.returncode, out, said)
+
+
+def _answer(child: subprocess.Popen[bytes], seconds: float | None,
+            cancelled: Sequence[Event]) -> tuple[bytes, bytes]:
+    end = math.inf if seconds is None else time.monotonic() + seconds
+    while True:
+        left = max(end - time.monotonic(), 0.0)
+        look = min(left, _LOOK_S) if cancelled else left
+        try:
+            return child.communicate(timeout=None if look == math.inf else look)
+        except subprocess.TimeoutExpired:
+            if any(e.is_set() for e in cancelled):
+                raise NvrtcError("not needed any more", "") from None
+            if seconds is not None and look == left:
+                child.kill()
+                _, said = child.communicate()
+                raise subprocess.TimeoutExpired(child.args, seconds, None, said) from None
 
 
 def _signal(number: int) -> str:

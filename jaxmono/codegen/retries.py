@@ -6,8 +6,8 @@
 
 What these are is in `KernelSchedule`. The best is taken, of two alike the first. A text takes ptxas
 as long as the one before it (the backward kernel of wav2vec2's training step 29 s), but they do not
-depend on each other: where cores are idle some start before it is known that they are needed, and
-end when it is known that they are not.
+depend on each other: where cores are to spare some start before it is known that they are needed,
+and end when it is known that they are not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Protocol
 
 from jaxmono import _logging
 from jaxmono._errors import CompileError
-from jaxmono.codegen.cores import MANY, cores, spare
+from jaxmono.codegen.cores import spare
 from jaxmono.codegen.dot_wgmma import TF32
 from jaxmono.codegen.schedule import KernelSchedule
 
@@ -78,8 +78,6 @@ def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
             made = _better(made, found(lean(made.schedule)))
         return made
 
-    if cores() < MANY:
-        return best(made, lambda s: _asked(text(s)))
     bases = [made.schedule, flipped(made.schedule)]
     likely = [bases[1], *map(in_turn, bases)] if has_f32 else bases[1:]
     if made.spilled:

@@ -94,7 +94,7 @@ def _fits(dot: ops.DotGeneral, device: Device) -> bool:
     rows = dims.batch * dims.m
     panel = dims.k * dot.lhs.type.dtype.itemsize
     held = rows if rows <= STREAMED_ROWS else TILE_ROWS
-    if min(dims.m, dims.n) == 1 < dims.m and exact_product(dot):
+    if dims.n == 1 < dims.m and exact_product(dot):
         return False  # a panel of several rows is multiplied as tf32
     return (matrix_dtype(dot) is not None and 0 < rows <= MAX_ROWS and dims.k > 1
             and panel * held <= device.shared_bytes // 2 - RING_BYTES

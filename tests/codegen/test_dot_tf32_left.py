@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from itertools import pairwise
@@ -199,8 +200,8 @@ def test_products_run_while_weights_come(s: DotSchedule) -> None:
     target = cuda_target("sm_90a")
     schedule = default_schedule(plan, target, H200)
     (sig,) = dot_sigs(plan)
-    kernel = emit(plan, target, H200, "test", schedule.__class__(
-        **{**vars(schedule), "sigs": {**schedule.sigs, sig.key: s}}))
+    kernel = emit(plan, target, H200, "test", dataclasses.replace(
+        schedule, sigs={**schedule.sigs, sig.key: s}))
     binary = nvrtc.compile_cuda(headers.bundle(kernel.source), "sm_90a")
     assert not re.search(r"C75\d\d", binary.log), binary.log
     assert binary.spill_stores == binary.spill_loads == 0
@@ -233,7 +234,7 @@ def test_maps_are_made_and_acquired(statement: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each tile's products wait for those before them, where registers lack; every wait matters."""
+    """Each tile's products wait for those before them, where registers lack."""
     def in_turn(text: str) -> str:
         return "#define JM_IN_TURN\n" + text
 

@@ -31,7 +31,8 @@ module = import_module("jaxmono.codegen.generate")  # the package has its functi
 @pytest.fixture(autouse=True)
 def few_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """One text after the other."""
-    monkeypatch.setattr(retries, "cores", lambda: 2)
+    idle = Semaphore(0)
+    monkeypatch.setattr(retries, "spare", lambda: idle)
 
 
 @pytest.mark.parametrize(("faults", "taken"), [
@@ -140,7 +141,7 @@ def plan(m: int, n: int) -> Any:
     ({"wide": (0, 8), "": (0, 24), "wide in turn": (0, 16), "wide lean": (0, 0)}, "wide lean")])
 def test_products_of_f32_are_multiplied_in_turn_where_registers_lack(
         faults: dict[str, tuple[int, int]], taken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, given = tried(monkeypatch, faults, cores=2)
+    made, given = tried(monkeypatch, faults)
     assert given == list(faults) and made == taken
 
 
@@ -149,7 +150,7 @@ def test_products_of_f32_are_multiplied_in_turn_where_registers_lack(
     ({"wide": (0, 24), "": (0, 8), "lean": (0, 0), "wide lean": (0, 4)}, "lean"),
     ({"wide": (0, 8), "": (0, 24), "lean": (0, 0), "wide lean": (0, 4)}, "wide lean"),
     ({"wide": (0, 8), "": (0, 0), "lean": (0, 0), "wide lean": (0, 0)}, "")])
-def test_with_many_cores_the_same_text_is_taken(
+def test_with_cores_to_spare_the_same_text_is_taken(
         faults: dict[str, tuple[int, int]], taken: str, left: bool,
         monkeypatch: pytest.MonkeyPatch) -> None:
     """What one after the other would be taken, although all texts are compiled at once."""
@@ -157,18 +158,17 @@ def test_with_many_cores_the_same_text_is_taken(
         faults |= {f"{k} in turn".strip(): (0, n // 2) for k, (_, n) in faults.items()}
         taken = f"{taken} in turn"
     for spare in (0, 2, 9):
-        assert tried(monkeypatch, faults, cores=16, left=left, spare=spare)[0] == taken
-    assert tried(monkeypatch, faults, cores=2, left=left)[0] == taken
+        assert tried(monkeypatch, faults, left=left, spare=spare)[0] == taken
 
 
 def test_a_text_that_the_compiler_refuses_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is one that it took."""
-    made, _ = tried(monkeypatch, {"wide": (0, 8), "lean": (0, 0)}, cores=2, left=False)
+    made, _ = tried(monkeypatch, {"wide": (0, 8), "lean": (0, 0)}, left=False)
     assert made == "wide"
 
 
-def tried(monkeypatch: pytest.MonkeyPatch, faults: dict[str, tuple[int, int]], *, cores: int,
-          left: bool = True, spare: int = 9) -> tuple[str, list[str]]:
+def tried(monkeypatch: pytest.MonkeyPatch, faults: dict[str, tuple[int, int]], *, left: bool = True,
+          spare: int = 0) -> tuple[str, list[str]]:
     """Which text `generate` takes, and those that were compiled. ``left``: weights are f32."""
     given = list[str]()
 
@@ -181,7 +181,6 @@ def tried(monkeypatch: pytest.MonkeyPatch, faults: dict[str, tuple[int, int]], *
         return b"", source, {"spill_stores": spilled, "serialized": serialized}
 
     monkeypatch.setattr(module, "compile_kernel", fake)
-    monkeypatch.setattr(retries, "cores", lambda: cores)
     idle = Semaphore(spare)
     monkeypatch.setattr(retries, "spare", lambda: idle)
     given_plan = f32_plan(4096) if left else plan(4096, 4096)
@@ -207,7 +206,6 @@ def test_what_is_not_needed_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         return b"", source, {"spill_stores": {"wide": 8, "": 0}[what]}
 
     monkeypatch.setattr(module, "compile_kernel", fake)
-    monkeypatch.setattr(retries, "cores", lambda: 16)
     idle = Semaphore(9)
     monkeypatch.setattr(retries, "spare", lambda: idle)
     made = module.generate(plan(4096, 4096), cuda_target("sm_90a"), Device(), "k")

@@ -39,7 +39,10 @@ KERNELS = {
     # epilogue.
     "wgmma and streams": ["residual_1280_3072_768:1", "dot_1_2048_8192:1", "dot_16_512_2048:1",
                           "t5_small_decode:1", "dense_gradient_512_3072_768:1"],
-    "tf32, by the tensor memory accelerator": ["gemm_1280_768_768:1:f32"],
+    # The first by the tensor memory accelerator; of the second racecheck 2025.3 reports reads that
+    # are ordered through another thread of their warpgroup.
+    "tf32": {"memcheck": ["gemm_1280_768_768:1:f32", "mlp_gradients_2048_3072_768:1:f32"],
+             "racecheck": ["gemm_1280_768_768:1:f32"]},
 }
 
 

@@ -2,7 +2,7 @@
 // left one of wgmma, and pass through registers; x comes by the tensor memory accelerator.
 //
 //   y[m, n] = x[m, k] w[k, n]      as      y^T = w^T x^T: 64 or 128 columns of w are the rows of a
-//                                          product, 16 to 256 rows of x for each warpgroup its columns
+//                                          product, 16 to 256 rows of x its columns
 //
 // wgmma cuts the low 13 bits of an f32 off, and reads 32-bit elements along k only. In registers rounding
 // is an instruction an element, and any layout of the weights can be read; the accelerator rounds x on its
@@ -24,11 +24,10 @@ struct GemmTf32 {
   static constexpr int BM = BM_, BN = BN_, BK = 32, SLOTS = SLOTS_;
   static constexpr int N = BM / WG_M, NT = N / 8, STEPS = 4, STEP = 8;
   static_assert(WG_M * WG_N == 2 && BN == 64 * WG_N && BM % WG_M == 0, "two warpgroups of 64 columns");
-  static_assert(N % 16 == 0 && N <= 256 && SLOTS >= 2 && SLOTS < TensorMaps::SLOTS, "");
+  static_assert(N % 16 == 0 && BM <= 256 && SLOTS >= 2 && SLOTS < TensorMaps::SLOTS, "");
 
   using TileW = Tf32Left<BN, W_K_MAJOR>;
   using TileX = SwizzledTile<float, BM, BK>;
-  static constexpr int BOX = BM <= 256 ? BM : BM / 2;  // rows that the accelerator brings at a time
   static constexpr int STAGE_BYTES = TileW::BYTES + TileX::BYTES;
   using Staged = StagedColumns<NT>;
 
@@ -66,7 +65,7 @@ struct GemmTf32 {
       else
         TileW::template fill<PRODUCERS>(to, thread, W_K_MAJOR ? n0 : k, W_K_MAJOR ? k : n0, load_w);
     };
-    const TensorMap* const map = thread < WARP ? tensor_map<BOX>(roles, load_x) : nullptr;
+    const TensorMap* const map = thread < WARP ? tensor_map<BM>(roles, load_x) : nullptr;
     constexpr int FIRST = AHEAD < SLOTS ? AHEAD : SLOTS;
     Place first = at;
 #pragma unroll 1
@@ -78,12 +77,9 @@ struct GemmTf32 {
     ready();
     if (thread == 0) fence_proxy_async_all();  // behind what blocks wrote, and what the ring's place held
     const auto rest = [&](int t) {
-      if (thread == 0) {
-        unsigned char* const to = smem + at.slot * STAGE_BYTES + TileW::BYTES;
-#pragma unroll
-        for (int r = 0; r < BM; r += BOX)
-          tma_load(to + r * 128, map, m0 + r, k0 + t * BK, BOX, &roles->full[at.slot]);
-      }
+      if (thread == 0)
+        tma_load(smem + at.slot * STAGE_BYTES + TileW::BYTES, map, m0, k0 + t * BK, BM,
+                 &roles->full[at.slot]);
       cp_async_mbarrier_arrive(&roles->full[at.slot]);
       at.template next<SLOTS>();
     };
@@ -127,7 +123,7 @@ struct GemmTf32 {
 #pragma unroll
       for (int s = 0; s < STEPS; ++s)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) own[s][i] = made(to_tf32(bitcast<float>(own[s][i])));
+        for (int i = 0; i < 4; ++i) own[s][i] = to_tf32(bitcast<float>(own[s][i]));
       const uint64_t x = wgmma_descriptor_at(x0, at.slot * STAGE_BYTES);
       wgmma_fence();
 #pragma unroll

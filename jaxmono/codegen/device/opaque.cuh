@@ -31,12 +31,6 @@ JM_DEVICE float made(float x) {
 #endif
   return x;
 }
-JM_DEVICE uint32_t made(uint32_t x) {
-#ifndef JAXMONO_EMULATE
-  asm volatile("" : "+r"(x));
-#endif
-  return x;
-}
 
 // x, which a source that defines JM_WIDE_TILES finds again each time, as it does the block's number: a
 // thread with 128 sums and more has no registers for what is made of either once for all stages and

@@ -25,8 +25,8 @@ inline void tensor_map_make(TensorMap* to, uint32_t* scratch, const float* first
   const emulate::Lane& me = emulate::self();
   for (int i = 0; i < 32; ++i) emulate::check_shared(me, scratch + i, 4, "tensor_map_make scratch");
   if (reinterpret_cast<uintptr_t>(scratch) % 128 != 0 || reinterpret_cast<uintptr_t>(to) % 128 != 0 ||
-      reinterpret_cast<uintptr_t>(first) % 16 != 0 || pitch % 4 != 0 || pitch < cols || rows < 1 || cols < 1 || cols % 4 != 0 ||
-      box_rows < 1 || box_rows > 256)
+      reinterpret_cast<uintptr_t>(first) % 16 != 0 || pitch % 4 != 0 || pitch < cols || rows < 1 ||
+      cols < 1 || cols % 4 != 0 || box_rows < 1 || box_rows > 256)
     emulate::fail("tensor_map_make of %d x %d floats at %p, %lld apart, by %d rows, in block %d: sizes or "
                   "alignment",
                   rows, cols, first, pitch, box_rows, me.block_id);
