@@ -71,7 +71,7 @@ def gpu_facts(name: str) -> Facts:
     facts = facts_for("cuda", interpret=False)
     return replace(facts, here=True, device=replace(
         facts.device, name=name, shared_bytes=facts.target.shared_bytes,
-        keeps_pairs=facts.target.wgmma))
+        wgmma=facts.target.wgmma))
 
 
 def planned(case: data.Case, mode: str) -> list[Built]:

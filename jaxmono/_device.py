@@ -81,5 +81,5 @@ def _gpu_facts(gpu: Any) -> Facts:
         shared_bytes=target.shared_bytes,
         read_bytes_per_us=_REFERENCE.read_bytes_per_us * scale,
         matrix_flops_per_us=_REFERENCE.matrix_flops_per_us * scale,
-        keeps_pairs=target.wgmma,
+        wgmma=target.wgmma,
     ), target)

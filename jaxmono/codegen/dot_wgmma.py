@@ -68,8 +68,8 @@ all of it. 2048x8192x2048 takes 5.6 % less time so, 2048 cubed 3.0, 4096x4096x10
 SWAPPED = "swapped"
 """Family of the same products with the weights on the left (device/gemm_swapped.cuh)."""
 TF32 = "tf32"
-"""Family of f32 products with the weights on the left, in registers, and rows by the tensor memory
-accelerator (device/gemm_tf32.cuh)."""
+"""Family of f32 products with the weights on the left, in registers, and rows that are rounded to
+tf32 when they are in shared memory (device/gemm_tf32.cuh)."""
 _ON_THE_LEFT = (SWAPPED, TF32)
 _IN_FLIGHT_BYTES = 80 * 1024
 """Of weights on the left that are requested only behind the barrier. The rows' first k tile counts
@@ -183,7 +183,7 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
         w.line("const auto load_a = [](void*, int, int) {};  // consumers compute the panel")
     else:
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles,
-                    strided=True, gathered=s.family not in _ON_THE_LEFT, pair=pair)
+                    strided=True, gathered=s.family != SWAPPED, pair=pair)
     ahead = 0
     if behind and code.rhs.param in read_only and code.rhs.offset is not None \
             and code.rhs.offset.is_static:

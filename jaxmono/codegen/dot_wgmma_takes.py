@@ -4,6 +4,7 @@ gemm_tf32.cuh), with the reasons why not."""
 from __future__ import annotations
 
 from jaxmono.codegen.dot import DotCode, is_strided
+from jaxmono.codegen.gathered import parts_of
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.operand import stride
 from jaxmono.fusion.plan import DotForm
@@ -35,19 +36,29 @@ def takes_swapped(form: DotForm, code: DotCode, element: DType | None) -> str | 
 
 
 def takes_tf32(form: DotForm, code: DotCode, element: DType | None) -> str | None:
-    """Why the tensor memory accelerator cannot bring the rows of a contraction; None if it can."""
+    """Why a contraction cannot have its rows rounded in shared memory, by the tensor memory
+    accelerator or because they lie so in memory; None if it can."""
     if element is not DType.F32:
-        return "it rounds f32"
-    if form.row_prologue or form.taps > 1 or form.batch.size > 1:
-        return "rows are computed, read in windows, or a batch's own"
+        return "tf32 are rounded f32"
+    if code.rhs.param is None:
+        return "weights are computed"
+    if form.row_prologue or form.batch.size > 1:
+        return "rows are computed, or a batch's own"
+    if is_gathered(code):
+        return None if form.rounded else "gathered rows are not rounded in memory"
+    if form.taps > 1:
+        return "rows that the accelerator brings are stored in windows"
     if not (is_strided(code.lhs) and code.lhs.k_major and form.k.size % 4 == 0):
         return "rows do not lie at constant distances, their k next to each other"
     assert code.lhs.offset is not None
     if (stride(code.lhs.offset, form.m) or 0) < form.k.size and form.m.size > 1:
         return "rows lie backwards in memory, or over each other"
-    if code.rhs.param is None:
-        return "weights are computed"
     return None
+
+
+def is_gathered(code: DotCode) -> bool:
+    """Whether the rows of a contraction are a `Gathered` (codegen/gathered.py)."""
+    return not is_strided(code.lhs) and parts_of(code.lhs) is not None
 
 
 def _takes_f8(form: DotForm, code: DotCode) -> str | None:

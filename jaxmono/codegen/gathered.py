@@ -93,7 +93,7 @@ def emit_gathered(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                   tiles: Mapping[Var, int]) -> bool:
     """``const auto NAME``: a ``Gathered``; False, and nothing written, if `parts_of` is None."""
     parts = parts_of(x)
-    if parts is None or element.itemsize != 2:
+    if parts is None or element.itemsize not in (2, 4):
         return False
     assert x.param is not None
     # k is a tile and a column of it: where taps have whole tiles, what depends on the tap is

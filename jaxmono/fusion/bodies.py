@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from jaxmono.fusion.attention import attention_vars, prove
 from jaxmono.fusion.dots import dot_vars, operand_index
@@ -11,6 +12,7 @@ from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize
 from jaxmono.fusion.key import sig_key, sig_name
 from jaxmono.fusion.plan import AttentionForm, DotForm, Form, LoopForm, RowForm, Sig, Store
+from jaxmono.fusion.round_rows import is_rounded
 from jaxmono.fusion.rows import reduced_shape
 from jaxmono.fusion.strip import bare_inputs
 from jaxmono.fusion.walk import Walk
@@ -71,8 +73,28 @@ def make_sig(state: State, draft: Draft, stored: set[Value],
     body = Graph(inputs, tuple(made.values()), tuple(mapping[v] for v in results), "body")
     stores = _stores(draft, results, mapping)
     form = _form(draft, body, made, mapping, stores, results)
+    if isinstance(form, DotForm) and not form.row_prologue:
+        left = operand_inputs(body, form.dot.lhs)
+        form = replace(form, rounded=bool(left) and all(
+            is_rounded(state.graph, v) for v in reads if mapping[v] in left))
     name = sig_name(draft.kind, body, folded=folded)
     return Sig(body, form, sig_key(body, form), name), reads
+
+
+def operand_inputs(body: Graph, operand: Value) -> set[Value]:
+    """The inputs of a body that an operand of its contraction is made of."""
+    found: set[Value] = set()
+    todo, seen = [operand], {operand}
+    while todo:
+        v = todo.pop()
+        made_by = body.producer.get(v)
+        if made_by is None:
+            found.add(v)
+        for x in () if made_by is None else made_by.uses:
+            if x not in seen:
+                seen.add(x)
+                todo.append(x)
+    return found
 
 
 def _bare(state: State, draft: Draft, v: Value) -> Value:

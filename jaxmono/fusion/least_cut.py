@@ -28,12 +28,13 @@ _PASSING = frozenset({"abs", "clamp", "maximum", "minimum", "negate", "select"})
 
 
 def fed(graph: Graph, members: Collection[int]) -> set[Value]:
-    """Values that contractions among these ops read, through views too: they want them in
-    memory, and would have to wait until they are computed again."""
+    """Values that contractions among these ops read, through views and padding too: they want them
+    in memory, and would have to wait until they are computed again."""
     found: set[Value] = set()
     for i, o in reversed(tuple(enumerate(graph.ops))):
         if (i in members and isinstance(o, ops.DotGeneral | ops.Convolution)) or (
-                (is_view(o) or (i in members and isinstance(o, ops.Convert)))
+                (is_view(o) or isinstance(o, ops.Pad)
+                 or (i in members and isinstance(o, ops.Convert)))
                 and o.results[0] in found):
             found.update(o.inputs)
     return found

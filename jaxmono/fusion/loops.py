@@ -165,7 +165,7 @@ def _slower(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, 
     operands lie in memory, 17 us as a kernel of its own.
     """
     out: dict[Value, float] = {}
-    for op in state.graph.ops if state.device.keeps_pairs else ():
+    for op in state.graph.ops if state.device.wgmma else ():
         alone = any(d.kind == "dot" for d in holders.get(op, ()))
         if isinstance(op, ops.DotGeneral) and alone and matrix_dtype(op) is not None \
                 and dot_dims(op).m >= COPIED_ROWS:

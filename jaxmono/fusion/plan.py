@@ -76,6 +76,7 @@ class DotForm:
         then written by the tiles of column 0.
       windows: what is stored instead of m (over batch, windows, n), if each element takes the dot
         at several neighbouring rows: `taps` of them (see window_rows.py).
+      rounded: the left operand lies in memory as tf32 has it (see round_rows.py).
     """
 
     dot: ops.DotGeneral
@@ -88,6 +89,7 @@ class DotForm:
     stores: tuple[Store, ...]
     row_prologue: bool = False
     windows: Var | None = None
+    rounded: bool = False
 
     @property
     def rows(self) -> Var:
@@ -329,5 +331,6 @@ class Device:
     barrier_us: float = 0.92
     phase_us: float = 2.4
     """Fixed cost of one more stage: barrier, first L2 load, epilogue (measured)."""
-    keeps_pairs: bool = True
-    """Kernels can keep a contraction's result in registers for the next one (wgmma)."""
+    wgmma: bool = True
+    """Warpgroups multiply (sm_90a): a kernel can keep a contraction's result in registers for the
+    next one, and multiply f32 as it lies in shared memory, as tf32."""

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from jaxmono.fusion.epilogue_reduces import of_contractions
 from jaxmono.fusion.orient import orient
 from jaxmono.fusion.plan import Device
+from jaxmono.fusion.round_rows import round_rows
 from jaxmono.fusion.share_k import share_k
 from jaxmono.fusion.split_reduce import split_reduces
 from jaxmono.fusion.window_rows import order_rows
@@ -15,15 +16,15 @@ from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.passes import dead_code, expand
 from jaxmono.hlo.rewrite import replace_values
 
-OPTIONAL = ("share_k", "window_rows")
+OPTIONAL = ("round_rows", "share_k", "window_rows")
 """Steps that `prepare` can go without."""
 
 
 def prepare(graph: Graph, device: Device, without: Collection[str] = (),
             ) -> tuple[Graph, tuple[str, ...]]:
     """Drops optimization barriers and dead ops, splits long reduces, orients contractions, puts
-    their rows in the order of the windows that read them, and takes those apart whose shares of k a
-    norm can add up.
+    their rows in the order of the windows that read them, rounds what convolutions of f32 read
+    where it is written, and takes those contractions apart whose shares of k a norm can add up.
 
     A convolution that no pass has expanded yet is expanded here. ``without``: of `OPTIONAL`, what
     is left out; other names are not looked at.
@@ -37,6 +38,7 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     graph, whole = split_reduces(graph, device, later)
     graph = orient(graph)
     graph = graph if "window_rows" in without else order_rows(graph)
+    graph = graph if "round_rows" in without else round_rows(graph, device)
     graph, alone = (graph, ()) if "share_k" in without else share_k(graph, device)
     return graph, (*whole, *alone)
 

@@ -57,9 +57,9 @@ MAX_ROW_BYTES = 32 * 1024
 
 def share_k(graph: Graph, device: Device) -> tuple[Graph, tuple[str, ...]]:
     """``graph`` with such contractions in shares, itself if it has none; and for those of few rows
-    in front of a norm that stay whole, why. On Hopper only (``device.keeps_pairs``), where it was
+    in front of a norm that stay whole, why. On Hopper only (``device.wgmma``), where it was
     timed."""
-    if not device.keeps_pairs:
+    if not device.wgmma:
         return graph, ()
     depth = depths(graph)
     out: list[Op] = []

@@ -81,7 +81,8 @@ def form_lines(form: Form, body: Graph, names: dict[Value, str] | None = None) -
                      f"{'; row prologue' if form.row_prologue else ''}"
                      f"{f'; {_vars((form.rows,))} of {form.taps} m' if form.taps > 1 else ''}")
         lines.append(f"lhs {at(form.dot.lhs, form.lhs_index)}; "
-                     f"rhs {at(form.dot.rhs, form.rhs_index)}")
+                     f"rhs {at(form.dot.rhs, form.rhs_index)}"
+                     f"{'; lhs rounded' if form.rounded else ''}")
     else:
         first, second = form.first, form.second
         lhs, rhs = (first.rhs, first.lhs) if form.first_swapped else (first.lhs, first.rhs)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 
 from jaxmono.fusion.bijection import injective
+from jaxmono.fusion.bodies import operand_inputs
 from jaxmono.fusion.edges import flagged_bytes
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.flags import borders
@@ -28,6 +29,7 @@ from jaxmono.fusion.plan import (
     SyncEdge,
 )
 from jaxmono.fusion.proofs import check_form
+from jaxmono.fusion.round_rows import is_rounded
 from jaxmono.hlo import ops
 
 Span = tuple[str, int, int]
@@ -40,6 +42,7 @@ def verify(plan: Plan) -> None:
         _check_sig(s)
     for g in plan.groups:
         _check_bindings(plan, g)
+    _check_rounded(plan)
     _check_memory(plan)
     _replay(plan)
     _check_edges(plan)
@@ -190,6 +193,21 @@ def _check_bindings(plan: Plan, g: Group) -> None:
         p = updated_param(g.sig, r)
         if p is not None and _partial(g.sig, r) and span(plan.buffers[g.params[p]]) != span(buffer):
             raise PlanError(f"{_name(g)} updates b{g.params[p]} in place but writes b{b}")
+
+
+def _check_rounded(plan: Plan) -> None:
+    """What a contraction takes for rounded, every group that writes it rounds."""
+    rounds = {(g.id, b): is_rounded(g.sig.body, v) for g in plan.groups
+              for b, v in zip(g.results, g.sig.body.outputs, strict=True)}
+    for g in plan.groups:
+        form, body = g.sig.form, g.sig.body
+        if not isinstance(form, DotForm) or not form.rounded:
+            continue
+        left = operand_inputs(body, form.dot.lhs)
+        for b in (b for b, v in zip(g.params, body.inputs, strict=True) if v in left):
+            written = [r for (_, at), r in rounds.items() if at == b]
+            if not written or not all(written):
+                raise PlanError(f"{_name(g)} takes b{b} for rounded to tf32, and it is not")
 
 
 # ---- replay ------------------------------------------------------------------------------------

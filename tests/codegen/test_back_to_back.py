@@ -204,7 +204,7 @@ def test_what_is_left_apart(why: str, fn: Any, sizes: tuple[int, ...]) -> None:
 
 def test_gpus_without_wgmma_keep_them_apart() -> None:
     plan = plan_of(mlp, *operands(300, 64, 64, 64),
-                   device=dataclasses.replace(SMALL, keeps_pairs=False))
+                   device=dataclasses.replace(SMALL, wgmma=False))
     assert kinds(plan) == [["dot"], ["dot"]]
 
 

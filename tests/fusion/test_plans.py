@@ -343,5 +343,5 @@ def test_a_large_product_finds_its_operand_in_memory(rows: int, warpgroups: bool
 
     graph = models.graph_of(mlp, bf16(rows, 2048), bf16(2048, 8192), bf16(2048, 8192),
                             bf16(8192, 2048))
-    made = make_plan(graph, Device(keeps_pairs=warpgroups))
+    made = make_plan(graph, Device(wgmma=warpgroups))
     assert len(made.stages) == stages

@@ -19,11 +19,13 @@ BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 X = Any
 
 
-@pytest.mark.parametrize(("name", "batch"), [("vgg16", 1), ("vgg16", 32), ("repvgg_a0", 32),
-                                             ("crnn", 8)])
-def test_models_as_right_as_xla(name: str, batch: int) -> None:
+@pytest.mark.parametrize(("name", "batch", "dtype"), [
+    ("vgg16", 1, ""), ("vgg16", 32, ""), ("repvgg_a0", 32, ""), ("crnn", 8, ""),
+    ("vgg16", 1, "f32"), ("vgg16", 32, "f32"), ("repvgg_a0", 32, "f32"), ("resnet18", 1, "f32"),
+    ("googlenet", 1, "f32")])
+def test_models_as_right_as_xla(name: str, batch: int, dtype: str) -> None:
     workload = find(name)
-    case = data.make(data.Case(workload, batch, workload.dtype))
+    case = data.make(data.Case(workload, batch, dtype or workload.dtype))
     for turn in range(2):  # each time in other memory
         ours, xla = relative_errors(case, jitted(case), jitted(case, "xla"))
         assert ours <= 1.25 * xla + 1e-3, (turn, ours, xla)
@@ -73,3 +75,51 @@ def test_a_layer_as_right_as_xla(name: str, dtype: Any) -> None:
     ours, xla = (np.abs(a[there] - exact[there]) for a in (found[0], found[2]))
     assert np.sqrt((ours ** 2).mean()) <= 1.1 * np.sqrt((xla ** 2).mean()) + 1e-4
     assert ours.max() <= 1.5 * xla.max() + 1e-3
+
+
+def pair(pool: int, residual: bool, **kw: Any) -> Any:
+    """Two layers of f32: the second one's rows are rounded by the first one."""
+    def run(x: X, u: X, w: X) -> X:
+        y = jax.nn.relu(lax.conv_general_dilated(
+            x, u, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+        z = lax.conv_general_dilated(y, w, dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                                     **{"window_strides": (1, 1), "padding": "SAME", **kw})
+        z = z + y if residual else z
+        window, start = (1, pool, pool, 1), jnp.asarray(-jnp.inf, z.dtype)
+        return lax.reduce_window(z, start, lax.max, window, window, "VALID")
+
+    return run
+
+
+PAIRS = {
+    "pool": (pair(2, False), (3, 34, 38, 64), 96),
+    "residual": (pair(1, True), (4, 37, 29, 72), 72),
+    "strides and holes": (pair(2, False, window_strides=(2, 2), rhs_dilation=(3, 2)),
+                          (4, 63, 61, 48), 144),
+    "no padding": (pair(2, False, padding="VALID"), (5, 34, 34, 32), 256),
+    "few rows, much of k": (pair(1, False), (1, 14, 14, 512), 512),
+    "many rows": (pair(2, False), (16, 112, 112, 64), 128),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_layers_of_f32(name: str) -> None:
+    fn, shape, features = PAIRS[name]
+    keys = jax.random.split(jax.random.key(len(name)), 3)
+    x = np.array(jax.random.normal(keys[0], shape, F32))
+    x[0, 5, 7], x[-1, -1, -1, 0], x[0, 0, 0, -1] = np.nan, np.inf, -np.inf
+    channels = shape[-1]
+    u, w = (jax.random.normal(k, (3, 3, channels, n), F32) / np.sqrt(9 * channels)
+            for k, n in zip(keys[1:], (channels, features), strict=True))
+    with jax.default_matmul_precision("highest"):
+        exact = np.asarray(jax.jit(fn)(x, u, w))
+    mono = jaxmono.jit(fn, on_unsupported="error")
+    assert "GemmTf32<" in mono.lower(x, u, w).as_text("cuda")
+    found = [np.asarray(f(x, u, w)) for f in (mono, mono, jax.jit(fn))]
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(np.isnan(found[0]), np.isnan(exact))
+    np.testing.assert_array_equal(found[0][np.isinf(exact)], exact[np.isinf(exact)])
+    there = np.isfinite(exact) & np.isfinite(found[2])
+    ours, xla = (np.sqrt(((a[there] - exact[there]) ** 2).mean()) for a in (found[0], found[2]))
+    size = np.sqrt((exact[there] ** 2).mean())
+    assert ours <= max(1.1 * xla, 8e-4 * size)  # XLA may have chosen an exact algorithm

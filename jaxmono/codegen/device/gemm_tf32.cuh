@@ -1,5 +1,5 @@
 // One output tile of a contraction of f32 as tf32: the weights, right operand of the contraction, are the
-// left one of wgmma, and pass through registers; x comes by the tensor memory accelerator.
+// left one of wgmma, and pass through registers; x comes by the tensor memory accelerator, or is gathered.
 //
 //   y[m, n] = x[m, k] w[k, n]      as      y^T = w^T x^T: 64 or 128 columns of w are the rows of a
 //                                          product, 16 to 256 rows of x its columns
@@ -10,6 +10,9 @@
 // clocks, pass 1024 lines of 128 bytes. gemm_wgmma.cuh, for operands that the accelerator cannot take so,
 // rounds and transposes them there, 1536 lines; on an H100 2048 cubed takes 70 us so, and 49 here,
 // 1280x3072x768 31 and 23, 1280x768x3072 33 and 28, 1280x768x768 13.2 and 11.6.
+//
+// The accelerator knows rows at constant distances. A convolution's are gathered by the producers, who do
+// not round: they have to lie rounded in memory (fusion/round_rows.py).
 #pragma once
 #include "jaxmono/gemm_wgmma.cuh"
 #include "jaxmono/staged_columns.cuh"
@@ -65,7 +68,11 @@ struct GemmTf32 {
       else
         TileW::template fill<PRODUCERS>(to, thread, W_K_MAJOR ? n0 : k, W_K_MAJOR ? k : n0, load_w);
     };
-    const TensorMap* const map = thread < WARP ? tensor_map<BM>(roles, load_x) : nullptr;
+    constexpr bool GATHERED = IsGathered<LoadX>::value;
+    const auto rows = [&] {
+      if constexpr (GATHERED) return typename TileX::template Rows<PRODUCERS>(thread, m0, load_x);
+      else return thread < WARP ? tensor_map<BM>(roles, load_x) : nullptr;
+    }();
     constexpr int FIRST = AHEAD < SLOTS ? AHEAD : SLOTS;
     Place first = at;
 #pragma unroll 1
@@ -75,11 +82,14 @@ struct GemmTf32 {
       first.template next<SLOTS>();
     }
     ready();
-    if (thread == 0) fence_proxy_async_all();  // behind what blocks wrote, and what the ring's place held
+    if (!GATHERED && thread == 0)
+      fence_proxy_async_all();  // behind what blocks wrote, and what the ring's place held
     const auto rest = [&](int t) {
-      if (thread == 0)
-        tma_load(smem + at.slot * STAGE_BYTES + TileW::BYTES, map, m0, k0 + t * BK, BM,
-                 &roles->full[at.slot]);
+      unsigned char* const to = smem + at.slot * STAGE_BYTES + TileW::BYTES;
+      if constexpr (GATHERED)
+        TileX::template gather<PRODUCERS>(to, thread, rows, k0 / BK + t, load_x);
+      else if (thread == 0)
+        tma_load(to, rows, m0, k0 + t * BK, BM, &roles->full[at.slot]);
       cp_async_mbarrier_arrive(&roles->full[at.slot]);
       at.template next<SLOTS>();
     };
@@ -145,6 +155,15 @@ struct GemmTf32 {
     }
     wgmma_wait<0>();
     if (RUNNING && before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
+  }
+
+  // For every LANES (at most 4) neighbouring columns of TAPS neighbouring rows: f(r, c, sums) with
+  // sums[TAPS][LANES].
+  template <int TAPS, int LANES, class F>
+  JM_DEVICE static void finish_windows(unsigned char* smem, Accumulators& sums, const F& f) {
+    Staged::template windows<TAPS, LANES>(
+        reinterpret_cast<float*>(smem + STAGING) + warp_id() * (Staged::BYTES / 4), sums.x,
+        [&](int r, int c, const float (&x)[TAPS][LANES]) { f(first_row() + r, first_column() + c, x); });
   }
 
   // Calls f(r, c, sums, fetch(r, c)) for every LANES (at most 4) neighbouring elements of a row.

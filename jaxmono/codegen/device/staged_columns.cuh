@@ -76,6 +76,34 @@ struct StagedColumns {
       StagedRows<NT, false>::template advance<CHUNK>(x);
     }
   }
+
+  // As `rows`, for every LANES neighbouring columns of TAPS neighbouring rows: f(r, c, sums) with
+  // sums[TAPS][LANES].
+  template <int TAPS, int LANES, class F>
+  JM_DEVICE static void windows(float* own, float (&x)[NT][4], const F& f) {
+    static_assert(LANES <= 4 && CHUNK % TAPS == 0, "whole windows, of 16 bytes a row");
+    constexpr int PER_ROW = 16 / LANES, PIECES = CHUNK / TAPS * PER_ROW;
+    const int lane = fresh(lane_id());
+#pragma unroll 1
+    for (int r0 = 0; r0 < N; r0 += CHUNK) {
+      put(own, x);
+      syncwarp();
+#pragma unroll 1
+      for (int i = lane; i < PIECES; i += WARP) {
+        const int row = i / PER_ROW * TAPS, column = i % PER_ROW * LANES;
+        float sums[TAPS][LANES];
+#pragma unroll
+        for (int t = 0; t < TAPS; ++t) {
+          const auto sum = load<float, LANES>(own + (row + t) * PITCH + column);
+#pragma unroll
+          for (int e = 0; e < LANES; ++e) sums[t][e] = sum.x[e];
+        }
+        f(r0 + row, column, sums);
+      }
+      syncwarp();
+      StagedRows<NT, false>::template advance<CHUNK>(x);
+    }
+  }
 };
 
 }  // namespace jaxmono

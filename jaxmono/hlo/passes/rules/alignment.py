@@ -22,8 +22,8 @@ from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
 from jaxmono.hlo.types import DType
 
-PIECE = 8
-"""16-bit elements of a wide load."""
+WIDE_BYTES = 16
+"""Of a wide load."""
 
 MIN_ELEMENTS = 1 << 22
 """Of the window over all places, below which loading one by one is as fast as a stage more: some
@@ -34,6 +34,7 @@ def aligned(op: ops.Convolution, scope: Scope) -> Sequence[Value] | None:
     """The same convolution over padded copies, where that pays."""
     if not _is_plain(op):
         return None
+    piece = WIDE_BYTES // op.lhs.type.dtype.itemsize
     spatial, features = op.input_spatial, op.lhs.type.dims[op.input_feature]
     taps = [op.rhs.type.dims[d] for d in op.kernel_spatial]
     places = [op.result.type.dims[d] for d in op.output_spatial]
@@ -41,11 +42,11 @@ def aligned(op: ops.Convolution, scope: Scope) -> Sequence[Value] | None:
     step = op.window_strides[-1]
     # A row of taps that begins and ends at pieces everywhere is as good (it is what is made below).
     whole = op.lhs.type.dims[spatial[-1]], taps[-1], step, *op.padding[-1]
-    if features % PIECE == 0 or all(n * features % PIECE == 0 for n in whole) \
+    if features % piece == 0 or all(n * features % piece == 0 for n in whole) \
             or rows * math.prod(taps) * features < MIN_ELEMENTS:
         return None
-    wide = next(c for c in range(features, features + PIECE) if c * step % PIECE == 0)
-    across = next(t for t in range(taps[-1], taps[-1] + PIECE) if t * wide % PIECE == 0)
+    wide = next(c for c in range(features, features + piece) if c * step % piece == 0)
+    across = next(t for t in range(taps[-1], taps[-1] + piece) if t * wide % piece == 0)
     sizes = list(taps)
     sizes[-1] = across
 
@@ -57,17 +58,17 @@ def aligned(op: ops.Convolution, scope: Scope) -> Sequence[Value] | None:
         high[d] = last - low[d] - op.lhs.type.dims[d]
     high[op.input_feature] = wide - features
     row = (op.lhs.type.dims[spatial[-1]] + low[spatial[-1]] + high[spatial[-1]]) * wide
-    if row % PIECE:  # the next row must begin aligned as well
+    if row % piece:  # the next row must begin aligned as well
         high[spatial[-1]] += 1
         row += wide
-        if row % PIECE or op.window_strides[-1] == 1:
+        if row % piece or op.window_strides[-1] == 1:
             return None
     x = _stored(scope, op.lhs, low, high)
     low, high = [0] * op.rhs.type.rank, [0] * op.rhs.type.rank
     high[op.kernel_spatial[-1]] = across - taps[-1]
     high[op.kernel_input_feature] = wide - features
     kernel = _stored(scope, op.rhs, low, high)
-    if wide % PIECE:
+    if wide % piece:
         x = scope.reshape(x, (*x.type.dims[:-2], row, 1))
         kernel = scope.reshape(kernel, (*kernel.type.dims[:-3], across * wide, 1,
                                         kernel.type.dims[-1]))
@@ -86,10 +87,13 @@ def aligned(op: ops.Convolution, scope: Scope) -> Sequence[Value] | None:
 
 
 def _is_plain(op: ops.Convolution) -> bool:
-    """16-bit operands, [N, spatial..., C] and [taps..., C, O], no groups, no dilation."""
+    """Operands of 16 bits, or f32 that need not be exact; [N, spatial..., C], [taps..., C, O], no
+    groups, no dilation."""
     rank = op.lhs.type.rank
     spatial = tuple(range(1, rank - 1))
-    return (op.lhs.type.dtype in (DType.BF16, DType.F16) and op.rhs.type.dtype == op.lhs.type.dtype
+    tensor_cores = op.lhs.type.dtype in (DType.BF16, DType.F16) or (
+        op.lhs.type.dtype is DType.F32 and op.precision == ("DEFAULT", "DEFAULT"))
+    return (tensor_cores and op.rhs.type.dtype == op.lhs.type.dtype
             and rank >= 3 and op.result.type.size > 0 and op.rhs.type.size > 0
             and (op.input_batch, op.input_feature, op.input_spatial) == (0, rank - 1, spatial)
             and op.kernel_spatial == tuple(range(rank - 2))

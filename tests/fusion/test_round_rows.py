@@ -1,0 +1,141 @@
+"""What convolutions of f32 read is rounded where it is written (round_rows.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxmono.fusion import PlanError, make_plan
+from jaxmono.fusion.interp import run_plan
+from jaxmono.fusion.plan import Device, DotForm, Plan
+from jaxmono.fusion.text import plan_to_text
+from jaxmono.fusion.verify import verify
+from jaxmono.hlo import ops
+from jaxmono.hlo.interp import evaluate
+from jaxmono.hlo.passes.rules import alignment
+
+BF16, F32 = jnp.bfloat16, jnp.float32
+NHWC = ("NHWC", "HWIO", "NHWC")
+X = Any
+
+
+def conv(x: X, w: X, stride: int = 1, **kw: Any) -> X:
+    return lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=NHWC, **kw)
+
+
+def plan(fn: Callable[..., Any], *shapes: tuple[int, ...], dtype: Any = F32,
+         device: Device | None = None, without: tuple[str, ...] = ()) -> Plan:
+    """Checked to be the program's own outputs, but for tf32's digits."""
+    graph = models.graph_of(fn, *(jax.ShapeDtypeStruct(s, dtype) for s in shapes))
+    made = make_plan(graph, device or Device(), without=without)
+    rng = np.random.default_rng(0)
+    inputs = [rng.standard_normal(v.type.dims).astype(v.type.dtype.numpy) for v in graph.inputs]
+    for got, want in zip(run_plan(made, inputs, seed=1), evaluate(graph, inputs), strict=True):
+        np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=0,
+                                   atol=2e-2 * float(np.abs(want.astype(np.float32)).max()))
+    return made
+
+
+def rounded(p: Plan) -> list[bool]:
+    return [g.sig.form.rounded for g in p.groups if isinstance(g.sig.form, DotForm)]
+
+
+def roundings(p: Plan) -> int:
+    return sum(isinstance(o, ops.ReducePrecision) for o in p.graph.ops)
+
+
+def two(x: X, u: X, w: X) -> X:
+    return conv(jax.nn.relu(conv(x, u)), w)
+
+
+SHAPES = [(1, 8, 8, 16), (3, 3, 16, 64), (3, 3, 64, 64)]
+
+
+def test_between_two_layers() -> None:
+    """Stored once, rounded, by the group that computes it; the program's input stays as it is."""
+    p = plan(two, *SHAPES)
+    assert rounded(p) == [False, True] and roundings(p) == 1
+    assert len(p.stages) == 2 and "; lhs rounded" in plan_to_text(p)
+    assert isinstance(p.groups[0].sig.body.producer[p.groups[0].sig.body.outputs[0]],
+                      ops.ReducePrecision)
+
+
+def test_what_others_read_stays_as_it_was() -> None:
+    """A residual: both are stored, by one group."""
+    def fn(x: X, u: X, w: X) -> X:
+        y = jax.nn.relu(conv(x, u))
+        return conv(y, w) + y
+
+    p = plan(fn, (19, 16, 16, 16), *SHAPES[1:])  # more than is worth to be computed again
+    assert rounded(p) == [False, True] and len(p.groups) == 2
+    kinds = [type(p.groups[0].sig.body.producer[v]) for v in p.groups[0].sig.body.outputs]
+    assert sorted(k.__name__ for k in kinds) == ["Elementwise", "ReducePrecision"]
+
+
+def test_a_pool_between() -> None:
+    def fn(x: X, u: X, w: X) -> X:
+        y = jax.nn.relu(conv(x, u))
+        return conv(lax.reduce_window(y, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"), w)
+
+    p = plan(fn, (1, 16, 16, 16), *SHAPES[1:])
+    assert rounded(p) == [False, True] and len(p.groups) == 2
+
+
+def test_a_padded_copy_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three channels a place, which no 16 bytes fit (hlo/passes/rules/alignment.py)."""
+    monkeypatch.setattr(alignment, "MIN_ELEMENTS", 0)
+    p = plan(lambda x, w: conv(x, w), (1, 16, 16, 3), (3, 3, 3, 64))
+    assert rounded(p) == [True] and roundings(p) == 1 and len(p.stages) == 2
+    assert not any(isinstance(o, ops.ReducePrecision) for o in p.stages[1].groups[0].sig.body.ops)
+
+
+def test_one_rounding_for_all_readers() -> None:
+    def fn(x: X, u: X, w: X) -> X:
+        y = jax.nn.relu(conv(x, u))
+        return conv(y, w) + conv(y, jnp.tanh(w))
+
+    p = plan(fn, *SHAPES)
+    assert sum(rounded(p)) == 2 and roundings(p) == 1
+
+
+def precise(x: X, u: X, w: X) -> X:
+    return conv(jax.nn.relu(conv(x, u)), w, precision="highest")
+
+
+@pytest.mark.parametrize(("fn", "shapes", "kw"), [
+    (two, SHAPES, {"dtype": BF16}),
+    (two, SHAPES, {"device": Device(wgmma=False)}),
+    (two, SHAPES, {"without": ("round_rows",)}),
+    (precise, SHAPES, {}),
+    (two, [*SHAPES[:2], (3, 3, 64, 24)], {}),                          # columns
+    (two, [SHAPES[0], (3, 3, 16, 62), (3, 3, 62, 64)], {}),            # channels
+    (two, [(1, 2, 2, 16), *SHAPES[1:]], {}),                           # rows
+    (two, [*SHAPES[:2], (1, 1, 64, 64)], {}),                          # rows the accelerator knows
+    (lambda x, w: conv(x, w), [(1, 8, 8, 64), SHAPES[2]], {}),         # nobody writes it
+])
+def test_what_is_not_rounded(fn: Any, shapes: Any, kw: dict[str, Any]) -> None:
+    p = plan(fn, *shapes, **kw)
+    assert not any(rounded(p)) and not roundings(p)
+
+
+def test_the_verifier_asks_who_rounds() -> None:
+    p = plan(two, *SHAPES)
+    first, second = p.groups
+    body = first.sig.body
+    (o,) = (o for o in body.ops if isinstance(o, ops.ReducePrecision))
+    other = dataclasses.replace(o, mantissa_bits=11)
+    broken = dataclasses.replace(body, ops=tuple(other if x is o else x for x in body.ops))
+    sig = dataclasses.replace(first.sig, body=broken)
+    stages = [dataclasses.replace(s, groups=tuple(
+        dataclasses.replace(g, sig=sig) if g is first else g for g in s.groups)) for s in p.stages]
+    assert second.sig.form.rounded  # type: ignore[union-attr]
+    with pytest.raises(PlanError, match="takes b4 for rounded to tf32, and it is not"):
+        verify(dataclasses.replace(p, stages=tuple(stages)))
