@@ -16,7 +16,8 @@ from jaxmono.codegen.dot_schedule import FEW, DotSchedule
 from jaxmono.codegen.dot_wgmma import LOW_BYTES, ROLES_BYTES, TF32, tf32_staging_bytes
 from jaxmono.fusion.plan import Device
 
-MIN_ROWS = 32
+MIN_ROWS, MIN_COLUMNS = 32, 40
+"""A tile has 64 columns of weights; with fewer than these most of it is empty."""
 MAX_SLOTS = 15
 """A place in the ring of tensor maps is written again 16 maps later (device/tensor_maps.cuh)."""
 MOST_BLOCKS = 160
@@ -47,7 +48,7 @@ def candidates_tf32(siblings: int, m: int, n: int, k: int, *, device: Device, sh
       siblings: such products that run side by side.
       shared_bytes: per block.
     """
-    if m < MIN_ROWS or n < 64:
+    if m < MIN_ROWS or n < MIN_COLUMNS:
         return []
     found = _costed(siblings, m, n, k, device, shared_bytes)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])

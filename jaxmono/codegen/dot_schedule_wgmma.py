@@ -56,6 +56,9 @@ longer."""
 _SHARED_BYTES = 240_000.0
 """Written and read in shared memory: 128 a clock are 225 to 250. A fit, not the limit: in ncu's
 counters the tiles of these kernels pass 109 to 116 a clock, those of NVIDIA's library up to 194."""
+_GATHERED_TF32 = 1.6
+"""Of f32 whose rows are gathered, how much longer a tile takes than all this says: 1.5 to 1.8 with
+48 columns and k = 432 (RepVGG-A0 b32 on an H100), 2 to 2.8 with k = 36 of three channels padded."""
 _EXCHANGE_BYTES = 160_000.0
 """Of f32 sums of a wide tile whose warpgroups share k, half of which they exchange."""
 _EXCHANGE_BEHIND_US = 0.4
@@ -255,7 +258,7 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
         split = max(_SPLIT_US + sums / _SPLIT_BYTES, tiles * sums / (
             _SPLIT_TOTAL[m <= FEW] * device.read_bytes_per_us))
     cold = _COLD * batch * n * k * 2 / device.read_bytes_per_us if m <= FEW else 0.0
-    loop = max(load, work)
+    loop = max(load, work) * (_GATHERED_TF32 if gathered and itemsize == 4 else 1.0)
     again = 0.0
     if not gathered:
         loop *= _RAGGED if 128 < s.bn < columns else 1.0

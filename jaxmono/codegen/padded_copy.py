@@ -1,4 +1,4 @@
-"""Copies that pad, as raw bits: several neighbours per search for where they come from.
+"""Copies that pad, as raw bits or rounded: several neighbours per search for where they come from.
 
     out[n, h, w, 8 c .. 8 c + 8] = h, w inside and 8 c + l < 174 ? in[n, h - 1, w - 1, 8 c + l] : 0
 
@@ -13,7 +13,7 @@ instead, nor a choice afterwards.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import UNKNOWN_LOC, Graph, Value
 from jaxmono.hlo.rewrite import is_splat, splat_value
+from jaxmono.hlo.types import DType
 
 MOST_IN_FLIGHT = 8
 """Vectors of a thread: 256 threads with 128 bytes each are 32 KB of an SM on their way; 22 KB fill
@@ -43,6 +44,7 @@ class PaddedCopy:
       parts: bounds that pass through a vector, between its pieces.
       piece: elements of one load.
       fill: C initialiser of the elements outside.
+      rounding: of f32, what it is rounded by on the way; None if it stays as it is.
     """
 
     op: ops.Pad
@@ -52,6 +54,7 @@ class PaddedCopy:
     parts: Guard
     piece: int
     fill: str
+    rounding: ops.ReducePrecision | None = None
 
 
 def padded_copy(body: Graph, value: Value, index: IndexMap, var: Var, lanes: int,
@@ -64,9 +67,13 @@ def padded_copy(body: Graph, value: Value, index: IndexMap, var: Var, lanes: int
     at = tuple(lane.split(i) for i in index)
     pad: ops.Pad | None = None
     guard, fill = Guard(), ""
+    rounding: ops.ReducePrecision | None = None
     while value not in body.inputs:
         op = body.producer.get(value)
-        if not isinstance(op, (ops.Pad, ops.Stored, ops.Reshape, ops.Slice)):
+        if isinstance(op, ops.ReducePrecision) and rounding is None \
+                and value.type.dtype is DType.F32:
+            rounding = op
+        elif not isinstance(op, (ops.Pad, ops.Stored, ops.Reshape, ops.Slice)):
             return None
         needs = operands(op, value, at)
         if not needs or len(needs) > 1 + isinstance(op, ops.Pad):
@@ -81,7 +88,8 @@ def padded_copy(body: Graph, value: Value, index: IndexMap, var: Var, lanes: int
         value, at = needs[0].value, needs[0].index
     if pad is None or lanes == 1 or not value.type.size or any(not i.is_static for i in at):
         return None
-    return _in_pieces(pad, value, linearize(at, value.type.dims), guard, fill, lane)
+    copy = _in_pieces(pad, value, linearize(at, value.type.dims), guard, fill, lane)
+    return copy and replace(copy, rounding=rounding)
 
 
 def _in_pieces(pad: ops.Pad, source: Value, offset: Index, guard: Guard, fill: str, lane: Lane,
@@ -126,6 +134,11 @@ def emit_padded_copy(w: Writer, copy: PaddedCopy, store: Index, var: Var, lanes:
             test = " & ".join(x for x in ("inside", _test(copy.parts, names)) if x)
             w.line(f"out[u].load(l, {function.pointers[copy.source]} + from + l, {test}, "
                    f"{storage(dtype)}{{{copy.fill}}});")
+    if (o := copy.rounding) is not None:
+        w.directive("#pragma unroll")
+        w.line(f"for (int u = 0; u < {unroll}; ++u) "
+               f"out[u].round({o.exponent_bits}, {o.mantissa_bits});",
+               "" if o.loc == UNKNOWN_LOC else f"reduce_precision  {o.loc}")
     w.directive("#pragma unroll")
     with w.block(f"for (int u = 0; u < {unroll}; ++u)"):
         w.line(f"const {t} e = e0 + u * {stride};")

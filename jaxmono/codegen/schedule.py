@@ -102,7 +102,7 @@ def roots(sig: Sig, stores: tuple[Store, ...], env: Mapping[Var, Index],
     return [(sig.body.outputs[s.result], substitute(s.index, env)) for s in stores]
 
 
-_MOVES = (ops.Pad, ops.Stored, ops.Slice, ops.Reshape, ops.Constant)
+_MOVES = (ops.Pad, ops.Stored, ops.Slice, ops.Reshape, ops.Constant, ops.ReducePrecision)
 _FEW_TASKS = 32
 """A loop of no more tasks than this takes as few as it can beside contractions: GPT-J's 16 and 128
 of a contraction do not fit 132 SMs at once; 4 do."""

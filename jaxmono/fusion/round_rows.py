@@ -26,7 +26,7 @@ from jaxmono.hlo.types import DType
 
 EXPONENT_BITS, MANTISSA_BITS = 8, 10
 """Of tf32."""
-MIN_ROWS, MIN_COLUMNS = 32, 64
+MIN_ROWS, MIN_COLUMNS = 32, 40
 """Of products that take such rows (codegen/dot_schedule_tf32.py)."""
 _PIECE = 4
 """Channels that are copied at a time."""

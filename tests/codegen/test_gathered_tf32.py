@@ -18,7 +18,8 @@ from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_wgmma_takes import takes_tf32
 from jaxmono.codegen.generate import default_schedule
-from jaxmono.fusion.plan import Device, DotForm, Plan, Sig
+from jaxmono.fusion.plan import Device, DotForm, Plan
+from jaxmono.hlo.passes.rules import alignment
 
 Spec = jax.ShapeDtypeStruct
 F32 = jnp.float32
@@ -53,11 +54,6 @@ def schedules(plan: Plan, s: DotSchedule) -> dict[str, DotSchedule]:
     sigs = {g.key: s for g in dot_sigs(plan) if isinstance(g.form, DotForm) and g.form.rounded}
     assert sigs
     return sigs
-
-
-def second(plan: Plan) -> Sig:
-    (sig,) = [g for g in dot_sigs(plan) if isinstance(g.form, DotForm) and g.form.rounded]
-    return sig
 
 
 CONVOLUTIONS = {
@@ -109,6 +105,16 @@ def test_rows_that_are_not_rounded_are_refused() -> None:
     program = build(plan, {sig.key: DotSchedule("wgmma", 64, 64, 32, 3, (1, 1, 2))}, threads=256)
     assert "= gathered<float>(" in program.source  # the consumers round what they read of it
     check_exact(plan, program)
+
+
+def test_a_padded_copy_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three channels, by vectors as it is copied."""
+    monkeypatch.setattr(alignment, "MIN_ELEMENTS", 0)
+    plan = plan_of(layers, Spec((2, 19, 18, 3), F32), Spec((3, 3, 3, 48), F32))
+    program = build(plan, schedules(plan, tile(128, 64, 3, (2, 1, 1))), threads=256)
+    assert ".round(8, 10);" in program.source and "= gathered<float>(" in program.source
+    check_exact(plan, program, blocks=(1, 3))
+    check_near(plan, program, [np.abs(x) for x in smooth(plan.graph)], 2e-4, seeds=(0,))
 
 
 def test_a_network_takes_them() -> None:

@@ -248,7 +248,7 @@ JAXMONO_EMULATE_MAIN(test_kernel, Params, 6, 32, 0)
         np.testing.assert_array_equal(narrowed, x.astype(np.float16))
 
 
-@pytest.mark.parametrize(("exponent", "mantissa"), [(5, 10), (8, 7), (4, 3), (8, 23)])
+@pytest.mark.parametrize(("exponent", "mantissa"), [(5, 10), (8, 7), (4, 3), (8, 23), (8, 10)])
 def test_reduce_precision(exponent: int, mantissa: int) -> None:
     import jax.lax
 
@@ -268,9 +268,9 @@ JAXMONO_EMULATE_MAIN(test_kernel, Params, 2, 256, 0)
     x[:8] = [0, -0.0, np.inf, -np.inf, np.nan, 65520, 65519, 3e-8]
     out = np.zeros(256, np.float32)
     kernel.run([x, out], blocks=1)
-    # XLA's CPU code treats subnormal inputs as zeros.
+    # Of fewer exponents XLA's CPU code treats subnormal inputs as zeros.
     want = np.asarray(jax.lax.reduce_precision(x, exponent, mantissa))
-    normal = (np.abs(x) >= np.finfo(np.float32).tiny) | (x == 0) | ~np.isfinite(x)
+    normal = (np.abs(x) >= np.finfo(np.float32).tiny) | (x == 0) | ~np.isfinite(x) | (exponent == 8)
     np.testing.assert_array_equal(out[normal], want[normal])
 
 

@@ -111,8 +111,8 @@ def test_an_ablation_has_keys_of_its_own() -> None:
     keys = {build(replace(kernel.job, without=frozenset(names)), _config.read(), plan_only=True).key
             for names in ([], *([name] for name in OPTIONAL), OPTIONAL)}
     assert set(OPTIONAL) == {"back_to_back", "cache_rows", "epilogue_reduces", "padding",
-                             "recompute", "share_k", "window_rows"}
-    assert len(keys) == 9
+                             "recompute", "round_rows", "share_k", "window_rows"}
+    assert len(keys) == 10
 
 
 @pytest.mark.slow

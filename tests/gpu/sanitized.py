@@ -1,14 +1,17 @@
 """Runs generated kernels and next to nothing else, for `compute-sanitizer` to watch.
 
-    PYTHONPATH=.:tests python tests/gpu/sanitized.py NUMBER... MODEL:BATCH[:DTYPE]...
+    PYTHONPATH=.:tests python tests/gpu/sanitized.py [all_arrive] NUMBER... MODEL:BATCH[:DTYPE]...
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
-models of the yardstick at their published sizes.
+models of the yardstick at their published sizes. ``all_arrive``: every consumer gives slots of the
+ring back, not one for its warpgroup (device/roles.cuh), in kernels that no cache keeps.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from typing import Any
 
 import jax
@@ -20,6 +23,7 @@ import jaxmono
 from benchmarks import data
 from benchmarks.workloads import find
 from examples.models import bert, opt
+from jaxmono.codegen import compile as compiling
 
 
 def run(function: Any, args: Any) -> None:
@@ -37,8 +41,18 @@ def model(spec: str) -> data.Data:
     return data.make(data.Case(workload, int(batch_size), *(dtype or [workload.dtype])), sets=1)
 
 
+def let_all_arrive() -> None:
+    """Every text from here on is one for racecheck."""
+    bundle = compiling.bundle
+    compiling.bundle = lambda source: "#define JM_ALL_ARRIVE\n" + bundle(source)
+    os.environ["JAXMONO_CACHE_DIR"] = tempfile.mkdtemp()
+
+
 def main(what: list[str]) -> None:
     """Everything; what is not a generated kernel is prepared on the CPU."""
+    if "all_arrive" in what:
+        let_all_arrive()
+        what = [spec for spec in what if spec != "all_arrive"]
     with jax.default_device(jax.devices("cpu")[0]):
         tiny = [bert_data(2, length=16, config=bert.tiny(), sets=1),
                 opt_data(length=16, config=opt.tiny(), sets=1)]

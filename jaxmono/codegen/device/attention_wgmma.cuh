@@ -104,7 +104,7 @@ struct FlashWgmma {
     if (first >= last) return;
     const int wg = uniform(warp_id() / 4);
     const int row = WG_M == 2 ? wg * 64 : 0, col = WG_M == 2 ? 0 : wg * COLS;
-    const bool speaks = thread_id() % 128 == 0;
+    const bool speaks = speaks_for_warpgroup();
     const uint64_t queries = operand_slice<TileQ, Q_D_MAJOR>(smem, row, 0);
     const uint64_t keys = operand_slice<TileK, K_D_MAJOR>(slot(smem, 0), col, 0);
     const uint64_t values = operand_slice<TileV, V_KEY_MAJOR>(slot(smem, 0), 0, col);

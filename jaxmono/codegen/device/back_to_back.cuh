@@ -110,7 +110,7 @@ struct BackToBack {
     }
     float* const own =
         reinterpret_cast<float*>(smem + STAGING_AT) + warp_id() * (Staged::BYTES / 4);
-    const bool speaks = thread_id() % 128 == 0;
+    const bool speaks = speaks_for_warpgroup();
 #pragma unroll 1
     for (int c0 = 0; c0 < V; c0 += VC) {
       float y[VC / 8][4];

@@ -111,7 +111,7 @@ struct GemmTf32 {
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums.x[j][e] = 0.0f;
     const int wg = uniform(warpgroup()), first = TileW::first(first_column());
-    const bool speaks = thread_id() % 128 == 0;
+    const bool speaks = speaks_for_warpgroup();
     const uint64_t x0 = operand_slice<TileX, true>(smem + TileW::BYTES, WG_M == 2 ? wg * N : 0, 0);
     // The products of a tile run while the weights of the next one come into registers: `own`, which the
     // tile before the last one had. Not beside 128 sums: those tiles multiply without a pause anyway, and
@@ -123,8 +123,6 @@ struct GemmTf32 {
     constexpr int RUNNING = NT <= 24 ? 1 : 0;
 #endif
     int before = -1;  // the slot whose products may still run
-    // One thread speaks for the warpgroup: its products are done when all four warps have issued them, and
-    // each had its own weights in registers by then.
     const auto step = [&](uint32_t (&own)[STEPS][4]) {
       mbarrier_wait(&roles->full[at.slot], at.parity());
       const int weights = shared_offset(smem + at.slot * STAGE_BYTES) + first;

@@ -280,7 +280,7 @@ struct GemmWgmma {
     // Known to be uniform, so that descriptors are made in uniform registers: by each thread, with an
     // R2UR for each word, a 64 x 64 tile of k = 768 took its products 1.55 us instead of 1.2.
     const int wg = uniform(warpgroup());
-    const bool speaks = thread_id() % 128 == 0;
+    const bool speaks = speaks_for_warpgroup();
     if constexpr (A_REGISTERS)
       through_registers(smem, roles, at, tiles, acc, wg, speaks);
     else

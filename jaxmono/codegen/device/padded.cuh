@@ -19,6 +19,15 @@ struct PaddedVec {
     outside.v = splat<P>(fill);
     piece[i / P] = ld_global_if(reinterpret_cast<const Piece*>(p), there, outside.piece[0]);
   }
+  JM_DEVICE void round(int exponent_bits, int mantissa_bits) {  // of floats
+#pragma unroll
+    for (int i = 0; i < N / P; ++i) {
+      Raw<T, P> raw;
+      raw.piece[0] = piece[i];
+      raw.v = v_reduce_precision(raw.v, exponent_bits, mantissa_bits);
+      piece[i] = raw.piece[0];
+    }
+  }
   JM_DEVICE void store(T* p) const { *reinterpret_cast<Whole*>(p) = bitcast<Whole>(*this); }
 };
 

@@ -26,11 +26,22 @@ constexpr int CONSUMERS = 256, PRODUCERS = 128;
 // 216 and 72 the producers of convolutions spilled (before gathered.cuh: the rows' places in the image
 // took registers). With 200 and 104 attention with a mask in memory does.
 constexpr int CONSUMER_REGISTERS = 208, PRODUCER_REGISTERS = 88;
+// Threads of a warpgroup that give a slot back. One speaks for all: its products are done when all four warps
+// have issued them, and each had its own operands in registers by then. racecheck (compute-sanitizer 2025.3)
+// sees order only where a thread arrives itself; for it a source defines JM_ALL_ARRIVE.
+#ifdef JM_ALL_ARRIVE
+constexpr int SPEAKERS = 128;
+#else
+constexpr int SPEAKERS = 1;
+#endif
 constexpr int MAX_SLOTS = 16;
 constexpr int TURN = 24;  // bit of Place's phase for Roles::turn
 constexpr int LAG_BARRIER = 2;      // of attention
 constexpr int MEETING_BARRIER = 4;  // by __syncthreads ptxas did not end
 constexpr int SOURCE_BARRIER = 5;   // and the next: of a warpgroup
+
+// Whether a consumer gives slots back.
+JM_DEVICE bool speaks_for_warpgroup() { return thread_id() % 128 < SPEAKERS; }
 
 // One role's place in the ring. The bits of `phase` say which phase of a slot's barrier comes next, its
 // highest one that the producers have not heard yet that the grid barrier before their stage has opened.
@@ -81,9 +92,9 @@ struct Roles {
     if (fresh(thread_id()) == 0) {
       for (int i = 0; i < MAX_SLOTS; ++i) {
         mbarrier_init(&full[i], PRODUCERS);
-        mbarrier_init(&empty[i], CONSUMERS / 128);
+        mbarrier_init(&empty[i], CONSUMERS / 128 * SPEAKERS);
       }
-      mbarrier_init(&turn, 1);
+      mbarrier_init(&turn, SPEAKERS);
       mbarrier_fence_init();
     }
     sync_all_threads();

@@ -77,7 +77,7 @@ struct SourceTiles {
       named_barrier(SOURCE_BARRIER + warp_id() / 4, 128);
 #pragma unroll 1
       for (; left < passed; ++left)
-        if (thread_id() % 128 == 0) mbarrier_arrive(&roles->empty[(first + left) % SLOTS]);
+        if (speaks_for_warpgroup()) mbarrier_arrive(&roles->empty[(first + left) % SLOTS]);
     }
 
    private:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from jaxmono.hlo import ops
@@ -186,15 +187,17 @@ def bitcast_convert(op: ops.BitcastConvert, ctx: Context) -> Sequence[Any]:
 
 @implements(ops.ReducePrecision)
 def reduce_precision(op: ops.ReducePrecision, ctx: Context) -> Sequence[Any]:
-    x = ctx.get(op.operand).astype(np.float64)
-    # Round the significand to even at mantissa_bits, then flush and overflow by exponent range.
-    mantissa, exponent = np.frexp(x)
-    scale = 2.0 ** (op.mantissa_bits + 1)
-    rounded = np.ldexp(np.rint(mantissa * scale) / scale, exponent)
+    value = ctx.get(op.operand)
+    x, own = value.astype(np.float64), ml_dtypes.finfo(op.operand.type.dtype.numpy)
+    # Round the significand to even at mantissa_bits; of fewer exponents, then flush and overflow.
+    _, exponent = np.frexp(x)
+    last = np.ldexp(1.0, np.maximum(exponent - 1, own.minexp) - op.mantissa_bits)
+    out = np.rint(x / last) * last
     bias = 2 ** (op.exponent_bits - 1) - 1
     largest = (2 - 2.0 ** -op.mantissa_bits) * 2.0 ** bias
-    out = np.where(np.abs(rounded) > largest, np.copysign(np.inf, x), rounded)
-    out = np.where(np.abs(out) < 2.0 ** (1 - bias), np.copysign(0.0, x), out)
+    out = np.where(np.abs(out) > largest, np.copysign(np.inf, x), out)
+    if op.exponent_bits < own.nexp:
+        out = np.where(np.abs(out) < 2.0 ** (1 - bias), np.copysign(0.0, x), out)
     return [np.where(np.isfinite(x), out, x)]
 
 
