@@ -244,6 +244,11 @@ def test_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
         assert failure(case(), monkeypatch, lambda t, c=change: in_turn(c(t))) != ""
 
 
+def test_text_for_racecheck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All consumers give slots back, both roles meet twice."""
+    assert failure(case(), monkeypatch, lambda text: "#define JM_RACECHECK\n" + text) == ""
+
+
 def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(WAITS.findall(own_text("gemm_tf32.cuh"))) == COUNT
     assert failure(case(), monkeypatch, lambda text: text) == ""

@@ -1,10 +1,10 @@
 """Runs generated kernels and next to nothing else, for `compute-sanitizer` to watch.
 
-    PYTHONPATH=.:tests python tests/gpu/sanitized.py [all_arrive] NUMBER... MODEL:BATCH[:DTYPE]...
+    PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] NUMBER... MODEL:BATCH[:DTYPE]...
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
-models of the yardstick at their published sizes. ``all_arrive``: every consumer gives slots of the
-ring back, not one for its warpgroup (device/roles.cuh), in kernels that no cache keeps.
+models of the yardstick at their published sizes. ``ordered``: with what racecheck sees the order of
+producers and consumers by (JM_RACECHECK in device/roles.cuh), in kernels that no cache keeps.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def model(spec: str) -> data.Data:
     return data.make(data.Case(workload, int(batch_size), *(dtype or [workload.dtype])), sets=1)
 
 
-def let_all_arrive() -> None:
+def show_order() -> None:
     """Every text from here on is one for racecheck."""
     bundle = compiling.bundle
-    compiling.bundle = lambda source: "#define JM_ALL_ARRIVE\n" + bundle(source)
+    compiling.bundle = lambda source: "#define JM_RACECHECK\n" + bundle(source)
     os.environ["JAXMONO_CACHE_DIR"] = tempfile.mkdtemp()
 
 
 def main(what: list[str]) -> None:
     """Everything; what is not a generated kernel is prepared on the CPU."""
-    if "all_arrive" in what:
-        let_all_arrive()
-        what = [spec for spec in what if spec != "all_arrive"]
+    if "ordered" in what:
+        show_order()
+        what = [spec for spec in what if spec != "ordered"]
     with jax.default_device(jax.devices("cpu")[0]):
         tiny = [bert_data(2, length=16, config=bert.tiny(), sets=1),
                 opt_data(length=16, config=opt.tiny(), sets=1)]

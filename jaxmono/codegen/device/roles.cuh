@@ -27,9 +27,10 @@ constexpr int CONSUMERS = 256, PRODUCERS = 128;
 // took registers). With 200 and 104 attention with a mask in memory does.
 constexpr int CONSUMER_REGISTERS = 208, PRODUCER_REGISTERS = 88;
 // Threads of a warpgroup that give a slot back. One speaks for all: its products are done when all four warps
-// have issued them, and each had its own operands in registers by then. racecheck (compute-sanitizer 2025.3)
-// sees order only where a thread arrives itself; for it a source defines JM_ALL_ARRIVE.
-#ifdef JM_ALL_ARRIVE
+// have issued them, and each had its own operands in registers by then. A source that defines JM_RACECHECK is
+// for that tool (compute-sanitizer 2025.3): it sees order only where a thread arrives itself, and takes what
+// comes behind a single meeting of both roles for a race with what consumers read before it.
+#ifdef JM_RACECHECK
 constexpr int SPEAKERS = 128;
 #else
 constexpr int SPEAKERS = 1;
@@ -101,7 +102,12 @@ struct Roles {
   }
 
   // All threads of both roles.
-  JM_DEVICE void meet() const { named_barrier(MEETING_BARRIER, CONSUMERS + PRODUCERS); }
+  JM_DEVICE void meet() const {
+    named_barrier(MEETING_BARRIER, CONSUMERS + PRODUCERS);
+#ifdef JM_RACECHECK
+    named_barrier(MEETING_BARRIER, CONSUMERS + PRODUCERS);
+#endif
+  }
 
   // Consumers: a grid barrier, and its halves. FREES: shared memory is the producers' when it is reached.
   // LOADS: the stage behind it has loads. With words in shared memory, which thread 0 counted and producers
