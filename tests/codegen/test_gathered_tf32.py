@@ -35,15 +35,17 @@ TILES = [tile(128, 128, 3, (1, 2, 1)), tile(64, 64, 4, (2, 1, 1)), tile(96, 128,
          tile(256, 64, 2, (2, 1, 1))]
 
 
-def conv(shape: tuple[int, ...], kernel: tuple[int, ...], pool: int = 1, **kw: Any) -> Plan:
+def conv(shape: tuple[int, ...], kernel: tuple[int, ...], pool: tuple[int, ...] = (), **kw: Any,
+         ) -> Plan:
     """A product first, so that what the convolution reads is made, and rounded, in the kernel."""
-    kw = {"window_strides": (1, 1), "padding": "SAME", **kw}
+    spatial = "HW"[:len(shape) - 2]
+    layout = (f"N{spatial}C", f"{spatial}IO", f"N{spatial}C")
+    kw = {"window_strides": (1,) * len(spatial), "padding": "SAME", **kw}
+    window = (1, *(pool or (1,) * len(spatial)), 1)
 
     def fn(x: X, u: X, w: X, b: X) -> X:
         y = jnp.clip(x @ u, -2, 2)
-        y = lax.conv_general_dilated(y, w, dimension_numbers=("NHWC", "HWIO", "NHWC"), **kw)
-        y = jax.nn.relu(y + b)
-        window = (1, pool, pool, 1)
+        y = jax.nn.relu(lax.conv_general_dilated(y, w, dimension_numbers=layout, **kw) + b)
         return lax.reduce_window(y, -jnp.inf, lax.max, window, window, "VALID")
 
     return plan_of(fn, Spec((*shape[:-1], 8), F32), Spec((8, shape[-1]), F32), Spec(kernel, F32),
@@ -61,7 +63,9 @@ CONVOLUTIONS = {
     "strides": lambda: conv((2, 17, 19, 16), (3, 3, 16, 64), window_strides=(2, 2)),
     "holes, no padding": lambda: conv((1, 17, 19, 16), (3, 3, 16, 64), rhs_dilation=(4, 3),
                                       padding="VALID"),
-    "pooled": lambda: conv((1, 14, 20, 12), (3, 3, 12, 80), pool=2),
+    "one dimension": lambda: conv((2, 101, 20), (3, 20, 64), window_strides=(2,), padding="VALID"),
+    "pooled": lambda: conv((1, 14, 20, 12), (3, 3, 12, 80), pool=(2, 2)),
+    "pooled, 8": lambda: conv((1, 14, 20, 12), (3, 3, 12, 44), pool=(2, 4)),
 }
 
 
