@@ -15,7 +15,7 @@ from jaxmono.fusion.edges import sync_edges
 from jaxmono.fusion.epilogue_reduces import After, begin_reduces
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.formulate import Formulation, formulate
-from jaxmono.fusion.plan import Buffer, Device, Group, Place, Plan, Sig, Stage
+from jaxmono.fusion.plan import Buffer, Device, DotForm, Group, Place, Plan, Sig, Stage
 from jaxmono.fusion.prepare import prepare
 from jaxmono.fusion.recompute import recompute
 from jaxmono.fusion.roll import find_loops
@@ -87,7 +87,7 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
             graph, form = rest, formed(rest, form.state.after, form.state.begun)
             refused = (*refused, *more)
     plan = _assemble(graph, device, form)
-    notes = [*plan.notes, *dict.fromkeys(refused)]
+    notes = [*plan.notes, *_rounded(plan), *dict.fromkeys(refused)]
     made = {(b.index, b.alias) for b in plan.outputs if b.alias is not None}
     notes += [f"output {o} does not update input {i} in place; XLA may still reuse its buffer"
               for o, i in aliases if (o, i) not in made]
@@ -146,6 +146,13 @@ def _notes(form: Formulation) -> tuple[str, ...]:
         out.append(f"{sums} contractions with few rows leave the sum over their shares of k to the "
                    "norms behind them")
     return (*out, *form.state.refused)
+
+
+def _rounded(plan: Plan) -> tuple[str, ...]:
+    forms = [g.sig.form for g in plan.groups]
+    count = sum(isinstance(f, DotForm) and f.rounded for f in forms)
+    return (f"{count} convolutions read what is rounded to tf32 where it is written",) \
+        if count else ()
 
 
 class _Buffers:

@@ -38,9 +38,9 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     graph, whole = split_reduces(graph, device, later)
     graph = orient(graph)
     graph = graph if "window_rows" in without else order_rows(graph)
-    graph = graph if "round_rows" in without else round_rows(graph, device)
+    graph, kept = (graph, ()) if "round_rows" in without else round_rows(graph, device)
     graph, alone = (graph, ()) if "share_k" in without else share_k(graph, device)
-    return graph, (*whole, *alone)
+    return graph, (*whole, *kept, *alone)
 
 
 def without_barriers(graph: Graph) -> Graph:

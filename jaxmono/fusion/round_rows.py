@@ -14,6 +14,8 @@ What others read stays as it was, and is stored besides.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.plan import Device
@@ -34,37 +36,46 @@ _ROUNDS = (ops.Elementwise, ops.Convert, ops.DotGeneral, ops.ReduceWindow, ops.S
 """Whose results are rounded in the stage that makes them."""
 
 
-def round_rows(graph: Graph, device: Device) -> Graph:
-    """``graph`` with such roundings; itself if it has none, or if no warpgroup multiplies."""
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """A convolution: its product, the views between it and what it reads, in order, and that."""
+
+    dot: ops.DotGeneral
+    chain: tuple[Op, ...]
+    root: Value
+
+
+def round_rows(graph: Graph, device: Device) -> tuple[Graph, tuple[str, ...]]:
+    """``graph`` with such roundings, itself if it has none; and of convolutions whose tiles are
+    rounded one by one, why. No warpgroup multiplies: nothing is done."""
     if not device.wgmma:
-        return graph
-    inside = {o: chain for o in graph.ops if isinstance(o, ops.DotGeneral)
-              and (chain := _chain(graph, o)) and _takes(o)}
-    readers = {o for chain in inside.values() for o in chain}
-    roots = {chain[0].uses[0] for dot, chain in inside.items()
-             if _pays(graph, dot, chain[0].uses[0], readers, device)}
+        return graph, ()
+    found = {o: r for o in graph.ops if isinstance(o, ops.DotGeneral) and (r := _reading(graph, o))}
+    readers = {step for r in found.values() for step in r.chain}
+    why = {o: _refusal(graph, r, readers, device) for o, r in found.items()}
+    roots = {r.root for o, r in found.items() if not why[o]}
+    refused = {f"what the convolution of {o.loc} reads is not rounded where it is written: {why[o]}"
+               : None for o, r in found.items() if r.root not in roots}
     if not roots:
-        return graph
+        return graph, tuple(refused)
     out: list[Op] = []
     made: dict[Value, Value] = {}
     for o in graph.ops:
-        chain = inside.get(o, ()) if isinstance(o, ops.DotGeneral) else ()
-        if not chain or chain[0].uses[0] not in roots:
+        r = found.get(o) if isinstance(o, ops.DotGeneral) else None
+        if r is None or r.root not in roots:
             out.append(o)
             continue
-        root = chain[0].uses[0]
-        if root not in made:
-            steps = _rounding(graph, root)
-            made[root] = steps[-1].results[0]
+        if r.root not in made:
+            steps = _rounding(graph, r.root)
+            made[r.root] = steps[-1].results[0]
             out.extend(steps)
-        for step in chain:
+        for step in r.chain:
             if step.results[0] not in made:
                 clone = step.clone(made, fresh_results=True)
                 made[step.results[0]] = clone.results[0]
                 out.append(clone)
-        assert isinstance(o, ops.DotGeneral)
-        out.append(o.clone({o.lhs: made[o.lhs]}))
-    return dead_code(Graph(graph.inputs, tuple(out), graph.outputs, graph.name))
+        out.append(r.dot.clone({r.dot.lhs: made[r.dot.lhs]}))
+    return dead_code(Graph(graph.inputs, tuple(out), graph.outputs, graph.name)), tuple(refused)
 
 
 def is_rounded(graph: Graph, value: Value) -> bool:
@@ -88,9 +99,8 @@ def _rounding(graph: Graph, root: Value) -> list[Op]:
     return b.ops
 
 
-def _chain(graph: Graph, dot: ops.DotGeneral) -> tuple[Op, ...]:
-    """The views between what a convolution reads and its product, in order; empty if it reads no
-    windows of more than an element, or nothing that a stage before it makes."""
+def _reading(graph: Graph, dot: ops.DotGeneral) -> _Reading | None:
+    """None if it reads no windows of more than an element, or multiplies no tf32."""
     chain: list[Op] = []
     value, taps = dot.lhs, 1
     while isinstance(o := graph.producer.get(value),
@@ -98,22 +108,27 @@ def _chain(graph: Graph, dot: ops.DotGeneral) -> tuple[Op, ...]:
         chain.append(o)
         taps *= math.prod(o.sizes) if isinstance(o, ops.Window) else 1
         value = o.operand
-    channels = value.type.dims[-1] if value.type.dims else 0
-    made = isinstance(o, _ROUNDS) and value.type.size > 0
-    return tuple(reversed(chain)) if taps > 1 and made and channels % _PIECE == 0 else ()
-
-
-def _takes(dot: ops.DotGeneral) -> bool:
     dims = dot_dims(dot)
-    return (matrix_dtype(dot) is DType.F32 and dims.batch == 1 and dims.m >= MIN_ROWS
-            and dims.n >= MIN_COLUMNS and not exact_product(dot)
-            and not exact_matrix(dims.m, dims.n, dims.k))
+    if taps == 1 or matrix_dtype(dot) is not DType.F32 or not dot.result.type.size \
+            or exact_product(dot) or exact_matrix(dims.m, dims.n, dims.k):
+        return None
+    return _Reading(dot, tuple(reversed(chain)), value)
 
 
-def _pays(graph: Graph, dot: ops.DotGeneral, root: Value, readers: set[Op],
-          device: Device) -> bool:
-    """Whether only convolutions read ``root``, or a product takes longer than to store it twice."""
+def _refusal(graph: Graph, r: _Reading, readers: Collection[Op], device: Device) -> str:
+    """Why ``r`` does not ask for the rounding; "" if it does."""
+    dims, root = dot_dims(r.dot), r.root
+    made_by = graph.producer.get(root)
+    if not isinstance(made_by, _ROUNDS):
+        what = "an input" if made_by is None else f"the result of {made_by.opcode}"
+        return f"it is {what}, which no stage computes element by element"
+    if dims.batch > 1 or dims.m < MIN_ROWS or dims.n < MIN_COLUMNS:
+        return f"a batch of {dims.batch} of {dims.m} x {dims.n} is no tile of such rows"
+    if (channels := root.type.dims[-1]) % _PIECE:
+        return f"{channels} elements are no multiple of {_PIECE}"
     alone = root not in graph.outputs and all(u in readers for u in graph.users.get(root, ()))
-    dims = dot_dims(dot)
+    # Of tf32, at half the rate of 16 bits.
     product_us = 4.0 * dims.m * dims.n * dims.k / device.matrix_flops_per_us
-    return alone or product_us > root.type.nbytes / device.read_bytes_per_us
+    if not alone and product_us <= root.type.nbytes / device.read_bytes_per_us:
+        return "others read it, too, and to store it twice takes as long as the product"
+    return ""

@@ -64,6 +64,7 @@ def test_between_two_layers() -> None:
     p = plan(two, *SHAPES)
     assert rounded(p) == [False, True] and roundings(p) == 1
     assert len(p.stages) == 2 and "; lhs rounded" in plan_to_text(p)
+    assert "1 convolutions read what is rounded to tf32 where it is written" in p.notes
     assert isinstance(p.groups[0].sig.body.producer[p.groups[0].sig.body.outputs[0]],
                       ops.ReducePrecision)
 
@@ -106,24 +107,40 @@ def test_one_rounding_for_all_readers() -> None:
     assert sum(rounded(p)) == 2 and roundings(p) == 1
 
 
+def grouped(x: X) -> X:
+    w = jnp.full((3, 3, 8, 128), 0.1, F32)
+    return conv(jnp.tanh(x), w, feature_group_count=2)
+
+
+def residual(x: X) -> X:
+    y = jnp.tanh(x)
+    return conv(y, jnp.full((1, 2, 64, 40), 0.1, F32)) + y[..., :40]
+
+
 def precise(x: X, u: X, w: X) -> X:
     return conv(jax.nn.relu(conv(x, u)), w, precision="highest")
 
 
-@pytest.mark.parametrize(("fn", "shapes", "kw"), [
-    (two, SHAPES, {"dtype": BF16}),
-    (two, SHAPES, {"device": Device(wgmma=False)}),
-    (two, SHAPES, {"without": ("round_rows",)}),
-    (precise, SHAPES, {}),
-    (two, [*SHAPES[:2], (3, 3, 64, 39)], {}),                          # columns
-    (two, [SHAPES[0], (3, 3, 16, 62), (3, 3, 62, 64)], {}),            # channels
-    (two, [(1, 2, 2, 16), *SHAPES[1:]], {}),                           # rows
-    (two, [*SHAPES[:2], (1, 1, 64, 64)], {}),                          # rows the accelerator knows
-    (lambda x, w: conv(x, w), [(1, 8, 8, 64), SHAPES[2]], {}),         # nobody writes it
+@pytest.mark.parametrize(("fn", "shapes", "kw", "why"), [
+    (two, SHAPES, {"dtype": BF16}, ""),
+    (two, SHAPES, {"device": Device(wgmma=False)}, ""),
+    (two, SHAPES, {"without": ("round_rows",)}, ""),
+    (precise, SHAPES, {}, "it is an input"),
+    (two, [*SHAPES[:2], (3, 3, 64, 39)], {}, "a batch of 1 of 64 x 39 is no tile"),
+    (two, [SHAPES[0], (3, 3, 16, 62), (3, 3, 62, 64)], {}, "62 elements are no multiple of 4"),
+    (two, [(1, 2, 2, 16), *SHAPES[1:]], {}, "a batch of 1 of 4 x 64 is no tile"),
+    (two, [*SHAPES[:2], (1, 1, 64, 64)], {}, "it is an input"),  # the accelerator knows such rows
+    (grouped, SHAPES[:1], {}, "a batch of 2 of"),
+    (residual, [(64, 32, 32, 64)], {}, "to store it twice takes as long"),
+    (lambda x, w: conv(x, w), [(1, 8, 8, 64), SHAPES[2]], {}, "it is an input"),
+    (lambda x, w: conv(jnp.flip(jnp.tanh(x), 1), w), [(1, 8, 8, 64), SHAPES[2]], {},
+     "the result of reverse"),
 ])
-def test_what_is_not_rounded(fn: Any, shapes: Any, kw: dict[str, Any]) -> None:
+def test_what_is_not_rounded(fn: Any, shapes: Any, kw: dict[str, Any], why: str) -> None:
     p = plan(fn, *shapes, **kw)
     assert not any(rounded(p)) and not roundings(p)
+    told = [n for n in p.notes if "is not rounded where it is written" in n]
+    assert bool(told) == bool(why) and any(why in n for n in told) == bool(why), p.notes
 
 
 def test_the_verifier_asks_who_rounds() -> None:
