@@ -282,7 +282,7 @@ def test_weak_waits_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
     """One cp.async group too many in flight."""
     change = rewritten(name, lambda text: text.replace("cp_async_wait<STAGES - 2>",
                                                        "cp_async_wait<STAGES - 1>"))
-    assert failure(CASES[name](), monkeypatch, change) != ""
+    assert any(failure(case(), monkeypatch, change) != "" for case in CASES[name])
 
 
 def test_values_must_have_landed(monkeypatch: pytest.MonkeyPatch) -> None:

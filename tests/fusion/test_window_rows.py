@@ -158,7 +158,7 @@ def test_rows_stay_in_their_order_where_nothing_is_pooled(fn: Callable[..., Any]
     (lambda x, w, b: pool(conv(x, w) + b, 1, 1, 1, 2), "they are not of neighbouring rows"),
 ])
 def test_why_rows_are_stored_is_told(fn: Callable[..., Any], reason: str) -> None:
-    notes = make_plan(models.graph_of(fn, *arguments()), Device()).notes
+    notes = make_plan(models.graph_of(fn, *arguments(BF16)), Device()).notes
     assert len(notes) == 1 and reason in notes[0], notes
     assert notes[0].startswith("the windows of ") and "test_window_rows.py" in notes[0]
 
