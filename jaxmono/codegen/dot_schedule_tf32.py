@@ -17,7 +17,7 @@ from jaxmono.codegen.dot_wgmma import LOW_BYTES, ROLES_BYTES, TF32, tf32_staging
 from jaxmono.fusion.plan import Device
 
 MIN_ROWS, MIN_COLUMNS = 32, 40
-"""A tile has 64 columns of weights; with fewer than these most of it is empty."""
+"""A tile has 64 columns of weights; with fewer than these more than a third of it is empty."""
 MAX_SLOTS = 15
 """A place in the ring of tensor maps is written again 16 maps later (device/tensor_maps.cuh)."""
 MOST_BLOCKS = 160

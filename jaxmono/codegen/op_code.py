@@ -106,9 +106,10 @@ def expression(op: Op, args: Sequence[Emitted], rounded: Callable[[Emitted, DTyp
     if isinstance(op, ops.BitcastConvert):
         return _bitcast(op, rounded(args[0], op.operand.type.dtype), vector)
     if isinstance(op, ops.ReducePrecision):
-        x = f"{p}reduce_precision({args[0]}, {op.exponent_bits}, {op.mantissa_bits})"
-        narrow = is_narrow(op.result.type.dtype)
-        return Emitted(x, vector, exact=not narrow)
+        dtype = op.result.type.dtype
+        x = f"{p}reduce_precision({_as_stored(args[0], dtype)}, {op.exponent_bits}, " \
+            f"{op.mantissa_bits})"
+        return Emitted(f"convert<float>({x})" if is_narrow(dtype) else x, vector)
     raise refuse(op, "the op is not computed element by element")
 
 

@@ -70,9 +70,9 @@ def padded_copy(body: Graph, value: Value, index: IndexMap, var: Var, lanes: int
     rounding: ops.ReducePrecision | None = None
     while value not in body.inputs:
         op = body.producer.get(value)
-        if isinstance(op, ops.ReducePrecision) and rounding is None \
+        if isinstance(op, ops.ReducePrecision) and rounding is pad is None \
                 and value.type.dtype is DType.F32:
-            rounding = op
+            rounding = op  # of what is padded, too
         elif not isinstance(op, (ops.Pad, ops.Stored, ops.Reshape, ops.Slice)):
             return None
         needs = operands(op, value, at)

@@ -76,7 +76,7 @@ class DotForm:
         then written by the tiles of column 0.
       windows: what is stored instead of m (over batch, windows, n), if each element takes the dot
         at several neighbouring rows: `taps` of them (see window_rows.py).
-      rounded: the left operand lies in memory as tf32 has it (see round_rows.py).
+      rounded: all that the left operand is made of lies rounded to tf32 in memory (round_rows.py).
     """
 
     dot: ops.DotGeneral

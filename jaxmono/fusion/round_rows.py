@@ -31,9 +31,11 @@ EXPONENT_BITS, MANTISSA_BITS = 8, 10
 MIN_ROWS, MIN_COLUMNS = 32, 40
 """Of products that take such rows (codegen/dot_schedule_tf32.py)."""
 _PIECE = 4
-"""Channels that are copied at a time."""
+"""Elements that are copied at a time."""
+_DISTANCES = 30
+"""That there are bits for (device/gathered.cuh)."""
 _ROUNDS = (ops.Elementwise, ops.Convert, ops.DotGeneral, ops.ReduceWindow, ops.Stored)
-"""Whose results are rounded in the stage that makes them."""
+"""Whose results a rounding joins, unless what others read of them is wanted much earlier."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,11 +126,39 @@ def _refusal(graph: Graph, r: _Reading, readers: Collection[Op], device: Device)
         return f"it is {what}, which no stage computes element by element"
     if dims.batch > 1 or dims.m < MIN_ROWS or dims.n < MIN_COLUMNS:
         return f"a batch of {dims.batch} of {dims.m} x {dims.n} is no tile of such rows"
-    if (channels := root.type.dims[-1]) % _PIECE:
-        return f"{channels} elements are no multiple of {_PIECE}"
+    if reason := _scattered(graph, r):
+        return reason
     alone = root not in graph.outputs and all(u in readers for u in graph.users.get(root, ()))
-    # Of tf32, at half the rate of 16 bits.
+    # tf32 has half the rate of 16 bits.
     product_us = 4.0 * dims.m * dims.n * dims.k / device.matrix_flops_per_us
     if not alone and product_us <= root.type.nbytes / device.read_bytes_per_us:
         return "others read it, too, and to store it twice takes as long as the product"
     return ""
+
+
+def _scattered(graph: Graph, r: _Reading) -> str:
+    """Why its rows cannot be copied by pieces (codegen/gathered.py); "" if they can: along k these
+    lie next to each other, zeros around them, and bits tell which taps are padding."""
+    d, distances = r.dot.lhs_contract[-1], 0
+    for o in reversed(r.chain):
+        if isinstance(o, ops.Transpose):
+            d = o.permutation[d]
+        elif isinstance(o, ops.Reshape):
+            dims, after = o.operand.type.dims, math.prod(o.result.type.dims[d + 1:])
+            same = [e for e, size in enumerate(dims) if size == o.result.type.dims[d]
+                    and math.prod(dims[e + 1:]) == after]
+            if not same:
+                return "its elements along k are no dimension of their own"
+            d = same[-1]
+        elif isinstance(o, ops.Pad):
+            fill = graph.producer.get(o.padding_value)
+            if any(o.interior) or not isinstance(fill, ops.Constant) or fill.value.any():
+                return "there are holes in it, or other numbers than zeros around it"
+        elif isinstance(o, ops.Window):
+            distances += sum((n - 1) * step + 1
+                             for n, step in zip(o.sizes, o.dilations, strict=True))
+    if d != len(r.root.type.dims) - 1:
+        return "its elements along k lie apart in memory"
+    if (size := r.root.type.dims[d]) % _PIECE:
+        return f"{size} elements along k are no multiple of {_PIECE}"
+    return f"taps are {distances} elements apart" if distances > _DISTANCES else ""

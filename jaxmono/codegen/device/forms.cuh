@@ -59,29 +59,30 @@ JM_DEVICE T op_next_after(T a, T b) {
 // large infinite.
 template <class T>
 JM_DEVICE T op_reduce_precision(T x, int exponent_bits, int mantissa_bits) {
-  if constexpr (is_narrow<T>) {
+  if constexpr (sizeof(T) == 1) {
     return convert<T>(op_reduce_precision(convert<float>(x), exponent_bits, mantissa_bits));
   } else {
 #if __CUDA_ARCH__ >= 900
     // In an instruction, of 20: epilogues round what convolutions read.
-    if (is_same<T, float> && exponent_bits == 8 && mantissa_bits == 10)
-      return bitcast<T>(to_tf32(convert<float>(x)));
+    if constexpr (is_same<T, float>)
+      if (exponent_bits == 8 && mantissa_bits == 10) return bitcast<T>(to_tf32(x));
 #endif
     if (!op_is_finite(x)) return x;
+    constexpr int EXPONENT = static_cast<int>(sizeof(T)) * 8 - 1 - MANTISSA<T>;
     Bits<T> bits = bitcast<Bits<T>>(x);
-    const Bits<T> sign = bits & SIGN_BIT<T>;
+    const Bits<T> sign = static_cast<Bits<T>>(bits & SIGN_BIT<T>);
     const int drop = MANTISSA<T> - mantissa_bits;
     if (drop > 0) {
-      const Bits<T> last = static_cast<Bits<T>>(1) << drop;
-      bits += (last >> 1) - 1 + (bits >> drop & 1);
-      bits &= ~(last - 1);
+      const Bits<T> last = static_cast<Bits<T>>(static_cast<Bits<T>>(1) << drop);
+      bits = static_cast<Bits<T>>(bits + (last >> 1) - 1 + (bits >> drop & 1));
+      bits = static_cast<Bits<T>>(bits & ~(last - 1));
     }
-    const int full_bias = is_same<T, double> ? 1023 : 127;
-    if (exponent_bits == (is_same<T, double> ? 11 : 8)) return bitcast<T>(bits);
+    if (exponent_bits >= EXPONENT) return bitcast<T>(bits);
     const int bias = (1 << (exponent_bits - 1)) - 1;
     const int exponent =
-        static_cast<int>((bits & static_cast<Bits<T>>(~SIGN_BIT<T>)) >> MANTISSA<T>) - full_bias;
-    if (exponent > bias) return bitcast<T>(sign | INFINITY_BITS<T>);
+        static_cast<int>((bits & static_cast<Bits<T>>(~SIGN_BIT<T>)) >> MANTISSA<T>) -
+        ((1 << (EXPONENT - 1)) - 1);
+    if (exponent > bias) return bitcast<T>(static_cast<Bits<T>>(sign | INFINITY_BITS<T>));
     if (exponent <= -bias) return bitcast<T>(sign);
     return bitcast<T>(bits);
   }

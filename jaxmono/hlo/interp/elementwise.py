@@ -193,7 +193,7 @@ def reduce_precision(op: ops.ReducePrecision, ctx: Context) -> Sequence[Any]:
     _, exponent = np.frexp(x)
     last = np.ldexp(1.0, np.maximum(exponent - 1, own.minexp) - op.mantissa_bits)
     out = np.rint(x / last) * last
-    bias = 2 ** (op.exponent_bits - 1) - 1
+    bias = 2 ** (min(op.exponent_bits, own.nexp) - 1) - 1
     largest = (2 - 2.0 ** -op.mantissa_bits) * 2.0 ** bias
     out = np.where(np.abs(out) > largest, np.copysign(np.inf, x), out)
     if op.exponent_bits < own.nexp:
