@@ -42,7 +42,7 @@ constexpr int MEETING_BARRIER = 4;  // by __syncthreads ptxas did not end
 constexpr int SOURCE_BARRIER = 5;   // and the next: of a warpgroup
 
 // Whether a consumer gives slots back.
-JM_DEVICE bool speaks_for_warpgroup() { return thread_id() % 128 < SPEAKERS; }
+JM_DEVICE bool speaks_for_warpgroup() { return SPEAKERS == 128 || thread_id() % 128 == 0; }
 
 // One role's place in the ring. The bits of `phase` say which phase of a slot's barrier comes next, its
 // highest one that the producers have not heard yet that the grid barrier before their stage has opened.
