@@ -125,7 +125,8 @@ def ahead_us(request: Request, rows: int, *, gathered: bool) -> float:
 
 
 def mapped_ahead_us(request: Request, rows: int) -> float:
-    """By how much rows by the accelerator are faster against wgmma than the models say."""
+    """By how much rows by the accelerator are faster against wgmma than the models say. Gathered
+    ones have no map anywhere, and are behind a barrier: a stage has rounded them."""
     return (_MAP_US if request.behind else 0.0) + ahead_us(request, rows, gathered=False)
 
 
@@ -134,7 +135,8 @@ def late_us(sig: Sig, request: Request, s: DotSchedule) -> float:
     form = sig.form
     assert isinstance(form, DotForm)
     if s.family == dot_wgmma.TF32:
-        return -_MAP_US if request.behind else 0.0
+        mapped = not dot_wgmma_takes.is_gathered(DotCode.of(sig, s))
+        return -_MAP_US if request.behind and mapped else 0.0
     return ahead_us(request, form.m.size, gathered=False) if s.family == "mma" else 0.0
 
 

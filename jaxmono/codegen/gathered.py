@@ -18,11 +18,9 @@ from jaxmono.codegen.index_code import fits_int
 from jaxmono.codegen.operand import Operand
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, Var
+from jaxmono.fusion.round_rows import DISTANCES
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import DType
-
-_BITS = 30
-"""For all distances of all bounds; the two above are those of rows and columns that are outside."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def parts_of(x: Operand) -> Parts | None:
         if apart is None or not all(map(fits_int, apart)):
             return None
         bounds.append(_Bound(*apart, low, high))
-    fits = sum(b.distances for b in bounds) <= _BITS
+    fits = sum(b.distances for b in bounds) <= DISTANCES
     return Parts(*made, tuple(bounds)) if fits else None
 
 

@@ -15,7 +15,7 @@ from jaxmono.fusion.plan import AttentionForm, DotForm, Form, LoopForm, RowForm,
 from jaxmono.fusion.round_rows import is_rounded
 from jaxmono.fusion.rows import reduced_shape
 from jaxmono.fusion.strip import bare_inputs
-from jaxmono.fusion.walk import Walk
+from jaxmono.fusion.walk import Walk, leaves
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 
@@ -74,27 +74,12 @@ def make_sig(state: State, draft: Draft, stored: set[Value],
     stores = _stores(draft, results, mapping)
     form = _form(draft, body, made, mapping, stores, results)
     if isinstance(form, DotForm) and not form.row_prologue:
-        left = operand_inputs(body, form.dot.lhs)
-        form = replace(form, rounded=bool(left) and all(
-            is_rounded(state.graph, v) for v in reads if mapping[v] in left))
+        left = leaves(body, form.dot.lhs, lambda _: True)
+        made_of = [v for v in reads if mapping[v] in left]
+        form = replace(form, rounded=bool(made_of) and all(
+            is_rounded(state.graph, v) for v in made_of))
     name = sig_name(draft.kind, body, folded=folded)
     return Sig(body, form, sig_key(body, form), name), reads
-
-
-def operand_inputs(body: Graph, operand: Value) -> set[Value]:
-    """The inputs of a body that an operand of its contraction is made of."""
-    found: set[Value] = set()
-    todo, seen = [operand], {operand}
-    while todo:
-        v = todo.pop()
-        made_by = body.producer.get(v)
-        if made_by is None:
-            found.add(v)
-        for x in () if made_by is None else made_by.uses:
-            if x not in seen:
-                seen.add(x)
-                todo.append(x)
-    return found
 
 
 def _bare(state: State, draft: Draft, v: Value) -> Value:

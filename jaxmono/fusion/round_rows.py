@@ -29,11 +29,13 @@ from jaxmono.hlo.types import DType
 EXPONENT_BITS, MANTISSA_BITS = 8, 10
 """Of tf32."""
 MIN_ROWS, MIN_COLUMNS = 32, 40
-"""Of products that take such rows (codegen/dot_schedule_tf32.py)."""
+"""Of products with the weights on the left (codegen/dot_schedule_tf32.py): a tile has 64 columns of
+these; with fewer than 40 more than a third of it is empty."""
 _PIECE = 4
 """Elements that are copied at a time."""
-_DISTANCES = 30
-"""That there are bits for (device/gathered.cuh)."""
+DISTANCES = 30
+"""That there are bits for, of all bounds of a row; the two above these are those of rows and
+columns that are outside (device/gathered.cuh)."""
 _ROUNDS = (ops.Elementwise, ops.Convert, ops.DotGeneral, ops.ReduceWindow, ops.Stored)
 """Whose results a rounding joins, unless what others read of them is wanted much earlier."""
 
@@ -161,4 +163,4 @@ def _scattered(graph: Graph, r: _Reading) -> str:
         return "its elements along k lie apart in memory"
     if (size := r.root.type.dims[d]) % _PIECE:
         return f"{size} elements along k are no multiple of {_PIECE}"
-    return f"taps are {distances} elements apart" if distances > _DISTANCES else ""
+    return f"taps are {distances} elements apart" if distances > DISTANCES else ""

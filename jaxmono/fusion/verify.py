@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence
 
 from jaxmono.fusion.bijection import injective
-from jaxmono.fusion.bodies import operand_inputs
 from jaxmono.fusion.edges import flagged_bytes
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.flags import borders
@@ -30,6 +29,7 @@ from jaxmono.fusion.plan import (
 )
 from jaxmono.fusion.proofs import check_form
 from jaxmono.fusion.round_rows import is_rounded
+from jaxmono.fusion.walk import leaves
 from jaxmono.hlo import ops
 
 Span = tuple[str, int, int]
@@ -197,16 +197,17 @@ def _check_bindings(plan: Plan, g: Group) -> None:
 
 def _check_rounded(plan: Plan) -> None:
     """What a contraction takes for rounded, every group that writes it rounds."""
-    rounds = {(g.id, b): is_rounded(g.sig.body, v) for g in plan.groups
-              for b, v in zip(g.results, g.sig.body.outputs, strict=True)}
+    rounds: dict[int, bool] = {}
+    for g in plan.groups:
+        for b, v in zip(g.results, g.sig.body.outputs, strict=True):
+            rounds[b] = rounds.get(b, True) and is_rounded(g.sig.body, v)
     for g in plan.groups:
         form, body = g.sig.form, g.sig.body
         if not isinstance(form, DotForm) or not form.rounded:
             continue
-        left = operand_inputs(body, form.dot.lhs)
-        for b in (b for b, v in zip(g.params, body.inputs, strict=True) if v in left):
-            written = [r for (_, at), r in rounds.items() if at == b]
-            if not written or not all(written):
+        left = leaves(body, form.dot.lhs, lambda _: True)
+        for b, v in zip(g.params, body.inputs, strict=True):
+            if v in left and not rounds.get(b, False):
                 raise PlanError(f"{_name(g)} takes b{b} for rounded to tf32, and it is not")
 
 

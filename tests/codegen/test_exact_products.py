@@ -17,7 +17,7 @@ from tuning_harness import CONDITIONS
 from jaxmono.codegen.dot import operand_type
 from jaxmono.fusion.plan import DotForm, Plan
 from jaxmono.fusion.support import EXACT_VECTOR_ELEMENTS
-from jaxmono.fusion.vector_dots import SMALL
+from jaxmono.fusion.vector_dots import LONG, SMALL
 from jaxmono.hlo.types import DType
 from jaxmono.tuning import problems_of
 
@@ -53,6 +53,17 @@ def dot(batch: Any, contract: Any) -> Any:
 def test_products_with_a_vector_are_exact(fn: Any, left: Any, right: Any) -> None:
     plan = plan_of(fn, Spec(left, F32), Spec(right, F32))
     assert not tensor_core_dots(plan)
+    check_near(plan, build(plan), smooth(plan.graph), NEAR, seeds=(0,))
+
+
+@pytest.mark.parametrize(("k", "kinds"), [(LONG, ["dot"]), (LONG + 1, ["row"]), (400, ["row"])])
+def test_long_rows_by_a_vector_are_sums_of_rows(k: int, kinds: list[str]) -> None:
+    """DeepFM's last layer b256: 25 us in tiles of 64 rows. (Rows that are inputs are streamed.)"""
+    def fn(x: Any, w: Any, v: Any) -> Any:
+        return jnp.maximum(jnp.dot(x, w, precision="highest"), 0) @ v
+
+    plan = plan_of(fn, Spec((256, 16), F32), Spec((16, k), F32), Spec((k, 1), F32))
+    assert 256 * k < SMALL and [s.kind for s in plan.sigs] == ["dot", *kinds]
     check_near(plan, build(plan), smooth(plan.graph), NEAR, seeds=(0,))
 
 

@@ -139,7 +139,10 @@ def precise(x: X, u: X, w: X) -> X:
     (lambda x, w: conv(jnp.pad(jnp.tanh(x), ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=1),
                        w), [(1, 8, 8, 64), SHAPES[2]], {}, "other numbers than zeros"),
     (lambda x, w: lax.conv_general_dilated(jnp.tanh(x), w, (1, 1), "SAME"),
-     [(1, 64, 8, 8), (64, 64, 3, 3)], {}, ""),  # the image is on the right
+     [(1, 64, 8, 8), (64, 64, 3, 3)], {}, ""),  # its product has the image on the right
+    (lambda x, w: lax.conv_general_dilated(jnp.tanh(x), w, (1, 1), "SAME",
+                                           dimension_numbers=("NCHW", "HWIO", "NHWC")),
+     [(1, 64, 8, 8), SHAPES[2]], {}, "lie apart in memory"),
     (lambda x, w: conv(jnp.tanh(x), w), [(1, 20, 20, 16), (17, 17, 16, 64)], {},
      "34 elements apart"),
     (lambda x, w: conv(x, w), [(1, 8, 8, 64), SHAPES[2]], {}, "it is an input"),
@@ -163,6 +166,6 @@ def test_the_verifier_asks_who_rounds() -> None:
     sig = dataclasses.replace(first.sig, body=broken)
     stages = [dataclasses.replace(s, groups=tuple(
         dataclasses.replace(g, sig=sig) if g is first else g for g in s.groups)) for s in p.stages]
-    assert second.sig.form.rounded  # type: ignore[union-attr]
+    assert isinstance(second.sig.form, DotForm) and second.sig.form.rounded
     with pytest.raises(PlanError, match="takes b4 for rounded to tf32, and it is not"):
         verify(dataclasses.replace(p, stages=tuple(stages)))

@@ -69,7 +69,7 @@ struct GemmTf32 {
         TileW::template fill<PRODUCERS>(to, thread, W_K_MAJOR ? n0 : k, W_K_MAJOR ? k : n0, load_w);
     };
     constexpr bool GATHERED = IsGathered<LoadX>::value;
-    const auto rows = [&] {
+    const auto source = [&] {  // the rows' places, or the map of all
       if constexpr (GATHERED) return typename TileX::template Rows<PRODUCERS>(thread, m0, load_x);
       else return thread < WARP ? tensor_map<BM>(roles, load_x) : nullptr;
     }();
@@ -87,9 +87,9 @@ struct GemmTf32 {
     const auto rest = [&](int t) {
       unsigned char* const to = smem + at.slot * STAGE_BYTES + TileW::BYTES;
       if constexpr (GATHERED)
-        TileX::template gather<PRODUCERS>(to, thread, rows, k0 / BK + t, load_x);
+        TileX::template gather<PRODUCERS>(to, thread, source, k0 / BK + t, load_x);
       else if (thread == 0)
-        tma_load(to, rows, m0, k0 + t * BK, BM, &roles->full[at.slot]);
+        tma_load(to, source, m0, k0 + t * BK, BM, &roles->full[at.slot]);
       cp_async_mbarrier_arrive(&roles->full[at.slot]);
       at.template next<SLOTS>();
     };

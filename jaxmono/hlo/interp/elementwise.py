@@ -187,8 +187,7 @@ def bitcast_convert(op: ops.BitcastConvert, ctx: Context) -> Sequence[Any]:
 
 @implements(ops.ReducePrecision)
 def reduce_precision(op: ops.ReducePrecision, ctx: Context) -> Sequence[Any]:
-    value = ctx.get(op.operand)
-    x, own = value.astype(np.float64), ml_dtypes.finfo(op.operand.type.dtype.numpy)
+    x, own = ctx.get(op.operand).astype(np.float64), ml_dtypes.finfo(op.operand.type.dtype.numpy)
     # Round the significand to even at mantissa_bits; of fewer exponents, then flush and overflow.
     _, exponent = np.frexp(x)
     last = np.ldexp(1.0, np.maximum(exponent - 1, own.minexp) - op.mantissa_bits)
