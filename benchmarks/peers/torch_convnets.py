@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.peer import Builder, TorchPeer
-from examples.models import repvgg
+from examples.models import convnext, repvgg
 
 if TYPE_CHECKING:
     import torch
@@ -81,6 +81,25 @@ def _inception_v3(batch: int, dtype: torch.dtype, device: str, tiny: bool = Fals
                  batch, dtype, device)
 
 
+def _mobilenet_v2(batch: int, dtype: torch.dtype, device: str, tiny: bool = False) -> TorchPeer:
+    from torchvision.models import MobileNetV2
+
+    stages = [[1, 8, 1, 1], [6, 16, 2, 2]] if tiny else None
+    return _peer(lambda: MobileNetV2(inverted_residual_setting=stages), 32 if tiny else 224, batch,
+                 dtype, device)
+
+
+def _convnext_t(batch: int, dtype: torch.dtype, device: str, tiny: bool = False) -> TorchPeer:
+    from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+
+    config = convnext.tiny() if tiny else convnext.convnext_tiny()
+    widths = (*config.widths, None)
+    stages = [CNBlockConfig(width, after, count) for width, after, count in zip(
+        config.widths, widths[1:], config.blocks, strict=True)]
+    return _peer(lambda: ConvNeXt(stages, num_classes=config.classes), config.image, batch, dtype,
+                 device)
+
+
 def _repvgg_module(config: repvgg.RepVggConfig) -> torch.nn.Module:
     from torch import nn
 
@@ -114,4 +133,6 @@ PEERS: dict[str, Builder] = {
     "repvggaug_a0": _repvgg(repvgg.repvggaug_a0(), repvgg.tiny(augmented=True)),
     "googlenet": _googlenet,
     "inception_v3": _inception_v3,
+    "mobilenet_v2": _mobilenet_v2,
+    "convnext_t": _convnext_t,
 }

@@ -1,4 +1,5 @@
-"""Convolutional networks: those of Bolt (batch 32) and of Opara (batch 1)."""
+"""Convolutional networks: those of Bolt (batch 32) and of Opara (batch 1); MobileNetV2 and
+ConvNeXt for their depthwise convolutions."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from benchmarks.workloads.workload import Program, Request, Workload, module_program, shapes_of
-from examples.models import googlenet, inception, repvgg, resnet, vgg
+from examples.models import convnext, googlenet, inception, mobilenet, repvgg, resnet, vgg
 
 
 def _images(name: str, create: Callable[[Any], Any], published: Any, tiny: Any,
@@ -73,4 +74,8 @@ WORKLOADS = (
               slow=True),
     _workload("inception_v3", "Inception-v3", inception, inception.inception_v3(),
               inception.tiny(), (1,), slow=True),
+    _workload("mobilenet_v2", "MobileNetV2", mobilenet, mobilenet.mobilenet_v2(),
+              mobilenet.tiny(), (1, 32)),
+    _workload("convnext_t", "ConvNeXt-T", convnext, convnext.convnext_tiny(), convnext.tiny(),
+              (1, 32)),
 )

@@ -108,7 +108,8 @@ def test_activations_of_bolts_table_4(activation: Any) -> None:
 
 SIZES = {
     "resnet18": 11_689_512, "resnet50": 25_557_032, "vgg16": 138_357_544, "googlenet": 6_624_904,
-    "inception_v3": 23_834_568, "repvgg_a0": 8_309_384,
+    "inception_v3": 23_834_568, "repvgg_a0": 8_309_384, "mobilenet_v2": 3_504_872,
+    "convnext_t": 28_589_128,
     # A0 and, per 3x3 convolution but the last, C * C + C.
     "repvggaug_a0": 8_309_384 + sum(n * (c * c + c) for n, c in ((3, 48), (4, 96), (14, 192))),
 }

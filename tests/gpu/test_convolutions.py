@@ -22,7 +22,9 @@ X = Any
 @pytest.mark.parametrize(("name", "batch", "dtype"), [
     ("vgg16", 1, ""), ("vgg16", 32, ""), ("repvgg_a0", 32, ""), ("crnn", 8, ""),
     ("vgg16", 1, "f32"), ("vgg16", 32, "f32"), ("repvgg_a0", 32, "f32"), ("resnet18", 1, "f32"),
-    ("googlenet", 1, "f32")])
+    ("googlenet", 1, "f32"), ("mobilenet_v2", 1, ""), ("mobilenet_v2", 32, ""),
+    ("convnext_t", 1, ""), ("convnext_t", 32, ""), ("mobilenet_v2", 1, "f32"),
+    ("mobilenet_v2", 32, "f32"), ("convnext_t", 1, "f32")])
 def test_models_as_right_as_xla(name: str, batch: int, dtype: str) -> None:
     workload = find(name)
     case = data.make(data.Case(workload, batch, dtype or workload.dtype))
