@@ -230,6 +230,8 @@ class _Assembly:
                 w.line("#define JM_IN_TURN  // a tile's products wait for those before them")
             if self.schedule.lean_producers:
                 w.line("#define JM_LEAN_PRODUCERS  // that need no words for predicates")
+            if (given := self.schedule.producer_registers) is not None:
+                w.line(f"#define JM_PRODUCER_REGISTERS {given}  // of a thread")
         w.lines += [f'#include "jaxmono/{x}.cuh"' for x in sorted(headers)]
         pointers = self.inputs + self.outputs + (self.scratch_bytes > 0)
         w.lines += ["", "namespace jaxmono {", "",

@@ -61,6 +61,8 @@ class KernelSchedule:
         device/opaque.cuh).
       in_turn: whether products of f32 with the weights on the left wait for those of the tile
         before, which needs fewer registers (device/gemm_tf32.cuh).
+      producer_registers: of a thread that brings operands, 16 n + 8; those that compute do without
+        half as many. None: what device/roles.cuh gives them.
     """
 
     threads: int = 256
@@ -69,6 +71,7 @@ class KernelSchedule:
     wide_tiles: bool | None = None
     lean_producers: bool = False
     in_turn: bool = False
+    producer_registers: int | None = None
 
 
 # ---- loops -------------------------------------------------------------------------------------

@@ -150,7 +150,8 @@ def _notes(form: Formulation) -> tuple[str, ...]:
 
 def _rounded(plan: Plan) -> tuple[str, ...]:
     count = sum(isinstance(g.sig.form, DotForm) and g.sig.form.rounded
-                and any(isinstance(o, ops.Window) for o in g.sig.body.ops) for g in plan.groups)
+                and any(isinstance(o, ops.Window | ops.Slice) for o in g.sig.body.ops)
+                for g in plan.groups)
     return (f"{count} convolutions read what is rounded to tf32 where it is written",) \
         if count else ()
 

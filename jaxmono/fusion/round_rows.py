@@ -8,11 +8,14 @@ somebody: by the tensor memory accelerator, which knows no rows that are gathere
 which then pass every k tile through shared memory twice more. In the epilogue before, an element is
 rounded once, and each of the window's taps finds it so. The product is the same: it rounds anyway.
 
-What others read stays as it was, and is stored besides.
+Rows that a strided slice takes out of an image are gathered, too: the projection of a ResNet's
+block that halves the image. Products whose rows the accelerator knows do not ask for the rounding,
+but read what is rounded for others. What yet others read stays as it was, and is stored besides.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -42,11 +45,13 @@ _ROUNDS = (ops.Elementwise, ops.Convert, ops.DotGeneral, ops.ReduceWindow, ops.S
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """A convolution: its product, the views between it and what it reads, in order, and that."""
+    """A product, the views between it and what it reads, in order, and that. ``asks``: its rows lie
+    at no constant distance there, so it is a convolution, or reads part of an image."""
 
     dot: ops.DotGeneral
     chain: tuple[Op, ...]
     root: Value
+    asks: bool
 
 
 def round_rows(graph: Graph, device: Device) -> tuple[Graph, tuple[str, ...]]:
@@ -55,11 +60,11 @@ def round_rows(graph: Graph, device: Device) -> tuple[Graph, tuple[str, ...]]:
     if not device.wgmma:
         return graph, ()
     found = {o: r for o in graph.ops if isinstance(o, ops.DotGeneral) and (r := _reading(graph, o))}
-    readers = {step for r in found.values() for step in r.chain}
-    why = {o: _refusal(graph, r, readers, device) for o, r in found.items()}
-    roots = {r.root for o, r in found.items() if not why[o]}
-    refused = {f"what the convolution of {o.loc} reads is not rounded where it is written: {why[o]}"
-               : None for o, r in found.items() if r.root not in roots}
+    readers = {step for o, r in found.items() for step in (*r.chain, o)}
+    why = {o: _refusal(graph, r, readers, device) for o, r in found.items() if r.asks}
+    roots = {found[o].root for o, reason in why.items() if not reason}
+    refused = {f"what the convolution of {o.loc} reads is not rounded where it is written: {reason}"
+               : None for o, reason in why.items() if found[o].root not in roots}
     if not roots:
         return graph, tuple(refused)
     out: list[Op] = []
@@ -104,19 +109,31 @@ def _rounding(graph: Graph, root: Value) -> list[Op]:
 
 
 def _reading(graph: Graph, dot: ops.DotGeneral) -> _Reading | None:
-    """None if it reads no windows of more than an element, or multiplies no tf32."""
+    """None if it multiplies no tf32."""
     chain: list[Op] = []
-    value, taps = dot.lhs, 1
+    value, asks = dot.lhs, False
     while isinstance(o := graph.producer.get(value),
-                     (ops.Window, ops.Pad, ops.Transpose, ops.Reshape)):
+                     (ops.Window, ops.Slice, ops.Pad, ops.Transpose, ops.Reshape)):
         chain.append(o)
-        taps *= math.prod(o.sizes) if isinstance(o, ops.Window) else 1
+        asks |= _takes_rows_apart(o)
         value = o.operand
     dims = dot_dims(dot)
-    if taps == 1 or matrix_dtype(dot) is not DType.F32 or not dot.result.type.size \
+    if matrix_dtype(dot) is not DType.F32 or not dot.result.type.size \
             or exact_product(dot) or exact_matrix(dims.m, dims.n, dims.k):
         return None
-    return _Reading(dot, tuple(reversed(chain)), value)
+    return _Reading(dot, tuple(reversed(chain)), value, asks)
+
+
+def _takes_rows_apart(o: Op) -> bool:
+    """Whether rows that lay one behind the other lie at several distances behind ``o``."""
+    if isinstance(o, ops.Window):
+        return math.prod(o.sizes) > 1
+    if not isinstance(o, ops.Slice):
+        return False
+    sizes, dims = o.result.type.dims[:-1], o.operand.type.dims
+    steps = [step * math.prod(dims[d + 1:]) for d, step in enumerate(o.strides[:-1])]
+    rows = [(n, step) for n, step in zip(sizes, steps, strict=True) if n > 1]
+    return any(far != n * near for (_, far), (n, near) in itertools.pairwise(rows))
 
 
 def _refusal(graph: Graph, r: _Reading, readers: Collection[Op], device: Device) -> str:
@@ -130,7 +147,9 @@ def _refusal(graph: Graph, r: _Reading, readers: Collection[Op], device: Device)
         return f"a batch of {dims.batch} of {dims.m} x {dims.n} is no tile of such rows"
     if reason := _scattered(graph, r):
         return reason
-    alone = root not in graph.outputs and all(u in readers for u in graph.users.get(root, ()))
+    alone = root not in graph.outputs and all(
+        u in readers and (not isinstance(u, ops.DotGeneral) or u.rhs is not root)
+        for u in graph.users.get(root, ()))
     # tf32 has half the rate of 16 bits.
     product_us = 4.0 * dims.m * dims.n * dims.k / device.matrix_flops_per_us
     if not alone and product_us <= root.type.nbytes / device.read_bytes_per_us:
@@ -152,11 +171,16 @@ def _scattered(graph: Graph, r: _Reading) -> str:
             if not same:
                 return "its elements along k are no dimension of their own"
             d = same[-1]
+        elif isinstance(o, ops.Slice):
+            if o.result.type.dims[d] != o.operand.type.dims[d]:
+                return "it is a part along k"
         elif isinstance(o, ops.Pad):
             fill = graph.producer.get(o.padding_value)
             if any(o.interior) or not isinstance(fill, ops.Constant) or fill.value.any():
                 return "there are holes in it, or other numbers than zeros around it"
         elif isinstance(o, ops.Window):
+            if d >= len(o.operand.type.dims):
+                return "its elements along k are taps"
             distances += sum((n - 1) * step + 1
                              for n, step in zip(o.sizes, o.dilations, strict=True))
     if d != len(r.root.type.dims) - 1:

@@ -25,6 +25,7 @@ from jaxmono.fusion.plan import Device
 
 WIDE, LEAN = "#define JM_WIDE_TILES", "#define JM_LEAN_PRODUCERS"
 IN_TURN = "#define JM_IN_TURN"
+RICH = {"rich": "#define JM_PRODUCER_REGISTERS 104", "richer": "#define JM_PRODUCER_REGISTERS 120"}
 module = import_module("jaxmono.codegen.generate")  # the package has its function by that name
 
 
@@ -79,7 +80,9 @@ def test_a_text_that_spills_is_tried_another_way(
 def kind(source: str) -> str:
     lean = "opaque(block_id())" in source
     assert (LEAN in source) is lean
-    return " ".join(["wide"] * (WIDE in source) + ["lean"] * lean)
+    return " ".join(["wide"] * (WIDE in source) + ["lean"] * lean
+                    + [name for name, text in RICH.items() if text in source]
+                    + ["in turn"] * (IN_TURN in source))
 
 
 @pytest.mark.parametrize("lean", [False, True])
@@ -134,13 +137,20 @@ def plan(m: int, n: int) -> Any:
 @pytest.mark.parametrize(("faults", "taken"), [
     ({"wide": (1, 0), "": (0, 0)}, ""),  # BERT-base b16
     ({"wide": (1, 0), "": (1, 0), "wide in turn": (0, 0)}, "wide in turn"),
-    ({"wide": (0, 480), "": (0, 240), "in turn": (0, 0)}, "in turn"),
+    ({"wide": (0, 480), "wide rich": (1, 0), "": (0, 240), "in turn": (0, 0)}, "in turn"),
     ({"wide": (0, 0)}, "wide"),
-    ({"wide": (1, 0), "": (1, 8), "wide in turn": (0, 136), "wide lean in turn": (0, 128)},
-     "wide lean in turn"),
-    ({"wide": (0, 8), "": (0, 24), "wide in turn": (0, 16), "wide lean": (0, 0)}, "wide lean")])
-def test_products_of_f32_are_multiplied_in_turn_where_registers_lack(
+    ({"wide": (0, 68), "wide rich": (0, 0)}, "wide rich"),  # CLIP's images
+    ({"wide": (0, 144), "wide rich": (0, 44), "rich": (0, 44), "wide rich in turn": (0, 44),
+      "wide richer": (0, 0)}, "wide richer"),
+    ({"wide": (0, 180), "wide rich": (1, 0), "": (0, 240), "wide in turn": (0, 60),
+      "wide rich in turn": (0, 0)}, "wide rich in turn"),
+    ({"wide": (1, 0), "": (1, 8), "wide in turn": (0, 136), "wide rich in turn": (0, 136),
+      "wide richer in turn": (0, 140), "wide lean in turn": (0, 128)}, "wide lean in turn"),
+    ({"wide": (0, 8), "wide rich": (1, 0), "": (0, 24), "wide in turn": (0, 16),
+      "wide richer": (1, 0), "wide lean": (0, 0)}, "wide lean")])
+def test_what_is_tried_for_products_of_f32(
         faults: dict[str, tuple[int, int]], taken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Producers with more registers, products in turn, and both."""
     made, given = tried(monkeypatch, faults)
     assert given == list(faults) and made == taken
 
@@ -173,7 +183,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, faults: dict[str, tuple[int, int]], *
     given = list[str]()
 
     def fake(source: str, *_: Any, **kw: Any) -> tuple[bytes, str, dict[str, int]]:
-        what = " ".join([kind(source)] * bool(kind(source)) + ["in turn"] * (IN_TURN in source))
+        what = kind(source)
         given.append(what)
         if what not in faults:
             raise CompileError(what)
@@ -185,7 +195,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, faults: dict[str, tuple[int, int]], *
     monkeypatch.setattr(retries, "spare", lambda: idle)
     given_plan = f32_plan(4096) if left else plan(4096, 4096)
     source = module.generate(given_plan, cuda_target("sm_90a"), Device(), "k").source
-    return " ".join([kind(source)] * bool(kind(source)) + ["in turn"] * (IN_TURN in source)), given
+    return kind(source), given
 
 
 def f32_plan(m: int) -> Any:

@@ -107,6 +107,29 @@ def test_one_rounding_for_all_readers() -> None:
     assert sum(rounded(p)) == 2 and roundings(p) == 1
 
 
+def projection(x: X, u: X, w: X, p: X) -> X:
+    """A block of ResNet that halves the image."""
+    y = jax.nn.relu(conv(x, u))
+    return conv(conv(y, w), jnp.ones((3, 3, 64, 64), F32), stride=2) + conv(y, p, stride=2)
+
+
+def test_part_of_an_image_is_gathered_too() -> None:
+    """What its other readers multiply is the same values, so one is stored."""
+    p = plan(projection, (1, 16, 16, 16), (3, 3, 16, 64), (1, 1, 64, 64), (1, 1, 64, 64))
+    assert rounded(p) == [False, True, True, True] and roundings(p) == 2
+    assert "2 convolutions read what is rounded to tf32 where it is written" in p.notes
+    assert all(len(g.sig.body.outputs) == 1 for g in p.groups)
+
+
+def test_products_alone_do_not_ask_for_it() -> None:
+    """The accelerator rounds their rows; those of a class token lie at constant distances."""
+    def fn(x: X, w: X, v: X) -> X:
+        y = jnp.tanh(x @ w)
+        return y[:, 0] @ v, y @ v
+
+    assert not any(rounded(plan(fn, (64, 16, 64), (64, 64), (64, 64))))
+
+
 def grouped(x: X) -> X:
     w = jnp.full((3, 3, 8, 128), 0.1, F32)
     return conv(jnp.tanh(x), w, feature_group_count=2)
@@ -145,6 +168,8 @@ def precise(x: X, u: X, w: X) -> X:
      [(1, 64, 8, 8), SHAPES[2]], {}, "lie apart in memory"),
     (lambda x, w: conv(jnp.tanh(x), w), [(1, 20, 20, 16), (17, 17, 16, 64)], {},
      "34 elements apart"),
+    (lambda x, w, d: jax.vjp(lambda w: conv(jnp.tanh(x), w, 2), w)[1](d)[0],
+     [(2, 16, 16, 64), (1, 1, 64, 64), (2, 8, 8, 64)], {}, "are taps"),  # a gradient of weights
     (lambda x, w: conv(x, w), [(1, 8, 8, 64), SHAPES[2]], {}, "it is an input"),
     (lambda x, w: conv(jnp.flip(jnp.tanh(x), 1), w), [(1, 8, 8, 64), SHAPES[2]], {},
      "the result of reverse"),

@@ -42,7 +42,7 @@ struct GemmTf32 {
     float x[NT][4];
   };
 
-  JM_DEVICE static int warpgroup() { return warp_id() / 4; }
+  JM_DEVICE static int warpgroup() { return fresh(warp_id()) / 4; }
   JM_DEVICE static int first_column() {
     const int warp = fresh(warp_id());
     return (WG_N == 2 ? warp / 4 * 64 : 0) + warp % 4 * 16;
@@ -54,7 +54,7 @@ struct GemmTf32 {
   JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int m0, int n0, int k0,
                                 int tiles, const Ready& ready, const LoadX& load_x,
                                 const LoadW& load_w) {
-    const int thread = thread_id() - CONSUMERS;
+    const int thread = fresh(thread_id()) - CONSUMERS;
     const float* from = nullptr;
     if constexpr (IsStrided<LoadW>::value)
       from = opaque(TileW::template begin<PRODUCERS>(thread, W_K_MAJOR ? n0 : k0, W_K_MAJOR ? k0 : n0,
@@ -160,7 +160,7 @@ struct GemmTf32 {
   template <int TAPS, int LANES, class F>
   JM_DEVICE static void finish_windows(unsigned char* smem, Accumulators& sums, const F& f) {
     Staged::template windows<TAPS, LANES>(
-        reinterpret_cast<float*>(smem + STAGING) + warp_id() * (Staged::BYTES / 4), sums.x,
+        reinterpret_cast<float*>(smem + STAGING) + fresh(warp_id()) * (Staged::BYTES / 4), sums.x,
         [&](int r, int c, const float (&x)[TAPS][LANES]) { f(first_row() + r, first_column() + c, x); });
   }
 
@@ -168,7 +168,7 @@ struct GemmTf32 {
   template <int LANES, class Fetch, class F>
   JM_DEVICE static void finish(unsigned char* smem, Accumulators& sums, const Fetch& fetch, const F& f) {
     Staged::template rows<LANES>(
-        reinterpret_cast<float*>(smem + STAGING) + warp_id() * (Staged::BYTES / 4), sums.x,
+        reinterpret_cast<float*>(smem + STAGING) + fresh(warp_id()) * (Staged::BYTES / 4), sums.x,
         [&](int r, int c) { return fetch(first_row() + r, first_column() + c); },
         [&](int r, int c, const float (&x)[LANES], const auto& early) {
           f(first_row() + r, first_column() + c, x, early);

@@ -40,7 +40,7 @@ struct Tf32Left : SwizzledTile<float, K_MAJOR ? ROWS : 32, K_MAJOR ? 32 : ROWS> 
 
   // Where this thread's first element of a fragment at (row, 0) is, row a multiple of 16.
   JM_DEVICE static int first(int row) {
-    const int lane = lane_id();
+    const int lane = fresh(lane_id());
     if constexpr (K_MAJOR)
       return (row + (lane & 15)) * 128 + (lane >> 4 ^ (lane & 7)) * 16;
     else
