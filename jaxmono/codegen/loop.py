@@ -50,7 +50,7 @@ class LoopCode:
         del result, number
         form = sig.form
         assert isinstance(form, LoopForm)
-        flat, env = flat_loop(form)
+        flat, env = flat_loop(form, schedule.lanes, schedule.order)
         (first, *more) = roots(sig, form.stores, env)
         return bool(more) or padded_copy(sig.body, *first, flat, schedule.lanes) is None
 
@@ -69,8 +69,8 @@ class LoopCode:
     def emit_body(self, w: Writer, sig: Sig, schedule: LoopSchedule, function: Function) -> None:
         form = sig.form
         assert isinstance(form, LoopForm)
-        flat, env = flat_loop(form)
         lanes, unroll = schedule.lanes, schedule.unroll
+        flat, env = flat_loop(form, lanes, schedule.order)
         t = "int" if flat.size < 2**31 - 2**20 else "long long"
         stride = function.threads * lanes
         first = f"({t}){function.task} * {stride * unroll} + thread_id() * {lanes}"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxmono.codegen.loop_order import source_order
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.padded_copy import MOST_IN_FLIGHT, padded_copy
 from jaxmono.codegen.row_chain import KEEP_WORDS
@@ -27,10 +28,13 @@ class LoopSchedule:
       lanes: neighbouring elements per vector.
       unroll: vectors per thread whose loads are all issued before the first use (MonoNN's
         instruction rescheduling, section 4.2.2).
+      order: of the form's variables between threads, outermost first, the last one's vectors for
+        the last one (`loop_order`); empty: as the form has them.
     """
 
     lanes: int = 1
     unroll: int = 1
+    order: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,11 +81,18 @@ class KernelSchedule:
 # ---- loops -------------------------------------------------------------------------------------
 
 
-def flat_loop(form: LoopForm) -> tuple[Var, dict[Var, Index]]:
+def flat_loop(form: LoopForm, lanes: int = 1, order: tuple[int, ...] = (),
+              ) -> tuple[Var, dict[Var, Index]]:
     """The iteration space as one Var, and the form's Vars as functions of it."""
     flat = Var("e", math.prod(v.size for v in form.vars))
-    parts = delinearize(Index.of(flat), [v.size for v in form.vars])
-    return flat, dict(zip(form.vars, parts, strict=True))
+    if not order:
+        parts = delinearize(Index.of(flat), [v.size for v in form.vars])
+        return flat, dict(zip(form.vars, parts, strict=True))
+    last = len(form.vars) - 1
+    sizes = [form.vars[i].size // (lanes if i == last else 1) for i in order]
+    *parts, lane = delinearize(Index.of(flat), [*sizes, lanes])
+    at = dict(zip((form.vars[i] for i in order), parts, strict=True))
+    return flat, {**at, form.vars[last]: at[form.vars[last]] * lanes + lane}
 
 
 def substitute(index: IndexMap, env: Mapping[Var, Index]) -> IndexMap:
@@ -105,7 +116,8 @@ def roots(sig: Sig, stores: tuple[Store, ...], env: Mapping[Var, Index],
     return [(sig.body.outputs[s.result], substitute(s.index, env)) for s in stores]
 
 
-_MOVES = (ops.Pad, ops.Stored, ops.Slice, ops.Reshape, ops.Constant, ops.ReducePrecision)
+_MOVES = (ops.Pad, ops.Stored, ops.Slice, ops.Reshape, ops.Transpose, ops.Constant,
+          ops.ReducePrecision)
 _FEW_TASKS = 32
 """A loop of no more tasks than this takes as few as it can beside contractions: GPT-J's 16 and 128
 of a contraction do not fit 132 SMs at once; 4 do."""
@@ -140,8 +152,16 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     if padded:  # as few rounds as its registers allow, and all of them full
         rounds = max(1, math.ceil(vectors / MOST_IN_FLIGHT))
         return LoopSchedule(lanes, max(1, math.ceil(vectors / rounds)))
+    order: tuple[int, ...] = ()
+    if lanes == 1 and not padded:
+        plain = {v: Index.of(v) for v in form.vars}
+        found = source_order(sig.body, roots(sig, form.stores, plain),
+                             sinks(sig, form.stores, plain), form.vars)
+        if found is not None:
+            order, lanes = found
+            vectors /= lanes
     most = max(4, _IN_FLIGHT // (lanes * max(n for _, n in offsets))) if moves else 4
-    return LoopSchedule(lanes, max(1, min(most, 1 << int(math.log2(max(vectors, 1))))))
+    return LoopSchedule(lanes, max(1, min(most, 1 << int(math.log2(max(vectors, 1))))), order)
 
 
 # ---- rows --------------------------------------------------------------------------------------

@@ -290,6 +290,42 @@ def test_lanes_that_differ_are_computed_one_by_one(lanes: int) -> None:
     check(g, given, plan=plan, schedule=schedule)
 
 
+IMAGE, KERNEL = (2, 16, 9, 11), (24, 16, 3, 3)
+
+
+def turned(*order: int) -> Callable[..., Value]:
+    return lambda b, x: b.transpose(x, order)
+
+
+@pytest.mark.parametrize(("dtype", "shape", "make", "lanes", "order"), [
+    (DType.BF16, IMAGE, turned(0, 2, 3, 1), 8, (0, 3, 1, 2)),  # channels last
+    (DType.F32, IMAGE, turned(0, 2, 3, 1), 4, (0, 3, 1, 2)),
+    (DType.F64, IMAGE, turned(0, 2, 3, 1), 2, (0, 3, 1, 2)),
+    (DType.BF16, KERNEL, turned(0, 2, 3, 1), 8, (0, 3, 1, 2)),  # two vectors of 9 taps
+    (DType.BF16, (40, 70), turned(1, 0), 8, (1, 0)),
+    (DType.BF16, (12, 70), turned(1, 0), 4, (1, 0)),
+    (DType.BF16, (13, 70), turned(1, 0), 1, ()),  # rows of what is stored begin anywhere
+    (DType.BF16, (40, 30, 8), turned(1, 0, 2), 8, ()),  # wide loads as it is
+    (DType.F32, IMAGE, lambda b, x: b.pad(b.transpose(x, (0, 2, 3, 1)), b.constant(0, DType.F32),
+                                          (0, 1, 2, 0), (0, 0, 1, 4), (0, 0, 0, 0)),
+     4, (0, 3, 1, 2)),
+    (DType.F32, (2, 3, 9, 11), lambda b, x: b.pad(
+        b.transpose(x, (0, 2, 3, 1)), b.constant(0, DType.F32), (0, 1, 2, 0), (0, 0, 1, 1),
+        (0, 0, 0, 0)), 4, (3, 0, 1, 2)),
+    (DType.F16, (40, 70), lambda b, x: (lambda y: (b.elementwise("tanh", y), y))(
+        b.transpose(x, (1, 0))), 8, (1, 0)),
+    (DType.F32, (40, 40), lambda b, x: b.elementwise("add", x, b.transpose(x, (1, 0))),
+     4, (1, 0)),
+])
+def test_turned_sources_are_read_in_their_order(dtype: DType, shape: tuple[int, ...], make: Any,
+                                                lanes: int, order: tuple[int, ...]) -> None:
+    g = graph([value(shape, dtype)], make)
+    plan = make_plan(g, DEVICE)
+    chosen = default_schedule(plan, interpret_target(), DEVICE).sigs[plan.sigs[0].key]
+    assert (chosen.lanes, chosen.order) == (lanes, order)
+    check(g, [data(v, i) for i, v in enumerate(g.inputs)], plan=plan)
+
+
 def _lanes(g: Graph) -> int:
     plan = make_plan(g, DEVICE)
     (sig,) = plan.sigs
@@ -302,8 +338,9 @@ def test_vector_width() -> None:
     assert _lanes(graph([value((64,), DType.BF16), value((64,), DType.BF16)], add)) == 8
     assert _lanes(graph([value((66,)), value((66,))], add)) == 2
     assert _lanes(graph([value((63,)), value((63,))], add)) == 1
+    # the turned operand is read one by one, in its own order
     assert _lanes(graph([value((8, 8)), value((8, 8))],
-                        lambda b, x, y: b.elementwise("add", b.transpose(x, (1, 0)), y))) == 1
+                        lambda b, x, y: b.elementwise("add", b.transpose(x, (1, 0)), y))) == 4
     # halves of 12 are aligned to 4 elements: the branch is the same for the whole vector
     assert _lanes(graph([value((8, 12)), value((8, 12))],
                         lambda b, x, y: b.concatenate([x, y], 1))) == 4

@@ -125,3 +125,47 @@ def test_two_layers_of_f32(name: str) -> None:
     ours, xla = (np.sqrt(((a[there] - exact[there]) ** 2).mean()) for a in (found[0], found[2]))
     size = np.sqrt((exact[there] ** 2).mean())
     assert ours <= max(1.1 * xla, 8e-4 * size)  # XLA may have chosen an exact algorithm
+
+
+def channels_first(x: X, stem: X, w: X, half: X) -> X:
+    """A stem with a pool, a residual, a projection that halves the image, a mean of pixels."""
+    def conv(x: X, w: X, stride: int = 1) -> X:
+        return lax.conv_general_dilated(x, w, (stride, stride), "SAME")
+
+    y = lax.reduce_window(jax.nn.relu(conv(x, stem, 2)), jnp.asarray(-jnp.inf, x.dtype), lax.max,
+                          (1, 1, 3, 3), (1, 1, 2, 2), "SAME")
+    y = jax.nn.relu(conv(y, w) + y)
+    z = jax.nn.relu(conv(conv(y, w), half, 2))
+    return z, z.mean((2, 3))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+@pytest.mark.parametrize(("batch", "size"), [(4, 224), (1, 61)])
+def test_channels_first(batch: int, size: int, dtype: Any) -> None:
+    keys = jax.random.split(jax.random.key(batch), 4)
+    shapes = (batch, 3, size, size), (64, 3, 7, 7), (64, 64, 3, 3), (128, 64, 1, 1)
+    narrow = [(jax.random.normal(k, s, F32) / np.sqrt(np.prod(s[1:]) if i else 1)).astype(dtype)
+              for i, (k, s) in enumerate(zip(keys, shapes, strict=True))]
+    with jax.default_matmul_precision("highest"):
+        exact = jax.jit(channels_first)(*(a.astype(F32) for a in narrow))
+    mono = jaxmono.jit(channels_first, on_unsupported="error")
+    text = mono.lower(*narrow).as_text("cuda")
+    assert ("GemmTf32<" if dtype is F32 else "GemmWgmma<") in text and "gathered<" in text
+    found = [f(*narrow) for f in (mono, mono, jax.jit(channels_first))]
+    for want, first, second, xla in zip(exact, *found, strict=True):
+        np.testing.assert_array_equal(first, second)
+        size_, ours, theirs = (float(np.sqrt((np.asarray(a, np.float64) ** 2).mean())) for a in (
+            want, np.asarray(first, F32) - want, np.asarray(xla, F32) - want))
+        assert ours <= max(1.1 * theirs, 8e-4 * size_), (ours, theirs, size_)
+
+
+TURNED = [((8, 64, 56, 56), (0, 2, 3, 1)), ((512, 128, 3, 3), (0, 2, 3, 1)), ((3000, 776), (1, 0)),
+          ((5, 12, 33, 35), (0, 3, 2, 1)), ((40, 7, 1000), (2, 1, 0))]
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32, jnp.int8])
+@pytest.mark.parametrize(("shape", "order"), TURNED)
+def test_turned_copies(shape: tuple[int, ...], order: tuple[int, ...], dtype: Any) -> None:
+    x = jnp.asarray(np.random.default_rng(0).integers(-100, 100, shape), dtype)
+    mono = jaxmono.jit(lambda x: x.transpose(order), on_unsupported="error")
+    np.testing.assert_array_equal(mono(x), np.asarray(x).transpose(order))

@@ -93,11 +93,17 @@ def test_16_bytes_along_k_are_aligned(dtype: Any, piece: int, name: str) -> None
     ("dilated", lambda: graph_of((1, 9, 9, 3), (3, 3, 3, 8), (1, 1), "SAME",
                                  rhs_dilation=(2, 2))),
     ("groups", lambda: graph_of((1, 5, 5, 12), (3, 3, 3, 8), (1, 1), "SAME",
-                                feature_group_count=4)),
-    ("features first", lambda: graph_of((1, 3, 5, 5), (8, 3, 3, 3), (1, 1), "SAME",
-                                        layout=("NCHW", "OIHW", "NCHW")))])
+                                feature_group_count=4))])
 def test_what_stays(why: str, graph: Any) -> None:
     assert not any(isinstance(o, ops.Stored) for o in simplify(graph()).ops), why
+
+
+def test_features_first() -> None:
+    """`channels_last` turns them before."""
+    graph = graph_of((1, 3, 5, 5), (8, 3, 3, 3), (1, 1), "SAME", layout=("NCHW", "OIHW", "NCHW"))
+    for without, stored in (((), 2), (("channels_last",), 0)):
+        made = simplify(graph, without)
+        assert sum(isinstance(o, ops.Stored) for o in made.ops) == stored
 
 
 def test_none_is_made_without_padding() -> None:

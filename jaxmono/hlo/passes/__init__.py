@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxmono.hlo.passes.algebraic import algebraic
 from jaxmono.hlo.passes.align import align
 from jaxmono.hlo.passes.canonicalise import canonicalise
+from jaxmono.hlo.passes.channels_last import channels_last
 from jaxmono.hlo.passes.common_subexpressions import common_subexpressions
 from jaxmono.hlo.passes.constant_folding import constant_folding
 from jaxmono.hlo.passes.dead_code import dead_code
@@ -12,5 +13,5 @@ from jaxmono.hlo.passes.expand import expand
 from jaxmono.hlo.passes.outer_products import outer_products
 from jaxmono.hlo.passes.pipeline import simplify
 
-__all__ = ["algebraic", "align", "canonicalise", "common_subexpressions", "constant_folding",
-           "dead_code", "expand", "outer_products", "simplify"]
+__all__ = ["algebraic", "align", "canonicalise", "channels_last", "common_subexpressions",
+           "constant_folding", "dead_code", "expand", "outer_products", "simplify"]

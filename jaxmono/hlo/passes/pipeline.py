@@ -8,6 +8,7 @@ from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.passes.algebraic import algebraic
 from jaxmono.hlo.passes.align import align
 from jaxmono.hlo.passes.canonicalise import canonicalise
+from jaxmono.hlo.passes.channels_last import channels_last
 from jaxmono.hlo.passes.common_subexpressions import common_subexpressions
 from jaxmono.hlo.passes.constant_folding import constant_folding
 from jaxmono.hlo.passes.dead_code import dead_code
@@ -23,7 +24,9 @@ PASSES: tuple[Pass, ...] = (
     # Literals first: the algebraic rules ask whether an operand is a splat, and jnp writes
     # scalars as constant, convert, broadcast.
     constant_folding,
-    # While there are convolutions: of contractions nobody can tell where a border was.
+    # While there are convolutions, and before `align`, which looks at channels that lie last.
+    channels_last,
+    # Likewise: of contractions nobody can tell where a border was.
     align,
     # Before the rules that clean up what it makes.
     expand,
@@ -36,7 +39,8 @@ PASSES: tuple[Pass, ...] = (
     # one. What it merges may enable them again (x and x), hence the outer loop.
     common_subexpressions,
 )
-OPTIONAL: Mapping[str, Pass] = {"padding": align, "back_to_back": outer_products}
+OPTIONAL: Mapping[str, Pass] = {"channels_last": channels_last, "padding": align,
+                                "back_to_back": outer_products}
 """Passes that `simplify` can go without, to measure what they are worth."""
 MAX_ROUNDS = 16
 """Each round leaves a graph that is no larger by a rule's own measure, and few programs need

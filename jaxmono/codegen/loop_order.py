@@ -1,0 +1,74 @@
+"""In which order threads take the elements of a loop whose source lies turned.
+
+    y[p, c] = x[c, p]      in the order of y: neighbouring threads store neighbours, and each load
+                           of a warp reads 32 lines of memory
+                           here: a thread stores 16 bytes, eight c of a place p, and its neighbour
+                           those of the next place, so that each load reads neighbours, too
+
+A thread's vector lies along what is stored; between threads the order is that of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxmono.codegen.traverse import Access, Lane, Root, access, walk
+from jaxmono.fusion.indexing import Index, Var, linearize
+from jaxmono.hlo.ir import Graph
+
+_VECTOR_BYTES = 16
+_SHARE = 4
+"""Of the elements that are stored, that the source must have one for at least."""
+
+
+def source_order(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index, int]],
+                 variables: Sequence[Var]) -> tuple[tuple[int, ...], int] | None:
+    """The positions of ``variables``, outermost first, and the lanes of a vector along the last
+    of them; None where the order of the results is as good.
+
+    Args:
+      roots: what is stored, with its indices over ``variables``. stores: element offset and item
+        size of every store.
+    """
+    if len(variables) < 2:
+        return None
+    last = variables[-1]
+    lanes = _VECTOR_BYTES // max(size for _, size in stores)
+    while lanes > 1 and last.size % lanes:
+        lanes //= 2
+    if lanes < 2:
+        return None
+    lane = Lane(last, lanes)
+    if any(access(lane.split(offset), lane) is not Access.CONTIGUOUS for offset, _ in stores):
+        return None
+    steps = _steps(body, roots, lane, variables)
+    if steps is None or not steps[last]:
+        return None
+    steps[last] *= lanes
+    order = sorted(range(len(variables)), key=lambda i: -steps[variables[i]])
+    return (tuple(order), lanes) if order != sorted(order) else None
+
+
+def _steps(body: Graph, roots: Sequence[Root], lane: Lane, variables: Sequence[Var],
+           ) -> dict[Var, int] | None:
+    """How far apart in the one source that is read scattered the elements of neighbours are."""
+    found: dict[Var, int] | None = None
+    for node in walk(body, roots):
+        if node.op is not None:
+            continue
+        offset = linearize(node.index, node.value.type.dims)
+        split = lane.split(offset)
+        if access(split, lane) is not Access.SCATTERED:
+            continue
+        size = 1
+        for v in variables:
+            size *= v.size
+        if node.value.type.size * _SHARE < size:
+            continue
+        if any(not isinstance(atom, Var) for atom, _ in offset.terms):
+            return None
+        steps = {v: offset.coefficient(v) for v in variables}
+        if found not in (None, steps) or any(n < 0 for n in steps.values()):
+            return None
+        found = steps
+    return found
