@@ -87,24 +87,35 @@ def round_rows(graph: Graph, device: Device) -> tuple[Graph, tuple[str, ...]]:
     return dead_code(Graph(graph.inputs, tuple(out), graph.outputs, graph.name)), tuple(refused)
 
 
+def moved(graph: Graph, value: Value) -> Value:
+    """What ``value`` has all its bits from: behind copies of the same elements."""
+    while isinstance(o := graph.producer.get(value), ops.Reshape | ops.Transpose | ops.Stored):
+        value = o.operand
+    return value
+
+
 def is_rounded(graph: Graph, value: Value) -> bool:
-    """Whether ``value`` has the bits of tf32 only; reshapes do not change them."""
-    o = graph.producer.get(value)
-    while isinstance(o, ops.Reshape | ops.Stored):
-        o = graph.producer.get(o.operand)
+    """Whether ``value`` has the bits of tf32 only."""
+    o = graph.producer.get(moved(graph, value))
     return isinstance(o, ops.ReducePrecision) and o.exponent_bits == EXPONENT_BITS \
         and o.mantissa_bits == MANTISSA_BITS
 
 
 def _rounding(graph: Graph, root: Value) -> list[Op]:
-    """What rounds ``root``: what is stored as a padded copy, before it is."""
-    made_by = graph.producer[root]
-    b = Builder(made_by.loc)
-    copied = made_by.operand if isinstance(made_by, ops.Stored) else root
-    found = b.emit1(ops.ReducePrecision, root.type, operand=copied,
+    """What rounds ``root``: where its elements are computed, if it is a copy; while they are
+    copied, if they are an input's, or padded."""
+    b = Builder(graph.producer[root].loc)
+    value, copies = root, list[Op]()
+    while isinstance(o := graph.producer.get(value), ops.Reshape | ops.Transpose | ops.Stored):
+        copies.append(o)
+        value = o.operand
+    if copies and not isinstance(o, _ROUNDS):
+        copies = copies[:1]
+        value = copies[0].inputs[0]
+    value = b.emit1(ops.ReducePrecision, value.type, operand=value,
                     exponent_bits=EXPONENT_BITS, mantissa_bits=MANTISSA_BITS)
-    if isinstance(made_by, ops.Stored):
-        b.append(made_by.clone({copied: found}, fresh_results=True))
+    for o in reversed(copies):
+        (value,) = b.append(o.clone({o.inputs[0]: value}, fresh_results=True))
     return b.ops
 
 

@@ -28,7 +28,7 @@ from jaxmono.fusion.plan import (
     SyncEdge,
 )
 from jaxmono.fusion.proofs import check_form
-from jaxmono.fusion.round_rows import is_rounded
+from jaxmono.fusion.round_rows import is_rounded, moved
 from jaxmono.fusion.walk import leaves
 from jaxmono.hlo import ops
 
@@ -199,8 +199,10 @@ def _check_rounded(plan: Plan) -> None:
     """What a contraction takes for rounded, every group that writes it rounds."""
     rounds: dict[int, bool] = {}
     for g in plan.groups:
-        for b, v in zip(g.results, g.sig.body.outputs, strict=True):
-            rounds[b] = rounds.get(b, True) and is_rounded(g.sig.body, v)
+        body = g.sig.body
+        given = {v for v, b in zip(body.inputs, g.params, strict=True) if rounds.get(b, False)}
+        for b, v in zip(g.results, body.outputs, strict=True):
+            rounds[b] = rounds.get(b, True) and (is_rounded(body, v) or moved(body, v) in given)
     for g in plan.groups:
         form, body = g.sig.form, g.sig.body
         if not isinstance(form, DotForm) or not form.rounded:

@@ -98,6 +98,18 @@ def test_a_padded_copy_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(isinstance(o, ops.ReducePrecision) for o in p.stages[1].groups[0].sig.body.ops)
 
 
+@pytest.mark.parametrize(("fn", "shapes"), [
+    (lambda x, w: conv(jnp.tanh(x).transpose(0, 2, 3, 1), w), [(1, 64, 32, 32), (3, 3, 64, 64)]),
+    (lambda x, w: conv((x @ jnp.full((32, 48), 0.1, F32)).transpose(0, 2, 3, 1), w),
+     [(1, 64, 32, 32), (3, 3, 64, 64)]),  # by the product, while it computes them
+    (lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME"),  # an input, while it is copied
+     [(1, 64, 32, 32), (64, 64, 3, 3)])])
+def test_turned_copies_are_rounded(fn: Callable[..., Any], shapes: list[tuple[int, ...]]) -> None:
+    p = plan(fn, *shapes)
+    assert rounded(p)[-1] and roundings(p) == 1
+    assert not any(isinstance(o, ops.ReducePrecision) for o in p.stages[-1].groups[0].sig.body.ops)
+
+
 def test_one_rounding_for_all_readers() -> None:
     def fn(x: X, u: X, w: X) -> X:
         y = jax.nn.relu(conv(x, u))
@@ -162,7 +174,7 @@ def precise(x: X, u: X, w: X) -> X:
     (lambda x, w: conv(jnp.pad(jnp.tanh(x), ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=1),
                        w), [(1, 8, 8, 64), SHAPES[2]], {}, "other numbers than zeros"),
     (lambda x, w: lax.conv_general_dilated(jnp.tanh(x), w, (1, 1), "SAME"),
-     [(1, 64, 8, 8), (64, 64, 3, 3)], {}, ""),  # its product has the image on the right
+     [(1, 64, 8, 8), (64, 64, 3, 3)], {}, "lie apart in memory"),  # so few are not turned
     (lambda x, w: lax.conv_general_dilated(jnp.tanh(x), w, (1, 1), "SAME",
                                            dimension_numbers=("NCHW", "HWIO", "NHWC")),
      [(1, 64, 8, 8), SHAPES[2]], {}, "lie apart in memory"),

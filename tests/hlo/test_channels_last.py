@@ -147,6 +147,8 @@ def test_one_turn_for_each_unbatched_layer() -> None:
      [(2, 20, 20, 64), (3, 3, 64, 8)], 1),
     (lambda x, w: conv(jnp.tanh(x).transpose(0, 2, 1, 3), w, layout=LAST),  # channels stay last
      [(4, 32, 32, 64), (3, 3, 64, 8)], 1),
+    (lambda x, w: conv(x, w), [(4, 3, 72, 64), (64, 3, 3, 3)], 1),  # a large result
+    (lambda x, w: conv(x, w).mean((2, 3)), [(4, 3, 72, 64), (64, 3, 3, 3)], 0),
 ])
 def test_what_is_turned_in_memory(fn: Callable[..., X], shapes: list[tuple[int, ...]],
                                   stored: int) -> None:

@@ -59,8 +59,10 @@ def transpose_dot(op: ops.Transpose, scope: Scope) -> Sequence[Value] | None:
             inner.lhs, inner.rhs, batch=(lhs_batch, rhs_batch),
             contract=(inner.lhs_contract, inner.rhs_contract), dtype=op.result.type.dtype,
             precision=inner.precision, algorithm=inner.algorithm)]
-    # A named algorithm may treat the sides differently (precision is per operand and swaps).
-    if rest == right + left and not inner.algorithm:
+    # A named algorithm may treat the sides differently (precision is per operand and swaps). Pixels
+    # of a convolution stay rows: only those are gathered.
+    if rest == right + left and not inner.algorithm \
+            and scope.made_by(inner.lhs, ops.Window) is None:
         return [scope.dot_general(
             inner.rhs, inner.lhs, batch=(rhs_batch, lhs_batch),
             contract=(inner.rhs_contract, inner.lhs_contract), dtype=op.result.type.dtype,
