@@ -4,6 +4,8 @@
     tier "block"  one row per block (also a full reduction to a scalar: one block does it all), or
                   one for each half
     tier "slice"  32 * lanes neighbouring rows per block; its warps share the columns
+
+A team takes one row at a time, or several neighbouring ones that read the same (stencil_rows.py).
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from jaxmono.codegen.schedule import (
 )
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.small_inputs import touch
+from jaxmono.codegen.stencil_rows import at_place
 from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.plan import RowForm, Sig
 from jaxmono.hlo import ops
 
@@ -48,7 +52,7 @@ class RowCode:
     def tasks(self, sig: Sig, schedule: RowSchedule, threads: int) -> int:
         form = sig.form
         assert isinstance(form, RowForm)
-        rows = math.prod(v.size for v in form.rows)
+        rows = math.prod(v.size for v in form.rows) // schedule.places
         return math.ceil(rows / _rows_per_task(schedule, threads))
 
     def shared_bytes(self, sig: Sig, schedule: RowSchedule, threads: int) -> int:
@@ -56,7 +60,7 @@ class RowCode:
             return 0
         states = [8 + 8 * len(o.results) for o in sig.body.ops if isinstance(o, ops.Reduce)]
         if schedule.tier == "block":  # combines all of a sweep at once
-            return threads // 32 * sum(states)
+            return threads // 32 * sum(states) * schedule.places
         return threads * schedule.lanes * max(states, default=0)
 
     def workspace_bytes(self, sig: Sig, schedule: RowSchedule) -> int:
@@ -92,19 +96,24 @@ class RowCode:
         if team.size > 1 and not team.lanes_on_rows:
             w.line(f"const int rank = {team.rank} + of_this({function.task});")
             team = replace(team, rank="rank")
-        inside = _emit_row(w, schedule, function, space.row.size)
-        lane = space.row if team.lanes_on_rows else space.col
+        places, row = schedule.places, space.row
+        inside = _emit_row(w, schedule, function, row.size // places)
+        lane = row if team.lanes_on_rows else space.col
         em = BodyEmitter(w, sig.body, function.pointers, lane=lane, lanes=schedule.lanes,
-                         var_names={space.row: "row"}, read_only=function.read_only)
-        outputs = [RowOutput(em.unrounded(v), at, is_per_row(form, s)) for s, (v, at) in
-                   zip(form.stores, roots(sig, form.stores, space.env), strict=True)]
+                         var_names={Var(row.name, row.size // places): "row"},
+                         read_only=function.read_only)
+        # What places read in common is the same value at the same index, and read once.
+        stores = [(s, {v: at_place(i, row, places, p) for v, i in space.env.items()})
+                  for p in range(places) for s in form.stores]
+        outputs = [RowOutput(em.unrounded(v), at, is_per_row(form, s))
+                   for s, env in stores for v, at in roots(sig, (s,), env)]
 
         def sink(i: int, x: Emitted) -> None:
-            s = form.stores[i]
+            s, env = stores[i]
             tests = [inside] if inside else []
             if outputs[i].per_row and team.size > 1:
                 tests.append(f"{team.rank} == 0")
-            where = (function.outputs[s.result], store_offset(sig, s, space.env), x,
+            where = (function.outputs[s.result], store_offset(sig, s, env), x,
                      sig.body.outputs[s.result].type.dtype)
             if tests:
                 with em.scope(f"if ({' && '.join(tests)})"):
@@ -112,7 +121,8 @@ class RowCode:
             else:
                 em.store(*where)
 
-        emit_row_chain(em, space.col, outputs, sink, team=team, keep_words=schedule.keep_words)
+        emit_row_chain(em, space.col, outputs, sink, team=team, keep_words=schedule.keep_words,
+                       places=places)
 
 
 def _rows_per_task(s: RowSchedule, threads: int) -> int:

@@ -25,7 +25,7 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.demand import reduction_index
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize
 from jaxmono.hlo import ops
-from jaxmono.hlo.ir import Value
+from jaxmono.hlo.ir import Op, Value
 
 KEEP_WORDS = 64
 """Most 32-bit registers per thread that hold a row between sweeps."""
@@ -88,7 +88,8 @@ Sink = Callable[[int, Emitted], None]
 
 
 def emit_row_chain(em: BodyEmitter, col: Var, outputs: Sequence[RowOutput], sink: Sink, *,
-                   team: Team | None = None, keep_words: int = KEEP_WORDS) -> None:
+                   team: Team | None = None, keep_words: int = KEEP_WORDS,
+                   places: int = 1) -> None:
     """Emits the sweeps of one row and hands every output to ``sink``.
 
     Args:
@@ -96,13 +97,14 @@ def emit_row_chain(em: BodyEmitter, col: Var, outputs: Sequence[RowOutput], sink
         a row Var for teams with ``lanes_on_rows``. Sources may come from `BodyEmitter.bind_load`.
       col: the columns as one Var; indices of ``outputs`` are over it (and row Vars). Reduces
         reduce exactly these columns, row-major over their reduced dimensions.
+      places: how many rows these are outputs of.
       team: by default a whole warp. All threads of a warp (or of the block, for teams with shared
         memory) must run the code together.
 
     Raises:
       CodegenError: a reduce is not over these columns, or an op has no code.
     """
-    _RowChain(em, col, tuple(outputs), sink, team or warp_team(), keep_words).emit()
+    _RowChain(em, col, tuple(outputs), sink, team or warp_team(), keep_words, places).emit()
 
 
 Key = tuple[Value, IndexMap]
@@ -110,7 +112,8 @@ Key = tuple[Value, IndexMap]
 
 class _RowChain:
     def __init__(self, em: BodyEmitter, col: Var, outputs: tuple[RowOutput, ...], sink: Sink,
-                 team: Team, keep_words: int) -> None:
+                 team: Team, keep_words: int, places: int) -> None:
+        self.places = places
         self.em, self.col, self.sink, self.team = em, col, sink, team
         self.outputs = [RowOutput(o.value, em.split(o.index), o.per_row) for o in outputs]
         self.step = 1 if team.lanes_on_rows else em.lanes
@@ -237,9 +240,27 @@ class _RowChain:
             self._row_values(self.sweeps + 1)
             self.em.w.comment("outputs")
             with self._columns(self.sweeps + 1):
+                self._in_step([(o.value, o.index) for _, o in columns])
                 values = [(i, self.em.emit(o.value, o.index)) for i, o in columns]
                 for i, x in values:
                     self.sink(i, x)
+
+    def _in_step(self, roots: Sequence[Key]) -> None:
+        """Emits what several rows at a time compute op by op, the rows in turn: what they read in
+        common is used up soon. (Row by row ptxas spilled 10 KB of the windows of ConvNeXt-T.)"""
+        if self.places == 1:
+            return
+        guarded: set[Key] = set()
+        found: dict[Op, list[Key]] = {}
+        for n in self._walk(roots, lambda v, i: self.em.known(v, i) is not None):
+            if n.guards:
+                guarded.update((m.value, m.index) for m in self._walk([(n.value, n.index)]))
+            if isinstance(n.op, ops.Elementwise) and self._varies(n):
+                found.setdefault(n.op, []).append((n.value, n.index))
+        for o in self.em.body.ops:
+            for key in found.get(o, ()):
+                if key not in guarded:
+                    self.em.emit(*key)
 
     def _sweep(self, sweep: int) -> None:
         em, lanes = self.em, self.em.lanes
@@ -297,6 +318,7 @@ class _RowChain:
         with self._columns(sweep):
             for key in self.early if sweep == 1 else ():
                 em.emit(*key)
+            self._in_step([k for r in todo for k in self._operands(*r)])
             for (op, index), (reducer, acc) in zip(todo, reducers, strict=True):
                 xs = [em.emit(*k).name for k in self._operands(op, index)]
                 em.w.line(f"accumulate<{reducer.name}>({acc}, {', '.join(xs)});")

@@ -14,6 +14,7 @@ from jaxmono.codegen.loop_order import source_order
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.padded_copy import MOST_IN_FLIGHT, padded_copy
 from jaxmono.codegen.row_chain import KEEP_WORDS
+from jaxmono.codegen.stencil_rows import stencil_rows
 from jaxmono.codegen.traverse import Access, Lane, access, vector_width, walk
 from jaxmono.fusion.demand import Demand, reduction_index
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
@@ -45,12 +46,14 @@ class RowSchedule:
         warp have neighbouring rows and the block's warps share the columns.
       lanes: columns (for "slice": rows) per vector.
       keep_words: registers per thread that may hold a row between sweeps.
+      places: neighbouring rows that a team takes at a time (`stencil_rows`).
     """
 
     tier: str
     group: int = 32
     lanes: int = 1
     keep_words: int = KEEP_WORDS
+    places: int = 1
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,12 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1) -> Row
         while lanes > 1 and space.row.size < 32 * lanes * device.sm_count:
             lanes //= 2
         return RowSchedule("slice", 32, lanes)
+    if siblings == 1 and (found := stencil_rows(
+            sig.body, every, space.row, space.col, space.reduction, along_cols,
+            itemsize=max(v.type.dtype.itemsize for v in sig.body.inputs), device=device,
+            threads=threads)) is not None:
+        tier, group, lanes, places = found
+        return RowSchedule(tier, group, lanes, places=places)
     rows, cols = space.row.size * siblings, space.col.size
     if cols >= 2 * threads and (rows <= 2 * device.sm_count or cols > 64 * 32):
         # More rows than blocks: two at a time take one turn (ViT-B/16 b1, 197 rows of 768), as long
