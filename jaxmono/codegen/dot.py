@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from jaxmono.codegen.dot_schedule import F8_FLOPS, DotSchedule, best_mma, choose_simt, mma_type
 from jaxmono.codegen.early_loads import bind_early
@@ -59,12 +59,7 @@ class DotCode:
         assert isinstance(form, DotForm)
         t = fma_type(form) if s.family == "gemv" else \
             operand_type(form) if s.family != "simt" else None
-        size = t.itemsize if t is not None else form.dot.lhs.type.dtype.itemsize
-        # A panel of finished rows is [m][k], whatever its sources are.
-        lhs = Operand(form.dot.lhs, form.lhs_index, form.m, form.k, form.k) if form.row_prologue \
-            else analyse(sig.body, form.dot.lhs, form.lhs_index, form.m, form.k, size, several=True)
-        rhs = analyse(sig.body, form.dot.rhs, form.rhs_index, form.n, form.k, size)
-        return DotCode(sig, form, s, t, lhs, rhs)
+        return DotCode(sig, form, s, t, *_operands(sig, t))
 
     @property
     def tiles_m(self) -> int:
@@ -86,7 +81,7 @@ class DotCode:
     @cached_property
     def reduced(self) -> tuple[Reduced, ...]:
         """What the epilogue reduces of its elements."""
-        return reduced_of(self.sig.body, self.form)
+        return _reduced(self.sig)
 
     @property
     def reduced_roots(self) -> list[Root]:
@@ -344,10 +339,35 @@ def epilogue_lanes(body: Graph, stores: Sequence[Store], lane: Var, *, rows: int
     return min(choices, key=lambda n: (math.ceil(rows * cols / n / threads) * n, -n))
 
 
+@lru_cache(maxsize=64)
+def _operands(sig: Sig, t: DType | None) -> tuple[Operand, Operand]:
+    """Of all tiles of a Sig, which are hundreds: kept, for the time that it takes to choose one."""
+    form = sig.form
+    assert isinstance(form, DotForm)
+    size = t.itemsize if t is not None else form.dot.lhs.type.dtype.itemsize
+    # A panel of finished rows is [m][k], whatever its sources are.
+    lhs = Operand(form.dot.lhs, form.lhs_index, form.m, form.k, form.k) if form.row_prologue \
+        else analyse(sig.body, form.dot.lhs, form.lhs_index, form.m, form.k, size, several=True)
+    return lhs, analyse(sig.body, form.dot.rhs, form.rhs_index, form.n, form.k, size)
+
+
+@lru_cache(maxsize=64)
+def _reduced(sig: Sig) -> tuple[Reduced, ...]:
+    """Likewise."""
+    assert isinstance(sig.form, DotForm)
+    return reduced_of(sig.body, sig.form)
+
+
 def legal_lanes(body: Graph, stores: Sequence[Store], lane: Var, limit: int,
                 besides: Sequence[Root] = ()) -> int:
     """Most neighbouring elements along ``lane`` that one vector access can take. ``besides``: what
     is computed and not stored; where nothing is, f32 may be 32 bytes, two loads, as well."""
+    return _legal_lanes(body, tuple(stores), lane, limit, tuple(besides))
+
+
+@lru_cache(maxsize=256)
+def _legal_lanes(body: Graph, stores: tuple[Store, ...], lane: Var, limit: int,
+                 besides: tuple[Root, ...]) -> int:
     roots = [*((body.outputs[s.result], s.index) for s in stores), *besides]
     sinks = [(store_offset(body, s), body.outputs[s.result].type.dtype.itemsize) for s in stores]
     if not stores:
