@@ -225,8 +225,8 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1) -> Row
         return RowSchedule("slice", 32, lanes)
     if siblings == 1 and (found := stencil_rows(
             sig.body, every, space.row, space.col, space.reduction, along_cols,
-            itemsize=max(v.type.dtype.itemsize for v in sig.body.inputs), device=device,
-            threads=threads)) is not None:
+            itemsize=max((v.type.dtype.itemsize for v in sig.body.inputs), default=4),
+            device=device, threads=threads)) is not None:
         tier, group, lanes, places = found
         return RowSchedule(tier, group, lanes, places=places)
     rows, cols = space.row.size * siblings, space.col.size

@@ -77,6 +77,12 @@ def test_without_windows_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> Non
     assert chosen(wide).places == 1 and chosen(wide).tier == "warp"
 
 
+def test_rows_without_a_source() -> None:
+    """Of numbers that an index is."""
+    plan = make_plan(graph_of(lambda: jnp.sin(lax.iota(F32, 640).reshape(10, 64)).sum(1)), DEVICE)
+    assert chosen(plan).places == 1
+
+
 def test_neighbours_share_their_loads() -> None:
     """Four places in a line read 7 x 10 elements and 49 weights, in the order of the taps."""
     plan = planned((1, 56, 56, 96), (7, 7), BF16)

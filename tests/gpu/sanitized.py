@@ -1,9 +1,11 @@
 """Runs generated kernels and next to nothing else, for `compute-sanitizer` to watch.
 
-    PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] NUMBER... MODEL:BATCH[:DTYPE]...
+    PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] [images:DTYPE] NUMBER... \\
+        MODEL:BATCH[:DTYPE]...
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
-models of the yardstick at their published sizes. ``ordered``: with what racecheck sees the order of
+models of the yardstick at their published sizes. ``images``: convolutions with channels first, and
+rows that read windows. ``ordered``: with what racecheck sees the order of
 producers and consumers by (JM_RACECHECK in device/roles.cuh), in kernels that no cache keeps.
 """
 
@@ -15,9 +17,12 @@ import tempfile
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from batches import batch
+from jax import lax
 from small_models import bert_data, opt_data
+from test_convolutions import channels_first
 
 import jaxmono
 from benchmarks import data
@@ -41,6 +46,19 @@ def model(spec: str) -> data.Data:
     return data.make(data.Case(workload, int(batch_size), *(dtype or [workload.dtype])), sets=1)
 
 
+def images(dtype: str) -> None:
+    """Turned copies, gathered parts of an image, windows of several places at a time."""
+    def block(x: jax.Array, w: jax.Array) -> jax.Array:
+        y = lax.conv_general_dilated(x, w, (1, 1), "SAME", feature_group_count=x.shape[-1],
+                                     dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return y - y.mean(-1, keepdims=True)
+
+    rng = np.random.default_rng(0)
+    for function, *shapes in ((channels_first, (4, 3, 224, 224), (64, 3, 7, 7), (64, 64, 3, 3),
+                               (128, 64, 1, 1)), (block, (2, 56, 56, 96), (7, 7, 1, 96))):
+        run(function, tuple(rng.standard_normal(s).astype(jnp.dtype(dtype)) for s in shapes))
+
+
 def show_order() -> None:
     """Every text from here on is one for racecheck."""
     bundle = compiling.bundle
@@ -53,6 +71,9 @@ def main(what: list[str]) -> None:
     if "ordered" in what:
         show_order()
         what = [spec for spec in what if spec != "ordered"]
+    for spec in [spec for spec in what if spec.startswith("images:")]:
+        images(spec.removeprefix("images:"))
+        what.remove(spec)
     with jax.default_device(jax.devices("cpu")[0]):
         tiny = [bert_data(2, length=16, config=bert.tiny(), sets=1),
                 opt_data(length=16, config=opt.tiny(), sets=1)]

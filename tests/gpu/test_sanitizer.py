@@ -44,6 +44,9 @@ KERNELS = {
     "tf32": {"memcheck": (tf32 := ["gemm_1280_768_768:1:f32", "mlp_gradients_2048_3072_768:1:f32",
                                    "repvgg_a0:2:f32"]),
              "racecheck": ["ordered", *tf32]},
+    "channels first, windows in rows": {"memcheck": ["images:bfloat16", "images:float32"],
+                                        "racecheck": ["ordered", "images:bfloat16",
+                                                      "images:float32"]},
 }
 
 
