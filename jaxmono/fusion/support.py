@@ -46,7 +46,7 @@ REFUSED_OPS: dict[type[Op], str] = {
     ops.SelectAndScatter: "select_and_scatter is not generated yet",
     ops.Sort: "sorting is not generated yet",
     ops.TopK: "top_k is not generated yet",
-    ops.While: "loops with a data-dependent trip count are not generated yet",
+    ops.While: "loops are not generated yet, not even of a constant trip count",
     ops.Case: "branches are not generated yet",
     ops.RngBitGenerator: "random bit generation is not generated yet",
     ops.CustomCall: "a custom call runs code that jaxmono cannot see",
