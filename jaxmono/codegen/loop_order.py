@@ -10,6 +10,7 @@ A thread's vector lies along what is stored; between threads the order is that o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from jaxmono.codegen.traverse import Access, Lane, Root, access, walk
@@ -60,10 +61,7 @@ def _steps(body: Graph, roots: Sequence[Root], lane: Lane, variables: Sequence[V
         split = lane.split(offset)
         if access(split, lane) is not Access.SCATTERED:
             continue
-        size = 1
-        for v in variables:
-            size *= v.size
-        if node.value.type.size * _SHARE < size:
+        if node.value.type.size * _SHARE < math.prod(v.size for v in variables):
             continue
         if any(not isinstance(atom, Var) for atom, _ in offset.terms):
             return None

@@ -156,7 +156,7 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
         rounds = max(1, math.ceil(vectors / MOST_IN_FLIGHT))
         return LoopSchedule(lanes, max(1, math.ceil(vectors / rounds)))
     order: tuple[int, ...] = ()
-    if lanes == 1 and not padded:
+    if lanes == 1:
         plain = {v: Index.of(v) for v in form.vars}
         found = source_order(sig.body, roots(sig, form.stores, plain),
                              sinks(sig, form.stores, plain), form.vars)

@@ -46,7 +46,7 @@ def at_place(index: Index, row: Var, places: int, place: int) -> Index:
 def stencil_rows(body: Graph, roots: Sequence[Root], row: Var, col: Var,
                  reduction: Callable[[ops.Reduce, IndexMap], Sequence[Demand]], lanes: int, *,
                  itemsize: int, device: Device, threads: int) -> tuple[str, int, int, int] | None:
-    """Tier, threads to a row, lanes and places at a time; None where rows read no such windows.
+    """Tier, threads to a row, lanes and places at a time; None where an element takes few loads.
 
     Args:
       roots: what is stored, with its indices over ``row`` and ``col``. reduction: what a reduce of

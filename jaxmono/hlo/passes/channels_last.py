@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
-from jaxmono.hlo.passes.peephole import Scope
+from jaxmono.hlo.passes.peephole import Scope, is_static
 from jaxmono.hlo.passes.rules.alignment import MIN_ELEMENTS, WIDE_BYTES
 from jaxmono.hlo.passes.rules.layout import proper_dims
 from jaxmono.hlo.types import TensorType
@@ -43,13 +43,13 @@ Order: TypeAlias = tuple[int, ...]
 def channels_last(graph: Graph) -> Graph:
     """``graph`` with such convolutions over turned values; itself if it has none."""
     walk = _Walk(graph)
-    convolutions = [o for o in graph.ops if isinstance(o, ops.Convolution) and _is_static(o)]
+    convolutions = [o for o in graph.ops if isinstance(o, ops.Convolution) and is_static(o)]
     if not any(_is_channels_first(o) or _reads_others(o, walk) for o in convolutions):
         return graph
     for o in graph.ops:
         walk.loc = o.loc
         rule = RULES.get(type(o))
-        if rule is None or not _is_static(o) or not rule(o, walk):
+        if rule is None or not is_static(o) or not rule(o, walk):
             walk.append(o.clone({v: walk.plain(v) for v in o.uses}))
     outputs = tuple(map(walk.output, graph.outputs))
     return Graph(graph.inputs, tuple(walk.ops), outputs, graph.name)
@@ -130,10 +130,6 @@ def turned(values: Sequence[Any], order: Order) -> tuple[Any, ...]:
     return tuple(values[d] for d in order)
 
 
-def _is_static(op: Op) -> bool:
-    return all(v.type.is_static for v in (*op.inputs, *op.results))
-
-
 def _reads_others(op: ops.Convolution, walk: _Walk) -> bool:
     """Whether channels are last, but not in memory, and it pays to store them so."""
     rank, v = op.lhs.type.rank, op.lhs
@@ -160,17 +156,13 @@ def _convolution(op: ops.Convolution, walk: _Walk) -> bool:
     rank = op.lhs.type.rank
     spatial = tuple(range(1, rank - 1))
     order = (op.output_batch, *op.output_spatial, op.output_feature)
-    result = TensorType(turned(op.result.type.dims, order), op.result.type.dtype)
-    made = walk.emit1(
-        ops.Convolution, result, lhs=_image(op.lhs, walk), rhs=_kernel(op, walk),
-        window_strides=op.window_strides, padding=op.padding, lhs_dilation=op.lhs_dilation,
-        rhs_dilation=op.rhs_dilation, window_reversal=op.window_reversal,
+    made = Value(TensorType(turned(op.result.type.dims, order), op.result.type.dtype))
+    walk.append(dataclasses.replace(
+        op, results=(made,), lhs=_image(op.lhs, walk), rhs=_kernel(op, walk),
         input_batch=0, input_feature=rank - 1, input_spatial=spatial,
         kernel_input_feature=rank - 2, kernel_output_feature=rank - 1,
         kernel_spatial=tuple(range(rank - 2)),
-        output_batch=0, output_feature=rank - 1, output_spatial=spatial,
-        feature_group_count=op.feature_group_count, batch_group_count=op.batch_group_count,
-        precision=op.precision)
+        output_batch=0, output_feature=rank - 1, output_spatial=spatial))
     walk.turned[op.result] = made, order
     return True
 
@@ -200,44 +192,6 @@ def _kernel(op: ops.Convolution, walk: _Walk) -> Value:
 def _fits(v: Value, channels: int) -> bool:
     """Whether wide loads fit ``channels`` elements of ``v``."""
     return channels * v.type.dtype.itemsize % WIDE_BYTES == 0
-
-
-def _element_wise(op: Op, walk: _Walk) -> bool:
-    order = walk.order(op)
-    return order is not None and walk.again(op, order)
-
-
-def _reduce_window(op: ops.ReduceWindow, walk: _Walk) -> bool:
-    order = walk.order(op)
-    return order is not None and walk.again(op, order, **{
-        name: turned(getattr(op, name), order)
-        for name in ("window_dimensions", "window_strides", "base_dilations", "window_dilations",
-                     "padding")})
-
-
-def _pad(op: ops.Pad, walk: _Walk) -> bool:
-    order = walk.order(op)
-    return order is not None and walk.again(op, order, low=turned(op.low, order),
-                                            high=turned(op.high, order),
-                                            interior=turned(op.interior, order))
-
-
-def _slice(op: ops.Slice, walk: _Walk) -> bool:
-    order = walk.order(op)
-    return order is not None and walk.again(
-        op, order, start_indices=turned(op.start_indices, order),
-        limit_indices=turned(op.limit_indices, order), strides=turned(op.strides, order))
-
-
-def _concatenate(op: ops.Concatenate, walk: _Walk) -> bool:
-    order = walk.order(op)
-    return order is not None and walk.again(op, order, dimension=order.index(op.dimension))
-
-
-def _reverse(op: ops.Reverse, walk: _Walk) -> bool:
-    order = walk.order(op)
-    return order is not None and walk.again(
-        op, order, dimensions=tuple(sorted(map(order.index, op.dimensions))))
 
 
 def _reduce(op: ops.Reduce, walk: _Walk) -> bool:
@@ -271,11 +225,33 @@ def _reshape(op: ops.Reshape, walk: _Walk) -> bool:
     return True
 
 
-RULES: dict[type[Op], Callable[[Any, _Walk], bool]] = {
-    ops.Convolution: _convolution,
-    **dict.fromkeys((ops.Elementwise, ops.Compare, ops.Convert, ops.ReducePrecision),
-                    _element_wise),
-    ops.ReduceWindow: _reduce_window, ops.Pad: _pad, ops.Slice: _slice,
-    ops.Concatenate: _concatenate, ops.Reverse: _reverse, ops.Reduce: _reduce,
-    ops.Reshape: _reshape,
+def _same(op: Op, order: Order) -> dict[str, Any]:
+    return {}
+
+
+def _turning(*names: str) -> Callable[[Op, Order], dict[str, Any]]:
+    """Of attributes that have an element for each dimension."""
+    return lambda op, order: {name: turned(getattr(op, name), order) for name in names}
+
+
+_FOLLOWS: Mapping[type[Op], Callable[[Any, Order], dict[str, Any]]] = {
+    ops.Elementwise: _same, ops.Compare: _same, ops.Convert: _same, ops.ReducePrecision: _same,
+    ops.ReduceWindow: _turning("window_dimensions", "window_strides", "base_dilations",
+                               "window_dilations", "padding"),
+    ops.Pad: _turning("low", "high", "interior"),
+    ops.Slice: _turning("start_indices", "limit_indices", "strides"),
+    ops.Concatenate: lambda op, order: {"dimension": order.index(op.dimension)},
+    ops.Reverse: lambda op, order: {"dimensions": tuple(sorted(map(order.index, op.dimensions)))},
+}
+"""Ops whose results have their operands' order, and what changes of their attributes."""
+
+
+def _follow(op: Op, walk: _Walk) -> bool:
+    order = walk.order(op)
+    return order is not None and walk.again(op, order, **_FOLLOWS[type(op)](op, order))
+
+
+RULES: Mapping[type[Op], Callable[[Any, _Walk], bool]] = {
+    ops.Convolution: _convolution, ops.Reduce: _reduce, ops.Reshape: _reshape,
+    **dict.fromkeys(_FOLLOWS, _follow),
 }

@@ -72,7 +72,7 @@ def remapped(op: Op, mapping: Mapping[Value, Value]) -> Op:
     return op.clone(mapping) if any(v in mapping for v in op.uses) else op
 
 
-def _is_static(op: Op) -> bool:
+def is_static(op: Op) -> bool:
     return all(v.type.is_static for v in (*op.inputs, *op.results))
 
 
@@ -91,7 +91,7 @@ def apply_rules(graph: Graph, rules: Mapping[type[Op], Sequence[Rule]]) -> Graph
         current = rewrite_regions(remapped(op, mapping), lambda g: apply_rules(g, rules))
         changed |= current is not op
         scope.loc = op.loc
-        for rule in rules.get(type(op), ()) if _is_static(current) else ():
+        for rule in rules.get(type(op), ()) if is_static(current) else ():
             new = rule(current, scope)
             if new is not None:
                 for a, b in zip(op.results, new, strict=True):
