@@ -1,6 +1,7 @@
 """Tables of single kernels, beside the standard table: products, epilogues, attention.
 
     python -m benchmarks.run --models=gemm_table --dtype=bf16,f16
+    python -m benchmarks.run --models=unaligned_table --dtype=bf16,f32
     python -m benchmarks.run --models=epilogue_table
     python -m benchmarks.run --models=attention_table --batch=1,16
 
@@ -32,6 +33,13 @@ EPILOGUE_GEMMS = ((1280, 3072, 768), (1280, 768, 3072), (128, 3072, 768), (2048,
                   (2048, 768, 3072))
 """(M, N, K) of Bolt's Figure 9 (BERT's at batch 32, length 40) and of BERT-base, b1 and b16."""
 
+UNALIGNED = ((12288, 384, 196), (12288, 196, 384), (65536, 256, 60), (65536, 256, 316),
+             (2048, 512, 13), (2048, 1024, 479), (512, 29, 1024), (32, 1001, 2048),
+             (32, 21843, 768), (128, 30522, 768), (128, 50257, 768), (1, 50257, 768))
+"""(M, N, K) whose rows are no multiples of 16 bytes: Mixer-B/16's tokens (b16), NeRF (1024 rays of
+64 points), DLRM's first layers (b2048), letters (CTC), heads of 1001 and 21843 classes,
+vocabularies of BERT and GPT-2 ([k, n], not tied to the embedding)."""
+
 LENGTHS = (128, 512, 2048, 8192)
 HEADS = ((12, 64), (32, 128))
 """(heads, features of one)."""
@@ -55,7 +63,8 @@ _WITH_OTHER = ("silu_mul", "residual")
 
 def _product(name: str, title: str, table: str, m: int, n: int, k: int, kind: str) -> Workload:
     def build(request: Request) -> Program:
-        rows, columns, inner = (16, 24, 40) if request.tiny else (request.batch * m, n, k)
+        rows, columns, inner = (16, 24 + n % 8, 40 + k % 8) if request.tiny else \
+            (request.batch * m, n, k)
         t = request.jax_dtype
 
         def step(state: Any, carry: Any, x: jax.Array, *other: jax.Array) -> tuple[jax.Array, Any]:
@@ -115,6 +124,8 @@ def _attention(length: int, heads: int, features: int, causal: bool) -> Workload
 WORKLOADS: tuple[Workload, ...] = (
     *(_product(f"dot_{m}_{n}_{k}", f"GEMM {m}x{n}x{k}", "gemm_table", m, n, k, "bare")
       for m, n, k in GEMMS),
+    *(_product(f"unaligned_{m}_{n}_{k}", f"GEMM {m}x{n}x{k}", "unaligned_table", m, n, k, "bare")
+      for m, n, k in UNALIGNED),
     *(_product(f"{kind}_{m}_{n}_{k}", f"GEMM {m}x{n}x{k}, {kind}", "epilogue_table", m, n, k, kind)
       for m, n, k in EPILOGUE_GEMMS for kind in EPILOGUES),
     *(_attention(s, h, d, causal) for h, d in HEADS for s in LENGTHS for causal in (False, True)),

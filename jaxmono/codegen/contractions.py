@@ -66,13 +66,14 @@ class _Dot:
                                shared_bytes=_room(request), siblings=request.siblings)
         if request.wgmma and s.family == "mma":
             code = DotCode.of(sig, s)
-            t, gathered = code.element, not dot.is_strided(code.lhs)
+            t, gathered = code.element, not dot.has_rows(code.lhs)
             if t is not None and dot_wgmma_takes.takes(form, code, t) is None:
                 other = choose_wgmma(
                     form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size,
                     t.itemsize, device=request.device, shared_bytes=request.shared_bytes,
                     row_prologue=form.row_prologue, k_major=dot_wgmma.shared_k_major(code),
-                    gathered=gathered, behind=request.behind, beside=request.mixed)
+                    gathered=gathered, behind=request.behind, beside=request.mixed,
+                    unaligned=dot_wgmma.unaligned(code))
                 ahead = ahead_us(request, form.m.size, gathered=gathered)
                 if other is not None and other[0] - ahead < cost:
                     cost, s = other[0] - ahead, other[1]

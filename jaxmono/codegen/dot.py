@@ -21,7 +21,14 @@ from jaxmono.codegen.epilogue_reduces import Reduced, reduced_of
 from jaxmono.codegen.gathered import emit_gathered
 from jaxmono.codegen.index_code import guard_code
 from jaxmono.codegen.names import compute, is_f8, vector
-from jaxmono.codegen.operand import Operand, Source, analyse, stride
+from jaxmono.codegen.operand import (
+    PIECE_BYTES,
+    Operand,
+    Source,
+    analyse,
+    is_unaligned,
+    stride,
+)
 from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.demand import Demand, reduction_index
@@ -185,36 +192,49 @@ def weights_k_major(sig: Sig) -> bool:
 def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                 pointers: Mapping[Value, str], names: Mapping[Var, str],
                 read_only: Sequence[Value], tiles: Mapping[Var, int], *,
-                strided: bool = False, gathered: bool = False, pair: str = "",
-                copy: str = "cp_async_16") -> None:
+                strided: bool = False, gathered: bool = False, unaligned: bool = False,
+                pair: str = "",
+                copy: str = "cp_async") -> None:
     """``const auto NAME = [&](void* to, int <outer or k>, int <k or outer>)``: fills one piece.
 
     The two indices come in the order of the tile's rows and columns: columns are ``x.major``.
     Elements outside the operand are written as zeros. An operand whose rows and columns have
     constant strides is a ``Strided`` instead, which is called alike and fills whole tiles with
-    little address arithmetic; one whose rows and columns can be taken apart is a ``Gathered``.
+    little address arithmetic; one whose rows and columns can be taken apart is a ``Gathered``; one
+    whose rows begin anywhere is an ``Unaligned``.
 
     Args:
       tiles: extent of a tile along the operand's Vars; no test is made where it divides the size.
-      strided, gathered: the family knows ``Strided``; ``Gathered``, for this operand.
+      strided, gathered, unaligned: the family knows ``Strided``; ``Gathered``, ``Unaligned``, for
+        this operand.
       pair: C type of two neighbouring bytes, of which the family makes tiles; `is_strided` holds.
-      copy: what copies a piece that lies in memory as the tile has it.
+      copy: what copies bytes that lie in memory as the tile has them; as many are appended.
     """
     if strided and _emit_strided(w, name, body, x, element, pointers, names, tiles, pair):
+        return
+    if unaligned and _emit_unaligned(w, name, body, x, pointers, names, tiles):
         return
     if gathered and emit_gathered(w, name, body, x, element, pointers, names, tiles):
         return
     row = x.outer if x.k_major else x.k
     r, c = ("o", "k") if x.k_major else ("k", "o")
     own = {**names, row: r, x.major: c}
-    piece = 16 // element.itemsize
+    piece = PIECE_BYTES // element.itemsize
     t = c_type(element)
-    bounds = [f"{at} < {var.size}" for at, var in ((r, row), (c, x.major))
+    copied = x.param is not None and x.width < PIECE_BYTES
+    bounds = [f"{at} < {var.size}" for at, var in ((r, row), (f"{c}e" if copied else c, x.major))
               if var.size % tiles[var]]
     inside = " && ".join(bounds) or "true"
     with w.block(f"const auto {name} = [&](void* to, int {r}, int {c})", "};"):
+        if copied:
+            w.directive("#pragma unroll")
+            with w.block(f"for (int e = 0; e < {piece}; e += {x.width // element.itemsize})"):
+                w.line(f"const int {c}e = {c} + e;")
+                _emit_copy(w, body, x, inside, pointers, {**own, x.major: f"{c}e"}, read_only,
+                           copy, to=f"static_cast<{t}*>(to) + e")
+            return
         if x.param is not None:
-            _emit_copy(w, body, x, piece, inside, pointers, own, read_only, copy)
+            _emit_copy(w, body, x, inside, pointers, own, read_only, copy)
             return
         w.line(f"Piece<{t}> piece{{}};")
         wide = vector_width(body, [(x.value, x.index)], [], x.major, limit=piece) == piece
@@ -255,8 +275,24 @@ def _emit_strided(w: Writer, name: str, body: Graph, x: Operand, element: DType,
     if pair:
         first = f"reinterpret_cast<const {pair}*>({first})"
     per = 2 if pair else 1
-    w.line(f"const Strided<{pair or c_type(element)}, {pitch // per}, {checks}> {name}{{{first}, "
-           f"{row.size}, {x.major.size // per}}};")
+    width = f", {x.width}" if x.width < PIECE_BYTES else ""
+    w.line(f"const Strided<{pair or c_type(element)}, {pitch // per}, {checks}{width}> "
+           f"{name}{{{first}, {row.size}, {x.major.size // per}}};")
+    return True
+
+
+def _emit_unaligned(w: Writer, name: str, body: Graph, x: Operand, pointers: Mapping[Value, str],
+                    names: Mapping[Var, str], tiles: Mapping[Var, int]) -> bool:
+    """Writes ``const Unaligned<...> NAME{...};`` if the operand is one."""
+    source = x.picked
+    if not is_unaligned(x) or source is None:
+        return False
+    row, t = x.outer if x.k_major else x.k, source.param.type
+    origin = source.offset.substitute({row: Index.of(0), x.major: Index.of(0)})
+    first = BodyEmitter(w, body, pointers, var_names=names).code(origin)
+    checks = ", ".join("true" if v.size % tiles[v] else "false" for v in (row, x.major))
+    w.line(f"const Unaligned<{c_type(t.dtype)}, {stride(source.offset, row)}, {checks}> "
+           f"{name}{{{pointers[source.param]}, {first}, {t.nbytes}, {row.size}, {x.major.size}}};")
     return True
 
 
@@ -268,12 +304,18 @@ def is_strided(x: Operand) -> bool:
     return stride(x.offset, row) is not None and stride(x.offset, x.major) == 1
 
 
-def _emit_copy(w: Writer, body: Graph, x: Operand, piece: int, inside: str,
+def has_rows(x: Operand) -> bool:
+    """Whether an operand's rows lie at a constant distance from each other, in one buffer."""
+    return is_strided(x) or is_unaligned(x)
+
+
+def _emit_copy(w: Writer, body: Graph, x: Operand, inside: str,
                pointers: Mapping[Value, str], names: Mapping[Var, str],
-               read_only: Sequence[Value], copy: str) -> None:
-    """One 16-byte cp.async, of zeros where the piece is outside or padding."""
+               read_only: Sequence[Value], copy: str, to: str = "to") -> None:
+    """One cp.async of ``x.width`` bytes, of zeros where they are outside or padding."""
     assert x.param is not None and x.offset is not None
-    em = BodyEmitter(w, body, pointers, lane=x.major, lanes=piece, var_names=names,
+    copy, lanes = f"{copy}_{x.width}", x.width // x.param.type.dtype.itemsize
+    em = BodyEmitter(w, body, pointers, lane=x.major, lanes=lanes, var_names=names,
                      read_only=read_only)
     indices = (x.offset, *(at for at, _, _ in x.guard.bounds))
     if all(i.is_static for i in indices):
@@ -283,14 +325,14 @@ def _emit_copy(w: Writer, body: Graph, x: Operand, piece: int, inside: str,
         for s in reversed(x.others):
             choice = guard_code(s.where, em.code, branches=False)
             source = f"({choice}) ? {pointers[s.param]} + {em.code(s.offset)} : {source}"
-        w.line(f"{copy}(to, {source}, {test});")
+        w.line(f"{copy}({to}, {source}, {test});")
         return
     with w.block(f"if ({inside})"):  # no index may be read for elements outside
         guard = guard_code(x.guard, em.code)
         with w.block(f"if ({guard})" if guard else ""):
-            w.line(f"{copy}(to, {pointers[x.param]} + {em.code(x.offset)}, true);")
+            w.line(f"{copy}({to}, {pointers[x.param]} + {em.code(x.offset)}, true);")
             w.line("return;")
-    w.line(f"{copy}(to, {pointers[x.param]}, false);")
+    w.line(f"{copy}({to}, {pointers[x.param]}, false);")
 
 
 def _emit_picks(w: Writer, body: Graph, source: Source, t: str, piece: int,
@@ -347,8 +389,10 @@ def _operands(sig: Sig, t: DType | None) -> tuple[Operand, Operand]:
     size = t.itemsize if t is not None else form.dot.lhs.type.dtype.itemsize
     # A panel of finished rows is [m][k], whatever its sources are.
     lhs = Operand(form.dot.lhs, form.lhs_index, form.m, form.k, form.k) if form.row_prologue \
-        else analyse(sig.body, form.dot.lhs, form.lhs_index, form.m, form.k, size, several=True)
-    return lhs, analyse(sig.body, form.dot.rhs, form.rhs_index, form.n, form.k, size)
+        else analyse(sig.body, form.dot.lhs, form.lhs_index, form.m, form.k, size, several=True,
+                     narrow=t is not None)
+    return lhs, analyse(sig.body, form.dot.rhs, form.rhs_index, form.n, form.k, size,
+                        narrow=t is not None)
 
 
 @lru_cache(maxsize=64)

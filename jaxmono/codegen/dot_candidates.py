@@ -21,7 +21,7 @@ from jaxmono.codegen import (
 from jaxmono.codegen.dot import (
     DotCode,
     fma_type,
-    is_strided,
+    has_rows,
     matrix_flops,
     operand_type,
     weights_k_major,
@@ -113,8 +113,8 @@ def _tiles(sig: Sig, request: Request) -> list[list[Costed]]:
             families.append(candidates_wgmma(
                 batch, m, n, k, t.itemsize, device=request.device,
                 shared_bytes=request.shared_bytes, row_prologue=form.row_prologue,
-                k_major=dot_wgmma.shared_k_major(code), gathered=not is_strided(code.lhs),
-                behind=request.behind, beside=request.mixed))
+                k_major=dot_wgmma.shared_k_major(code), gathered=not has_rows(code.lhs),
+                behind=request.behind, beside=request.mixed, unaligned=dot_wgmma.unaligned(code)))
     return families
 
 
@@ -171,7 +171,8 @@ def swapped_candidates(sig: Sig, request: Request) -> list[Costed]:
     own, sms = (batch, n, k), request.device.sm_count
     return dot_schedule_swapped.candidates_swapped(
         batch, m, n, k, device=request.device, shared_bytes=request.shared_bytes,
-        k_major=(code.lhs.k_major, code.rhs.k_major), computed=code.lhs.param is None,
+        k_major=(code.lhs.k_major, code.rhs.k_major), computed=not dot_wgmma.comes(code.lhs),
+        unaligned=dot_wgmma.unaligned(code),
         blocks=min(blocks_of(own, request.stage or (own,), sms), max(sms // request.siblings, 1)))
 
 

@@ -29,6 +29,7 @@ from jaxmono.codegen.dot_gemv_shape import SCRATCH, Shape
 from jaxmono.codegen.emit import BodyEmitter, Emitted, Load, c_type, vector_width
 from jaxmono.codegen.landed import emit_landed
 from jaxmono.codegen.names import compute, vector
+from jaxmono.codegen.operand import PIECE_BYTES
 from jaxmono.codegen.row_chain import RowOutput, block_team, emit_row_chain, warp_team
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.traverse import Access, access, dynamics, sources, walk
@@ -293,7 +294,7 @@ def _emit_load_b(w: Writer, code: DotCode, pointers: Mapping[Value, str],
     tiles = {form.n: form.n.size + 1 if of.n_tail else s.bn,
              form.k: form.k.size + 1 if of.k_tail else 1}
     emit_loader(w, "load_b", code.sig.body, code.rhs, code.element, pointers, {form.batch: "b"},
-                read_only, tiles, copy="cp_async_stream_16")
+                read_only, tiles, copy="cp_async_stream")
 
 
 def _emit_x(w: Writer, code: DotCode, pointers: Mapping[Value, str], read_only: Sequence[Value],
@@ -305,7 +306,7 @@ def _emit_x(w: Writer, code: DotCode, pointers: Mapping[Value, str], read_only: 
     own = {**names, form.m: "m", form.k: "k"}
     with w.block(f"const auto x_piece = [&](int m, int k) -> Piece<{t}>", "};"):
         if x.param is not None and x.offset is not None and x.k_major and x.offset.is_static \
-                and not x.guard.bounds and not x.others:
+                and not x.guard.bounds and not x.others and x.width == PIECE_BYTES:
             em = BodyEmitter(w, body, pointers, lane=form.k, lanes=piece, var_names=own)
             load = "ld_nc" if x.param in read_only else "*"
             w.line(f"return {load}(reinterpret_cast<const Piece<{t}>*>({pointers[x.param]} + "

@@ -18,6 +18,7 @@ from jaxmono.codegen.dot_wgmma import (
     MAX_SLOTS,
     ROLES_BYTES,
     SWAPPED,
+    operand_bytes,
     swapped_staging_bytes,
     tile_bytes,
 )
@@ -66,6 +67,7 @@ _LAYOUTS = ((1, 2, 1), (1, 1, 2))
 
 def candidates_swapped(batch: int, m: int, n: int, k: int, *, device: Device, shared_bytes: int,
                        k_major: tuple[bool, bool], computed: bool, blocks: int,
+                       unaligned: tuple[bool, bool] = (False, False),
                        ) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model in microseconds, cheapest first.
 
@@ -73,10 +75,12 @@ def candidates_swapped(batch: int, m: int, n: int, k: int, *, device: Device, sh
       k_major: of x and of the weights. computed: x is, a task's share at once.
       shared_bytes: per block.
       blocks: that this contraction has for itself.
+      unaligned: rows of x and of the weights begin anywhere (`UnalignedTile`).
     """
     if not MIN_ROWS <= m <= MAX_ROWS or n < MIN_COLUMNS:
         return []
-    found = _costed(batch, m, n, k, device, shared_bytes, k_major, computed, blocks)
+    found = _costed(batch, m, n, k, device, shared_bytes, k_major, computed, blocks,
+                    unaligned)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
@@ -88,14 +92,14 @@ def stream_us(family: str, stage_bytes: int, device: Device) -> float:
 
 def _costed(batch: int, m: int, n: int, k: int, device: Device, shared_bytes: int,
             k_major: tuple[bool, bool], computed: bool, blocks: int,
-            ) -> Iterator[tuple[float, DotSchedule]]:
+            unaligned: tuple[bool, bool]) -> Iterator[tuple[float, DotSchedule]]:
     bm = math.ceil(m / 16) * 16
     for warps, split in itertools.product(_LAYOUTS, (1, 2, 4, 8)):
         bn = 64 * warps[1]
         if split > 1 and k < 256 * split:
             continue
-        x = tile_bytes(bm, 64) if k_major[0] else tile_bytes(64, bm)
-        w = tile_bytes(bn, 64) if k_major[1] else tile_bytes(64, bn)
+        x = operand_bytes(bm, 64, k_major[0], unaligned=unaligned[0])
+        w = operand_bytes(bn, 64, k_major[1], unaligned=unaligned[1])
         tiles = math.ceil(math.ceil(k / 64) / split)
         panel = tile_bytes(bm, tiles * 64) if computed else 0
         if computed:

@@ -27,6 +27,7 @@ from jaxmono.codegen.dot_wgmma import (
     ROLES_BYTES,
     has_halves,
     meets_as_fragments,
+    operand_bytes,
     staging_bytes,
     tile_bytes,
 )
@@ -110,6 +111,7 @@ _TALL = 32
 def choose_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, device: Device,
                  shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
                  gathered: bool = False, behind: bool = False, beside: bool = False,
+                 unaligned: tuple[bool, bool] = (False, False),
                  ) -> tuple[float, DotSchedule] | None:
     """The cheapest tile and its time in microseconds; None if no tile fits or pays.
 
@@ -119,10 +121,11 @@ def choose_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, devic
       gathered: rows of the left operand do not lie one behind the other at a constant distance
         (a convolution's).
       behind, beside: the stage has a grid barrier in front of it; has other contractions.
+      unaligned: rows of the left and the right operand begin anywhere (`UnalignedTile`).
     """
     best: tuple[float, DotSchedule] | None = None
     for cost, s in _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major,
-                           gathered, behind, beside):
+                           gathered, behind, beside, unaligned):
         if best is None or cost < best[0] - 1e-9:
             best = (cost, s)
     return best
@@ -131,16 +134,17 @@ def choose_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, devic
 def candidates_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, device: Device,
                      shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
                      gathered: bool = False, behind: bool = False, beside: bool = False,
+                     unaligned: tuple[bool, bool] = (False, False),
                      ) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model, cheapest first: what a tuner may measure."""
     found = _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major, gathered,
-                    behind, beside)
+                    behind, beside, unaligned)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
 def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, shared_bytes: int,
             row_prologue: bool, k_major: tuple[bool, bool], gathered: bool, behind: bool,
-            beside: bool) -> Iterator[tuple[float, DotSchedule]]:
+            beside: bool, unaligned: tuple[bool, bool]) -> Iterator[tuple[float, DotSchedule]]:
     k = math.ceil(k * itemsize / 2)  # from here on of 16 bits
     if m < _TALL or n < 16:
         return
@@ -157,7 +161,7 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
             continue
         turns = math.ceil(batch * math.ceil(m / bm) * math.ceil(n / bn) / device.sm_count)
         ring = partial(_ring, bm, bn, warps, k, split, turns=turns, shared_bytes=shared_bytes,
-                       row_prologue=row_prologue, k_major=k_major)
+                       row_prologue=row_prologue, k_major=k_major, unaligned=unaligned)
         plain = itemsize == 2 and not row_prologue
         whole, deep = _whole(k, warps[2]) if plain else 0, 128 if plain and not gathered else 0
         rings = (ring(depth=d) for d in (whole, deep, 64) if d)
@@ -173,8 +177,8 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
         # One tile of columns, loaded once for a block's tasks: RepVGG-A0 b32 takes 6 % less time.
         # Tiles of 64 rows would multiply as many bytes of weights by half of the rows each: VGG-16
         # b32 took 17 % more.
-        stays = plain and not beside and batch == 1 and n <= bn and split == 1 \
-            and turns > _TURNS_AHEAD and warps[0] == 2
+        stays = plain and not any(unaligned) and not beside and batch == 1 and n <= bn \
+            and split == 1 and turns > _TURNS_AHEAD and warps[0] == 2
         s = ring(depth=_whole(k, 1) or 64, resident=True) if stays else None
         if s is not None:
             yield _cost(s, batch, m, n, k, itemsize, device, row_prologue, k_major[1], gathered,
@@ -190,7 +194,7 @@ def _whole(k: int, warpgroups: int) -> int:
 
 def _ring(bm: int, bn: int, warps: tuple[int, int, int], k: int, split: int, *, depth: int,
           turns: int, shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
-          resident: bool = False) -> DotSchedule | None:
+          unaligned: tuple[bool, bool], resident: bool = False) -> DotSchedule | None:
     """The tile with a ring whose slots have ``depth`` columns of k; None if there is no room, or if
     two lines leave too few slots. ``turns``: tasks that a block has. ``resident``: the right
     operand has room of its own.
@@ -202,8 +206,8 @@ def _ring(bm: int, bn: int, warps: tuple[int, int, int], k: int, split: int, *, 
         tiles = math.ceil(tiles / 2)  # an odd line at the end is zeros
     elif depth != 64:
         tiles = 1
-    a = 0 if row_prologue else tile_bytes(bm, depth) if k_major[0] else tile_bytes(depth, bm)
-    b = tile_bytes(bn, depth) if k_major[1] else tile_bytes(depth, bn)
+    a = 0 if row_prologue else operand_bytes(bm, depth, k_major[0], unaligned=unaligned[0])
+    b = operand_bytes(bn, depth, k_major[1], unaligned=unaligned[1])
     panel = tile_bytes(bm, math.ceil(k / 64) * 64) if row_prologue else 0
     if resident:
         panel, b = tiles * b, 0

@@ -18,7 +18,7 @@ from jaxmono.codegen.dot import (
     emit_epilogue,
     emit_loader,
     emit_piece,
-    is_strided,
+    has_rows,
     legal_lanes,
 )
 from jaxmono.codegen.dot_function import emit_split
@@ -34,7 +34,7 @@ from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.epilogue_reduces import declare, emit_take, refusal
 from jaxmono.codegen.epilogue_source import source_operand
 from jaxmono.codegen.names import is_f8
-from jaxmono.codegen.operand import Operand
+from jaxmono.codegen.operand import Operand, is_unaligned
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
@@ -106,8 +106,9 @@ def layout(code: DotCode) -> tuple[int, int]:
     s, (a_k, b_k) = code.s, shared_k_major(code)
     # A tile of 32-bit elements has as many bytes as [k][m] as it has as [m][k].
     depth = deep(code) // 2
-    a = tile_bytes(s.bm, depth) if a_k else tile_bytes(depth, s.bm)
-    b = tile_bytes(s.bn, depth) if b_k else tile_bytes(depth, s.bn)
+    left, right = unaligned(code)
+    a = operand_bytes(s.bm, depth, a_k, unaligned=left)
+    b = operand_bytes(s.bn, depth, b_k, unaligned=right)
     panel = panel_columns(code)
     if s.resident:
         return code.k_tiles * b, a
@@ -125,12 +126,36 @@ def panel_columns(code: DotCode) -> int:
     are copied."""
     if code.form.row_prologue:
         return code.k_tiles * code.s.bk
-    return code.split_tiles * code.s.bk if code.lhs.param is None else 0
+    return 0 if comes(code.lhs) else code.split_tiles * code.s.bk
+
+
+def comes(x: Operand) -> bool:
+    """Whether producers can bring an operand as it is in memory."""
+    return x.param is not None or is_unaligned(x)
 
 
 def tile_bytes(rows: int, cols: int) -> int:
     """Shared memory of a `SwizzledTile` of 16-bit elements."""
     return rows * 128 * math.ceil(cols / 64)
+
+
+def operand_bytes(rows: int, depth: int, k_major: bool, *, unaligned: bool) -> int:
+    """Of a slot, for ``rows`` (or columns) of an operand and ``depth`` elements of k, which lie as
+    [rows][k] or [k][rows]; ``unaligned``: as an `UnalignedTile`."""
+    rows, columns = (rows, depth) if k_major else (depth, rows)
+    return tile_bytes(rows, columns) + (_more_bytes(rows, columns) if unaligned else 0)
+
+
+def _more_bytes(rows: int, columns: int) -> int:
+    """`UnalignedTile::MORE_BYTES`: a line for each row of each strip of 8, 4, 2 or 1 pieces."""
+    pieces = columns // 8
+    strips = pieces // 8 + (pieces % 8).bit_count()
+    return math.ceil(strips * rows * 16 / 1024) * 1024
+
+
+def unaligned(code: DotCode) -> tuple[bool, bool]:
+    """Whether the left and the right operand are `Unaligned`."""
+    return is_unaligned(code.lhs), is_unaligned(code.rhs)
 
 
 def staging_bytes(n: int, k_warpgroups: int) -> int:
@@ -178,15 +203,14 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     tiles = {form.m: s.bm, form.n: s.bn, form.k: s.bk}
     pair = pair_type(code)
     emit_loader(w, "load_b", body, code.rhs, code.element, pointers, names, read_only, tiles,
-                strided=True, pair=pair)
+                strided=True, unaligned=True, pair=pair)
     if panel_columns(code):
         w.line("const auto load_a = [](void*, int, int) {};  // consumers compute the panel")
     else:
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles,
-                    strided=True, gathered=s.family != SWAPPED, pair=pair)
-    ahead = 0
-    if behind and code.rhs.param in read_only and code.rhs.offset is not None \
-            and code.rhs.offset.is_static:
+                    strided=True, gathered=s.family != SWAPPED, unaligned=True, pair=pair)
+    ahead, weights = 0, code.rhs.source
+    if behind and weights is not None and weights.param in read_only and weights.offset.is_static:
         ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * 128))) \
             if s.family in _ON_THE_LEFT else max(1, _AHEAD_BYTES // (s.bn * deep(code)))
     w.line("const auto ready = [&] { roles->await_open(at); };")
@@ -223,7 +247,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
         w.line("G::fill(smem, m0, k0, k_tiles, load_a);")
     w.line("G::Accumulators sums;")
     if s.split_k > 1 and not meets_as_fragments(
-            s, gathered=not is_strided(code.lhs) or form.taps > 1):
+            s, gathered=not has_rows(code.lhs) or form.taps > 1):
         _emit_split(w, code, pointers, outputs, read_only, names, workspace, arrivals, mail)
     else:
         _emit_whole(w, code, pointers, outputs, read_only, names, workspace, arrivals, behind)
@@ -385,7 +409,7 @@ def cannot_reduce(code: DotCode) -> str | None:
     rows of the tile, and goes through them."""
     s = code.s
     if s.family != "wgmma" or (
-            s.split_k > 1 and not meets_as_fragments(s, gathered=not is_strided(code.lhs))):
+            s.split_k > 1 and not meets_as_fragments(s, gathered=not has_rows(code.lhs))):
         return "blocks that share k meet by rows, or the operands are swapped"
     if s.warps[2] == 2 and not has_halves(s.bn // s.warps[1], 2):
         return "its warpgroups share k and meet in shared memory"
@@ -458,11 +482,12 @@ def _gemm(code: DotCode) -> str:
     kind, warps = ("GemmSwapped", s.warps[1:]) if s.family == SWAPPED else ("GemmWgmma", s.warps)
     args = [pair_type(code) or c_type(code.element), s.bm, s.bn, s.stages, *warps,
             _cpp(code.lhs.k_major), _cpp(code.rhs.k_major), panel_columns(code)]
-    if deep(code) != 128 or s.resident:
-        args += [0, deep(code) // 32]
-    if s.resident:
-        args.append(code.k_tiles)
-    return f"{kind}<{', '.join(map(str, args))}>"
+    more = list(zip(map(_cpp, unaligned(code)), ("false", "false"), strict=True))
+    if s.family != SWAPPED:
+        more = [(0, 0), (deep(code) // 32, 4), (code.k_tiles if s.resident else 0, 0), *more]
+    while more and more[-1][0] == more[-1][1]:  # as its default
+        more.pop()
+    return f"{kind}<{', '.join(map(str, [*args, *(x for x, _ in more)]))}>"
 
 
 def _cpp(x: bool) -> str:

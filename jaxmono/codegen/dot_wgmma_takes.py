@@ -4,9 +4,10 @@ gemm_tf32.cuh), with the reasons why not."""
 from __future__ import annotations
 
 from jaxmono.codegen.dot import DotCode, is_strided
+from jaxmono.codegen.dot_wgmma import comes
 from jaxmono.codegen.gathered import parts_of
 from jaxmono.codegen.names import is_f8
-from jaxmono.codegen.operand import stride
+from jaxmono.codegen.operand import PIECE_BYTES, stride
 from jaxmono.fusion.plan import DotForm
 from jaxmono.hlo.types import DType
 
@@ -17,7 +18,7 @@ def takes(form: DotForm, code: DotCode, element: DType | None) -> str | None:
         return _takes_f8(form, code)
     if element not in (DType.BF16, DType.F16, DType.F32):
         return "wgmma multiplies floats of 8 and 16 bits, and tf32"
-    if code.rhs.param is None or (code.lhs.param is None and not form.row_prologue):
+    if not comes(code.rhs) or not (comes(code.lhs) or form.row_prologue):
         return "an operand is computed, not copied"
     return None
 
@@ -30,7 +31,7 @@ def takes_swapped(form: DotForm, code: DotCode, element: DType | None) -> str | 
         return "the rows are read in windows"
     if element not in (DType.BF16, DType.F16):
         return "swapped operands have 16 bits"
-    if code.rhs.param is None or not (code.lhs.param is not None or code.lhs.k_major):
+    if not comes(code.rhs) or not (comes(code.lhs) or code.lhs.k_major):
         return "weights are computed, or rows whose k are no neighbours"
     return None
 
@@ -46,6 +47,8 @@ def takes_tf32(form: DotForm, code: DotCode, element: DType | None) -> str | Non
         return "rows are computed, or a batch's own"
     if is_gathered(code):
         return None if form.rounded else "gathered rows are not rounded in memory"
+    if code.lhs.width < PIECE_BYTES:
+        return "rows are no multiples of the accelerator's 16 bytes"
     if form.taps > 1:
         return "rows that the accelerator brings are stored in windows"
     if not (is_strided(code.lhs) and code.lhs.k_major and form.k.size % 4 == 0):

@@ -3,14 +3,16 @@
     copy     the operand is a view (transpose, reshape, slice, gather of rows...) of one buffer, or
              of several that a concatenation joins, and 16 bytes along k (or along m / n) are
              contiguous and aligned there: cp.async. Where it is padded with zeros, the predicate
-             of cp.async is false, which writes zeros
-    pick     a view of one buffer whose pieces do not lie like that (3 features, features first): an
-             element at a time, all loads of a piece at once
+             of cp.async is false, which writes zeros. Rows of 392 bytes, say, are aligned to 8 (or
+             4): as many copies to a piece as it takes
+    pick     a view of one buffer whose pieces do not lie like that (features first, an odd number
+             of 16-bit elements): an element at a time, all loads of a piece at once
     compute  anything else: the elements of a piece are evaluated and stored to shared memory
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -25,6 +27,9 @@ from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.rewrite import is_splat, splat_value
 
 NO_GUARD = Guard()
+
+PIECE_BYTES = 16
+"""Of an operand in shared memory: what one thread brings at a time."""
 
 MAX_SOURCES = 8
 """Buffers that the pieces of one operand may come from."""
@@ -70,6 +75,7 @@ class Operand:
       others: buffers that take the place of ``param`` in some places.
       picked: the buffer that elements are taken from one by one, if they are; zeros elsewhere.
       new: rows that are not the buffer's.
+      width: bytes that are copied at a time, 16, 8 or 4.
     """
 
     value: Value
@@ -83,10 +89,18 @@ class Operand:
     others: tuple[Source, ...] = ()
     picked: Source | None = None
     new: NewRows | None = None
+    width: int = PIECE_BYTES
 
     @property
     def k_major(self) -> bool:
         return self.major == self.k
+
+    @property
+    def source(self) -> Source | None:
+        """Where its elements are, if that is (nearly) all in one buffer."""
+        if self.param is None or self.offset is None:
+            return self.picked
+        return Source(self.param, self.offset, self.guard)
 
 
 @dataclass(frozen=True)
@@ -173,6 +187,8 @@ def contiguous(offset: Index, var: Var, piece: int) -> bool:
 
     Proven by substituting ``var = piece * hi + lo`` and looking at what is left of ``lo``.
     """
+    if piece == 1:
+        return stride(offset, var) == 1
     if var.size % piece:
         return False
     high, low = Var(f"{var.name}_hi", var.size // piece), Var(f"{var.name}_lo", piece)
@@ -197,22 +213,40 @@ def stride(offset: Index, var: Var) -> int | None:
     return None if rest.depends_on(var) else offset.coefficient(var)
 
 
+def is_unaligned(x: Operand) -> bool:
+    """Whether an operand is one buffer, whole, whose rows of 16-bit elements begin anywhere in
+    memory: an `Unaligned` (device/unaligned_tile.cuh), which tells places in 31 bits."""
+    source = x.picked
+    if source is None or source.where.bounds or source.param.type.dtype.itemsize != 2:
+        return False
+    row = x.outer if x.k_major else x.k
+    pitch = stride(source.offset, row)
+    return pitch is not None and stride(source.offset, x.major) == 1 and (
+        source.param.type.size + _MOST_ROWS * abs(pitch) < 1 << 30)
+
+
+_MOST_ROWS = 512
+"""Of a tile: as many may lie behind the last row."""
+
+
 def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, itemsize: int, *,
-            several: bool = False, rows: Var | None = None) -> Operand:
+            several: bool = False, rows: Var | None = None, narrow: bool = False) -> Operand:
     """Decides how an operand demanded at ``index`` is loaded, for pieces of 16 bytes.
 
     ``several``: pieces may come from several buffers, which a concatenation joins. ``rows``: of an
     update of one buffer, whose own elements the operand then has apart (`Operand.new`).
+    ``narrow``: what is not padded may be copied 8 or 4 bytes at a time, where no more are aligned.
     """
-    piece = 16 // itemsize
     updates: list[Demand] | None = None if rows is None else []
     sources = views_of_params(body, value, index, updates)
     new = _new_rows(updates, rows, sources) if updates and rows and sources else None
     if updates and new is None:
         sources = None
     if sources and len(sources) <= (MAX_SOURCES if several else 1):
-        for var in (k, outer):
-            made = _copied(Operand(value, index, outer, k, var, new=new), sources, piece)
+        widths = (PIECE_BYTES, 8, 4) if narrow else (PIECE_BYTES,)
+        for width, var in itertools.product([w for w in widths if w >= itemsize], (k, outer)):
+            made = _copied(Operand(value, index, outer, k, var, new=new, width=width), sources,
+                           width // itemsize)
             if made is not None:
                 return made
     if sources and new is None and len(sources) <= (MAX_SOURCES if several else 1):
@@ -237,11 +271,14 @@ def _new_rows(updates: Sequence[Demand], rows: Var, sources: Sequence[View]) -> 
 
 
 def _copied(x: Operand, sources: Sequence[View], piece: int) -> Operand | None:
-    """``x`` as copies of pieces along its major Var; None if they are not 16 aligned bytes."""
+    """``x`` as copies of ``piece`` elements along its major Var; None if they are not as many
+    aligned bytes."""
     guard, offsets = sources[0].guard, list[Index]()
     for s in sources:
         offset = linearize(s.index, s.param.type.dims)
         static = all(i.is_static for i in (offset, *(at for at, _, _ in s.choice.bounds)))
+        if x.width < PIECE_BYTES and (s.guard.bounds or not offset.is_static):
+            return None
         if not contiguous(offset, x.major, piece) or not _uniform(s.choice, x.major, piece) \
                 or set(s.guard.bounds) != set(guard.bounds) or (len(sources) > 1 and not static):
             return None

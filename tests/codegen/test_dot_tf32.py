@@ -140,7 +140,7 @@ def test_which_products_of_f32_are_taken() -> None:
         assert family(2048, spec) == ("tf32" if spec.startswith("mk") else "wgmma")
     assert family(precision="highest") == family(precision="high") == "simt"
     assert family(24) == "mma"
-    assert family(k=510, spec="mk,nk->mn") == "mma"  # rows do not begin at 16 bytes
+    assert family(2048, "mk,nk->mn", k=510) == "wgmma"  # rows do not begin at 16 bytes
 
 
 @pytest.mark.slow

@@ -14,10 +14,12 @@ namespace jaxmono {
 
 // The warpgroups share the tile along n (WG_N) or k (WG_K); one of them is 2. PANEL: k tiles of x that
 // the consumers compute while the first weights arrive, times 64; 0: x is streamed with the weights.
+// *_UNALIGNED: as of GemmWgmma.
 template <class T, int BM_, int BN_, int SLOTS, int WG_N, int WG_K, bool X_K_MAJOR, bool W_K_MAJOR,
-          int PANEL = 0>
+          int PANEL = 0, bool X_UNALIGNED = false, bool W_UNALIGNED = false>
 struct GemmSwapped {
-  using G = GemmWgmma<T, BN_, BM_, SLOTS, WG_N, 1, WG_K, W_K_MAJOR, X_K_MAJOR, 0, PANEL>;
+  using G = GemmWgmma<T, BN_, BM_, SLOTS, WG_N, 1, WG_K, W_K_MAJOR, X_K_MAJOR, 0, PANEL, 4, 0,
+                      W_UNALIGNED, X_UNALIGNED>;
   static constexpr int BM = BM_, BN = BN_;
   using Accumulators = typename G::Accumulators;
 

@@ -36,6 +36,7 @@
 #include "jaxmono/swizzled_tile.cuh"
 #include "jaxmono/tf32_tile.cuh"
 #include "jaxmono/types.cuh"
+#include "jaxmono/unaligned_tile.cuh"
 #include "jaxmono/vec.cuh"
 #include "jaxmono/warp.cuh"
 #include "jaxmono/wgmma_operand.cuh"
@@ -48,9 +49,10 @@ namespace jaxmono {
 // memory, and in shared memory if T has 16 bits. PANEL: k tiles of A that the consumers compute and
 // keep, as in Gemm; 0: A is streamed with B. PANEL_B: the same of B. DEPTH: steps of 32 bytes of
 // k in a slot, 4 to a line of shared memory. RESIDENT: k tiles of B, all there are, that the producers load
-// once for all of a block's tasks.
+// once for all of a block's tasks. *_UNALIGNED: loaded by an Unaligned (unaligned_tile.cuh).
 template <class T, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int WG_K, bool A_K_MAJOR,
-          bool B_K_MAJOR, int PANEL = 0, int PANEL_B = 0, int DEPTH = 4, int RESIDENT = 0>
+          bool B_K_MAJOR, int PANEL = 0, int PANEL_B = 0, int DEPTH = 4, int RESIDENT = 0,
+          bool A_UNALIGNED = false, bool B_UNALIGNED = false>
 struct GemmWgmma {
   static constexpr bool TF32 = is_same<T, float>, B_K = B_K_MAJOR || TF32;
   static constexpr int BM = BM_, BN = BN_, BK = DEPTH * 32 / sizeof(T), SLOTS = SLOTS_;
@@ -70,8 +72,17 @@ struct GemmWgmma {
                             SwizzledTile<T, A_K_MAJOR ? BM : BK, A_K_MAJOR ? DEEP_A : BM>>;
   using TileB = Conditional<TF32, Tf32Right<BN, B_K_MAJOR>,
                             SwizzledTile<T, B_K ? BN : BK, B_K ? DEEP_B : BN>>;
+  // Tiles that their producers round or shift when they have landed.
+  static constexpr bool MENDS = TF32 || A_UNALIGNED || B_UNALIGNED;
+  static_assert(!MENDS || RESIDENT == 0, "");
+  static_assert(!(A_UNALIGNED || B_UNALIGNED) || sizeof(T) == 2, "");
+  static_assert(!(A_UNALIGNED && PANEL) && !(B_UNALIGNED && PANEL_B), "");
+
   static constexpr int A_BYTES = PANEL ? 0 : TileA::BYTES;
-  static constexpr int STAGE_BYTES = A_BYTES + (PANEL_B || RESIDENT ? 0 : TileB::BYTES);
+  static constexpr int TILE_BYTES = A_BYTES + (PANEL_B || RESIDENT ? 0 : TileB::BYTES);
+  static constexpr int MORE_A = A_UNALIGNED ? UnalignedTile<T, TileA::ROWS, TileA::COLS>::MORE_BYTES : 0;
+  static constexpr int STAGE_BYTES =
+      TILE_BYTES + MORE_A + (B_UNALIGNED ? UnalignedTile<T, TileB::ROWS, TileB::COLS>::MORE_BYTES : 0);
   static constexpr int PANEL_BYTES =
       PANEL ? TileA::BYTES : (PANEL_B ? 1 : RESIDENT) * TileB::BYTES;
 
@@ -87,7 +98,7 @@ struct GemmWgmma {
   static constexpr int STAGING_BYTES =
       8 * Staged::BYTES > EXCHANGE_BYTES ? 8 * Staged::BYTES : EXCHANGE_BYTES;
 
-  // Layout: panel | ring | staging.
+  // Layout: panel | ring | staging. A slot: A | B | more lines of an unaligned A | of B.
   static constexpr int SHARED_BYTES = PANEL_BYTES + SLOTS * STAGE_BYTES + STAGING_BYTES;
   JM_DEVICE static unsigned char* ring(unsigned char* smem) { return smem + PANEL_BYTES; }
   JM_DEVICE static unsigned char* slot(unsigned char* smem, int i) {
@@ -99,16 +110,18 @@ struct GemmWgmma {
 
   // ---- producers -----------------------------------------------------------------------------
 
-  // Tiles on their way while the producers round one: 96 KB. A slot is free again when the products of
+  // Tiles on their way while the producers mend one: 96 KB. A slot is free again when the products of
   // the tile behind it have been issued, so at least two must be full or on their way to it.
   static constexpr int FLYING = 96 * 1024 / STAGE_BYTES > 1 ? 96 * 1024 / STAGE_BYTES : 1;
-  static constexpr int LAG = !TF32 ? 0 : FLYING < SLOTS - 2 ? FLYING : SLOTS - 2;
+  static constexpr int LAG = !MENDS ? 0 : FLYING < SLOTS - 2 ? FLYING : SLOTS - 2;
 
   // The k tiles of an operand, one behind the other. What a thread needs to request the first is known
-  // before it may be read: address arithmetic behind a grid barrier is waited for.
-  template <class TileT, bool K_MAJOR, class Load>
+  // before it may be read: address arithmetic behind a grid barrier is waited for. MORE: where in a slot an
+  // unaligned operand has its further lines, seen from its tile.
+  template <class TileT, bool K_MAJOR, int MORE, class Load>
   struct Marching {
     static constexpr bool STEADY = !TF32 && IsStrided<Load>::value;
+    using Shifted = UnalignedTile<T, TileT::ROWS, TileT::COLS>;
     const int thread, outer, k0;
     const Load& load;
     const T* from = nullptr;
@@ -124,8 +137,15 @@ struct GemmWgmma {
       if constexpr (STEADY)
         TileT::template fill<PRODUCERS>(to, thread, row, col, load,
                                         from + t * (K_MAJOR ? BK : BK * Load::PITCH));
+      else if constexpr (IsUnaligned<Load>::value)
+        Shifted::template fill<PRODUCERS>(to, to + MORE, thread, row, col, load);
       else
         TileT::template fill<PRODUCERS>(to, thread, row, col, load);
+    }
+    // Of an unaligned operand, behind the wait for what this thread has requested of tile t.
+    JM_DEVICE void finish(unsigned char* to, int t) const {
+      const int k = k0 + t * BK, row = K_MAJOR ? outer : k, col = K_MAJOR ? k : outer;
+      Shifted::template finish<PRODUCERS>(to, to + MORE, thread, row, col, load);
     }
   };
 
@@ -145,8 +165,8 @@ struct GemmWgmma {
         return typename TileA::template Rows<PRODUCERS>(thread, row0, load_a);
       else return 0;
     }();
-    const Marching<TileA, A_K_MAJOR, LoadA> a(thread, row0, k0, load_a);
-    const Marching<TileB, B_K, LoadB> b(thread, col0, k0, load_b);
+    const Marching<TileA, A_K_MAJOR, TILE_BYTES, LoadA> a(thread, row0, k0, load_a);
+    const Marching<TileB, B_K, TILE_BYTES + MORE_A - A_BYTES, LoadB> b(thread, col0, k0, load_b);
     const auto fetch_a = [&](int i, int t) {
       if constexpr (PANEL == 0) {
         if constexpr (IsGathered<LoadA>::value)
@@ -183,7 +203,12 @@ struct GemmWgmma {
     }
     ready();
     settle();
-    Place done = at;  // where the tiles are that have been requested and not rounded
+    Place done = at;  // where the tiles are that have been requested and not mended
+    const auto mend = [&](unsigned char* to, int t) {
+      if constexpr (TF32) TileB::template finish<PRODUCERS>(to + A_BYTES, thread);
+      if constexpr (A_UNALIGNED) a.finish(to, t);
+      if constexpr (B_UNALIGNED) b.finish(to + A_BYTES, t);
+    };
     // half: the first operand has been requested.
     const auto request = [&](int t, auto half) {
       if (LAG == 0 || t < tiles) {
@@ -193,14 +218,14 @@ struct GemmWgmma {
         }
         if constexpr (LEFT) fetch_b(at.slot, t);
         else fetch_a(at.slot, t);
-        if constexpr (!TF32) cp_async_mbarrier_arrive(&roles->full[at.slot]);
+        if constexpr (!MENDS) cp_async_mbarrier_arrive(&roles->full[at.slot]);
         at.template next<SLOTS>();
       }
-      if constexpr (TF32) {
+      if constexpr (MENDS) {
         cp_async_commit();
         if (t < LAG) return;
         cp_async_wait<LAG>();
-        TileB::template finish<PRODUCERS>(slot(smem, done.slot) + A_BYTES, thread);
+        mend(slot(smem, done.slot), t - LAG);
         mbarrier_arrive(&roles->full[done.slot]);
         done.template next<SLOTS>();
       }
@@ -323,7 +348,7 @@ struct GemmWgmma {
         at.flip(TURN);
       }
       mbarrier_wait(&roles->full[at.slot], at.parity());
-      if constexpr (TF32) fence_proxy_async();  // the producers have stored what they have rounded
+      if constexpr (MENDS) fence_proxy_async();  // the producers have stored what they have mended
       const uint64_t a = wgmma_descriptor_at(a0, PANEL ? t * A_TILE : at.slot * STAGE_BYTES);
       const uint64_t b = wgmma_descriptor_at(b0, PANEL_B    ? t * B_TILE
                                                  : RESIDENT ? t * TileB::BYTES

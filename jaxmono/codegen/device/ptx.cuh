@@ -4,8 +4,9 @@
 // cp.async (the copy may happen at any time until the matching wait, and other threads see it after
 // a block barrier that follows the wait):
 //   void cp_async_16(void* smem, const void* gmem, bool pred = true)   pred false: 16 zero bytes
-//   void cp_async_stream_16, cp_async_8, cp_async_4                    likewise; the first of what is read once
+//   void cp_async_8, cp_async_4, cp_async_stream_16, ..._8, ..._4      likewise; _stream of what is read once
 //                                    (gmem aligned also where pred is false)
+//   void cp_async_part_16(void* smem, const void* gmem, int bytes)     the first `bytes`, and zeros
 //   void cp_async_commit()
 //   void cp_async_wait<N>()          all but the N newest committed groups of this thread are done
 // Tensor cores (all 32 lanes; fragments as in the PTX ISA):

@@ -14,6 +14,12 @@ JM_DEVICE void cp_async_16(void* smem, const void* gmem, bool pred = true) {
                "l"(gmem), "r"(pred ? 16 : 0)
                : "memory");
 }
+// The first `bytes` of 16, and zeros.
+JM_DEVICE void cp_async_part_16(void* smem, const void* gmem, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(smem)),
+               "l"(gmem), "r"(bytes)
+               : "memory");
+}
 // Of a stream of weights. L2 asks for the other half of the line, too: one row takes 1 to 5 % less time of
 // matrices of 8 MB, GPT-2's and OPT's decoders 2 % (tiles of products as long, with .L2::256B 10 % more). And
 // what has streamed by is what L2 gives up first: decode steps over the same weights take 0.7 to 2.6 % less.
@@ -28,6 +34,22 @@ JM_DEVICE void cp_async_stream_16(void* smem, const void* gmem, bool pred = true
   asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
                "l"(gmem), "r"(pred ? 16 : 0), "l"(first_out)
                : "memory");
+}
+template <int BYTES>
+JM_DEVICE void cp_async_stream_narrow(void* smem, const void* gmem, bool pred) {
+  uint64_t first_out;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first_out));
+  const uint32_t to = shared_address(smem) ^
+                      (static_cast<uint32_t>(reinterpret_cast<uint64_t>(gmem)) & (BYTES - 1u));
+  asm volatile("cp.async.ca.shared.global.L2::cache_hint.L2::128B [%0], [%1], %2, %3, %4;" ::"r"(to),
+               "l"(gmem), "n"(BYTES), "r"(pred ? BYTES : 0), "l"(first_out)
+               : "memory");
+}
+JM_DEVICE void cp_async_stream_8(void* smem, const void* gmem, bool pred = true) {
+  cp_async_stream_narrow<8>(smem, gmem, pred);
+}
+JM_DEVICE void cp_async_stream_4(void* smem, const void* gmem, bool pred = true) {
+  cp_async_stream_narrow<4>(smem, gmem, pred);
 }
 JM_DEVICE void cp_async_8(void* smem, const void* gmem, bool pred = true) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(smem)),

@@ -205,7 +205,7 @@ struct StagedRows {
           quad_transpose(own);
           const float sums[8] = {own[0].x[0], own[0].x[1], own[1].x[0], own[1].x[1],
                                  own[2].x[0], own[2].x[1], own[3].x[0], own[3].x[1]};
-          f(g + 8 * h, c0 + (j + t) * 8, sums, NoReads{});
+          f(g + 8 * h, j == 0 ? c0 + t * 8 : opaque(c0 + (j + t) * 8), sums, NoReads{});
         }
       advance<COLUMNS>(x);
     }

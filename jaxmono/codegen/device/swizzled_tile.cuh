@@ -8,8 +8,8 @@
 namespace jaxmono {
 
 // An operand whose element (row, col) is first[row * ROW + col]. CHECK_*: what lies at or beyond
-// `rows` and `cols` is zero.
-template <class T, long long ROW, bool CHECK_ROWS, bool CHECK_COLS>
+// `rows` and `cols` is zero. COPY: bytes that are aligned in every row, of which 16 are copied at a time.
+template <class T, long long ROW, bool CHECK_ROWS, bool CHECK_COLS, int COPY = 16>
 struct Strided {
   using Element = T;
   static constexpr bool IS_STRIDED = true;
@@ -23,7 +23,21 @@ struct Strided {
   }
   JM_DEVICE const T* at(int row, int col) const { return first + (row * ROW + col); }
   JM_DEVICE void operator()(void* to, int row, int col) const {
-    cp_async_16(to, at(row, col), has(row, col));
+    copy(to, at(row, col), row, col);
+  }
+  // from: at(row, col).
+  JM_DEVICE void copy(void* to, const T* from, int row, int col) const {
+    if constexpr (COPY == 16) {
+      cp_async_16(to, from, has(row, col));
+    } else {
+      constexpr int STEP = COPY / sizeof(T);
+      unsigned char* const bytes = static_cast<unsigned char*>(to);
+#pragma unroll
+      for (int e = 0; e < 16 / int(sizeof(T)); e += STEP) {
+        if constexpr (COPY == 8) cp_async_8(bytes + e * sizeof(T), from + e, has(row, col + e));
+        else cp_async_4(bytes + e * sizeof(T), from + e, has(row, col + e));
+      }
+    }
   }
 };
 
@@ -182,8 +196,8 @@ struct SwizzledTile {
 #pragma unroll(Load::checks() ? at_once(COUNT) : COUNT)
       for (int i = 0; i < COUNT; ++i) {
         if (ROWS % ROW_STEP == 0 || row + i * ROW_STEP < ROWS)
-          cp_async_16(to + i * ROW_STEP * 128, from + i * ROW_STEP * Load::PITCH,
-                      load.has(row0 + row + i * ROW_STEP, col0 + col));
+          load.copy(to + i * ROW_STEP * 128, from + i * ROW_STEP * Load::PITCH,
+                    row0 + row + i * ROW_STEP, col0 + col);
       }
       straight<THREADS, FIRST + WIDTH>(base, thread, row0, col0, load, begins);
     }

@@ -88,7 +88,7 @@ struct Tf32Right : SwizzledTile<float, ROWS, 32> {
 #pragma unroll(Load::checks() ? 1 : 2)
         for (int block = thread / WARP; block < BLOCKS; block += THREADS / WARP)
           request(block, [&](void* to, int i, int r) {
-            cp_async_16(to, from + (i * Load::PITCH + r), load.has(k0 + k + i, row0 + piece * 4 + r));
+            load.copy(to, from + (i * Load::PITCH + r), k0 + k + i, row0 + piece * 4 + r);
           });
       } else {
 #pragma unroll 1

@@ -34,7 +34,7 @@ inline void check_shared(const Lane& lane, const void* p, uint32_t bytes, const 
 // Bytes of a copy of four floats that are rounded to tf32 (tma.h).
 constexpr uint32_t ROUNDED = 16 | 1;
 // Of no copy: a word that counts what has not happened yet.
-constexpr uint32_t COUNTED = 2;
+constexpr uint32_t COUNTED = 128;
 inline void round_tf32(void* to, const void* from);
 
 // Where wgmma reads, too: see ptx_mbarrier.cuh.
@@ -74,6 +74,18 @@ inline void cp_async(void* smem, const void* gmem, bool pred, bool looks = false
   copy(smem, pred ? gmem : nullptr, BYTES);
 }
 
+template <uint32_t BYTES>
+inline void cp_async_part(void* smem, const void* gmem, int bytes) {
+  Lane& lane = self();
+  check_shared(lane, smem, BYTES, "cp_async destination");
+  if (bytes < 0 || bytes > static_cast<int>(BYTES) || reinterpret_cast<uintptr_t>(gmem) % BYTES != 0)
+    fail("cp_async of %d bytes from %p of block %d thread %d", bytes, gmem, lane.block_id,
+         lane.thread_id);
+  const uint32_t part = static_cast<uint32_t>(bytes);
+  if (part > 0) copy(smem, gmem, part);
+  if (part < BYTES) copy(static_cast<unsigned char*>(smem) + part, nullptr, BYTES - part);
+}
+
 // Makes the oldest pending copy or arrival happen.
 inline void land(Copies& q) {
   const Copy& c = q.ring[q.head++ & q.mask];
@@ -93,8 +105,17 @@ inline void choose_early(Copies& q) {
 inline void cp_async_16(void* smem, const void* gmem, bool pred = true) {
   emulate::cp_async<16>(smem, gmem, pred);
 }
+inline void cp_async_part_16(void* smem, const void* gmem, int bytes) {
+  emulate::cp_async_part<16>(smem, gmem, bytes);
+}
 inline void cp_async_stream_16(void* smem, const void* gmem, bool pred = true) {
   emulate::cp_async<16>(smem, gmem, pred, true);
+}
+inline void cp_async_stream_8(void* smem, const void* gmem, bool pred = true) {
+  emulate::cp_async<8>(smem, gmem, pred, true);
+}
+inline void cp_async_stream_4(void* smem, const void* gmem, bool pred = true) {
+  emulate::cp_async<4>(smem, gmem, pred, true);
 }
 inline void cp_async_8(void* smem, const void* gmem, bool pred = true) {
   emulate::cp_async<8>(smem, gmem, pred);
