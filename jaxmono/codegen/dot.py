@@ -210,9 +210,9 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
       pair: C type of two neighbouring bytes, of which the family makes tiles; `is_strided` holds.
       copy: what copies bytes that lie in memory as the tile has them; as many are appended.
     """
-    if strided and _emit_strided(w, name, body, x, element, pointers, names, tiles, pair):
-        return
     if unaligned and _emit_unaligned(w, name, body, x, pointers, names, tiles):
+        return
+    if strided and _emit_strided(w, name, body, x, element, pointers, names, tiles, pair):
         return
     if gathered and emit_gathered(w, name, body, x, element, pointers, names, tiles):
         return

@@ -215,7 +215,7 @@ def _ring(bm: int, bn: int, warps: tuple[int, int, int], k: int, split: int, *, 
             - staging_bytes(bn // warps[1], warps[2]))
     ahead = _TURNS_AHEAD if turns > _TURNS_AHEAD else 1
     # Deep rings have all slots that there is room for: then those of neighbouring stages are alike.
-    needed = MAX_SLOTS if depth == 128 else max(tiles * ahead, 2)
+    needed = MAX_SLOTS if depth == 128 else max(tiles * ahead, 4 if any(unaligned) else 2)
     slots = min(room // (a + b), MAX_SLOTS, needed)
     if slots < min(_DEEP_SLOTS if depth == 128 else 3, max(tiles, 2)):
         return None

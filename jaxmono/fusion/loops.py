@@ -17,7 +17,7 @@ from jaxmono.fusion.indexing import Index, as_map, variables
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.support import matrix_dtype
 from jaxmono.hlo import ops
-from jaxmono.hlo.ir import Op, Value
+from jaxmono.hlo.ir import Graph, Op, Value
 
 TILE = 64
 """Typical tile edge of a contraction: how often an operand's elements are read again."""
@@ -49,15 +49,18 @@ def materialise(state: State) -> None:
     evals: dict[Value, int] = {}
     sinks: dict[Value, frozenset[int]] = {}
     slower = _slower(state, holders)
+    joins, wanted = _joins(state.graph), set[Value]()
     made: list[Draft] = []
     for op in reversed(state.graph.ops):
         if op in holders:
             for d in holders[op]:
                 _spread_grouped(op, d, evals, sinks)
             continue
-        stored = any(r in outputs for r in op.results) or op in state.in_place \
+        parts: tuple[Value, ...] | None = None
+        stored = any(r in outputs or r in wanted for r in op.results) or op in state.in_place \
             or isinstance(op, ops.Stored) or (
             op not in state.views and not _is_free(op, weights, reading)
+            and not (op in joins and (parts := _parts(op, weights, slower)) is not None)
             and (_repeats(op, evals, sinks, weights, counts, state.device)
                  or _is_early(state, op, sinks, weights)
                  or _is_awaited(op, slower, weights, state.device)))
@@ -66,6 +69,7 @@ def materialise(state: State) -> None:
             for v in op.uses:
                 _need(evals, sinks, v, _size(op), frozenset({id(op)}))
         else:
+            wanted.update(parts or ())
             for v in op.uses:
                 slower[v] = slower.get(v, 0.0) + max(
                     (slower.get(r, 0.0) for r in op.results), default=0.0)
@@ -144,8 +148,6 @@ def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]]
     """Whether recomputing ``op`` wherever it is needed costs more than storing it."""
     if cost.weight(op) == 0 or isinstance(op, ops.Pad):  # a view: decide at what it looks at
         return False
-    if _is_join(op) and not any(weights.get(v, 0) for v in op.uses):
-        return False
     for r in op.results:
         if r.type.rank == 0:
             continue
@@ -179,8 +181,6 @@ def _is_awaited(op: Op, slower: Mapping[Value, float], weights: Mapping[Value, i
     """Whether products that would wait for ``op`` gain more than a stage and its bytes cost."""
     if cost.weight(op) == 0 or isinstance(op, ops.Pad):
         return False
-    if _is_join(op) and not any(weights.get(v, 0) for v in op.uses):
-        return False  # copies choose the buffer
     return any(slower.get(r, 0.0) > device.phase_us + 2 * r.type.nbytes / device.read_bytes_per_us
                for r in op.results)
 
@@ -200,13 +200,39 @@ def _is_early(state: State, op: Op, sinks: dict[Value, frozenset[int]],
         for r in op.results) and all(state.pot_of(v) == 0 for v in op.uses)
 
 
-def _is_join(op: Op) -> bool:
-    """A concatenation whose parts begin at 16-byte boundaries of a row: loads choose the buffer."""
-    if not isinstance(op, ops.Concatenate):
-        return False
-    t = op.result.type
-    row = math.prod(t.dims[op.dimension + 1:]) * t.dtype.itemsize
-    return all(v.type.dims[op.dimension] * row % 16 == 0 for v in op.args)
+def _parts(op: Op, weights: dict[Value, int], slower: Mapping[Value, float],
+           ) -> tuple[Value, ...] | None:
+    """What of a concatenation is stored if it is not; None if it better is.
+
+    Where its larger part is in memory, products (``slower``) need not wait for a copy of that: they
+    wait for the other parts alone.
+    """
+    computed = tuple(v for v in dict.fromkeys(op.uses) if weights.get(v, 0))
+    small = 2 * sum(v.type.nbytes for v in computed) <= sum(r.type.nbytes for r in op.results)
+    if not computed:
+        return ()
+    return computed if small and any(slower.get(r, 0.0) for r in op.results) else None
+
+
+def _joins(graph: Graph) -> set[Op]:
+    """Concatenations whose parts begin at 16-byte boundaries of a row: loads choose the buffer.
+    What only products read they copy in parts of 4 bytes as well:
+
+        concat(encoding[rays,60], hidden[rays,256]) -> dot          rows of 632 bytes, a NeRF's
+    """
+    users, out, copied = graph.users, set[Op](), set[Op]()
+    for op in reversed(graph.ops):
+        if not isinstance(op, ops.Concatenate):
+            continue
+        t = op.result.type
+        row = math.prod(t.dims[op.dimension + 1:]) * t.dtype.itemsize
+        by = users.get(op.result, ())
+        if by and all(isinstance(u, ops.DotGeneral) or u in copied for u in by):
+            copied.add(op)
+        unit = 4 if op in copied else 16
+        if all(v.type.dims[op.dimension] * row % unit == 0 for v in op.args):
+            out.add(op)
+    return out
 
 
 def _loop(state: State, op: Op) -> Draft:

@@ -28,11 +28,16 @@ struct Unaligned {
 
   // Bytes from the buffer's begin.
   JM_DEVICE int at(int row, int col) const { return (first + row * ROW + col) * 2; }
-  // Line `from`, of the operand's row `row`.
-  JM_DEVICE void line(void* to, int from, int row) const {
-    const int left = min(max(bytes - from, 0), 16);
-    cp_async_part_16(to, reinterpret_cast<const unsigned char*>(base) + (left > 0 ? from : 0),
-                     !CHECK_ROWS || row < rows ? left : 0);
+  // The line at `from`, of the operand's row `row`. WHOLE: the buffer has all of it.
+  template <bool WHOLE>
+  JM_DEVICE void line(void* to, const unsigned char* from, int row) const {
+    const bool there = !CHECK_ROWS || row < rows;
+    if constexpr (WHOLE) {
+      cp_async_16(to, from, there);
+    } else {
+      const auto left = reinterpret_cast<const unsigned char*>(base) + bytes - from;
+      cp_async_part_16(to, from, there && left > 0 ? left < 16 ? static_cast<int>(left) : 16 : 0);
+    }
   }
 };
 
@@ -114,18 +119,35 @@ struct UnalignedTile {
     if constexpr (FIRST < COLS) {
       using S = Strip<THREADS, FIRST>;
       const S own(thread);
-      const int from = (load.at(row0 + own.row, col0 + FIRST) & ~15) + own.piece * 16;
-      unsigned char* const to = own.at(tile, own.piece);
-      unsigned char* const last = more + (NUMBER * ROWS + own.row) * 16;
-#pragma unroll(at_once(S::COUNT))
-      for (int i = 0; i < S::COUNT; ++i) {
-        if (!own.has(i)) continue;
-        const int row = own.row + i * S::ROW_STEP, line = from + i * S::ROW_STEP * Load::PITCH * 2;
-        load.line(to + i * S::ROW_STEP * 128, line, row0 + row);
-        if (own.piece == S::N - 1) load.line(last + i * S::ROW_STEP * 16, line + 16, row0 + row);
-      }
+      const int first = load.at(row0 + own.row, col0 + FIRST) & ~15;
+      // Of the buffer's end only the last tiles have to know.
+      constexpr int DOWN = S::ROW_STEP * Load::PITCH * 2;
+      if (first + ((Load::PITCH > 0 ? S::COUNT - 1 : 0) * DOWN + S::N * 16 + 16) <= load.bytes)
+        lines<S, NUMBER, true>(own, tile, more, first, row0, load);
+      else
+        lines<S, NUMBER, false>(own, tile, more, first, row0, load);
       fill_strips<THREADS, S::END, NUMBER + 1>(tile, more, thread, row0, col0, load);
     }
+  }
+
+  // A thread's lines of a strip, and as many of the further ones as fall to it.
+  template <class S, int NUMBER, bool WHOLE, class Load>
+  JM_DEVICE static void lines(const S& own, unsigned char* tile, unsigned char* more, int first, int row0,
+                              const Load& load) {
+    constexpr int DOWN = S::ROW_STEP * Load::PITCH * 2;
+    const auto* const from = reinterpret_cast<const unsigned char*>(load.base) + first;
+    unsigned char* const to = own.at(tile, own.piece);
+    unsigned char* const last = more + (NUMBER * ROWS + own.row) * 16;
+#pragma unroll(WHOLE ? at_once(S::COUNT) : 1)
+    for (int i = 0; i < S::COUNT; ++i)
+      if (own.has(i))
+        load.template line<WHOLE>(to + i * S::ROW_STEP * 128, from + own.piece * 16 + i * DOWN,
+                                  row0 + own.row + i * S::ROW_STEP);
+#pragma unroll 1
+    for (int i = own.piece; i < S::COUNT; i += S::N)
+      if (own.has(i))
+        load.template line<WHOLE>(last + i * S::ROW_STEP * 16, from + S::N * 16 + i * DOWN,
+                                  row0 + own.row + i * S::ROW_STEP);
   }
 
   template <int THREADS, int FIRST, int NUMBER, class Load>
@@ -142,18 +164,27 @@ struct UnalignedTile {
       const int step = last ? S::ROW_STEP * 16 : S::ROW_STEP * 128;
       const int left = load.cols - (col0 + FIRST + own.piece * PIECE);
       const bool edge = Load::CHECKS_COLS && col0 + S::END > load.cols;  // of all threads
-#pragma unroll(at_once(S::COUNT))
-      for (int i = 0; i < S::COUNT; ++i) {
-        Vec<uint32_t, 4> x{};
-        if (own.has(i))
-          x = cut(words(to + i * S::ROW_STEP * 128), words(behind + i * step));
+      constexpr int BATCH = S::COUNT < 4 ? S::COUNT : 4;  // one by one they would wait for shared memory
+#pragma unroll
+      for (int first = 0; first < S::COUNT; first += BATCH) {
+        Vec<uint32_t, 4> x[BATCH];
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i)
+          if (first + i < S::COUNT && own.has(first + i))
+            x[i] = cut(words(to + (first + i) * S::ROW_STEP * 128), words(behind + (first + i) * step));
         if (edge) {  // what other rows have there
 #pragma unroll
-          for (int w = 0; w < 4; ++w)
-            x.x[w] &= left >= 2 * w + 2 ? ~0u : left == 2 * w + 1 ? 0xffffu : 0u;
+          for (int w = 0; w < 4; ++w) {
+            const uint32_t mask = left >= 2 * w + 2 ? ~0u : left == 2 * w + 1 ? 0xffffu : 0u;
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) x[i].x[w] &= mask;
+          }
         }
-        syncwarp();  // the neighbours have read it
-        if (own.has(i)) store<uint32_t, 4>(reinterpret_cast<uint32_t*>(to + i * S::ROW_STEP * 128), x);
+        syncwarp();  // the neighbours have read theirs
+#pragma unroll
+        for (int i = 0; i < BATCH; ++i)
+          if (first + i < S::COUNT && own.has(first + i))
+            store<uint32_t, 4>(reinterpret_cast<uint32_t*>(to + (first + i) * S::ROW_STEP * 128), x[i]);
       }
       finish_strips<THREADS, S::END, NUMBER + 1>(tile, more, thread, row0, col0, load);
     }
