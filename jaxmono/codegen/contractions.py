@@ -73,7 +73,7 @@ class _Dot:
                     t.itemsize, device=request.device, shared_bytes=request.shared_bytes,
                     row_prologue=form.row_prologue, k_major=dot_wgmma.shared_k_major(code),
                     gathered=gathered, behind=request.behind, beside=request.mixed,
-                    unaligned=dot_wgmma.unaligned(code))
+                    widths=dot_wgmma.widths(code))
                 ahead = ahead_us(request, form.m.size, gathered=gathered)
                 if other is not None and other[0] - ahead < cost:
                     cost, s = other[0] - ahead, other[1]

@@ -275,7 +275,7 @@ def _emit_strided(w: Writer, name: str, body: Graph, x: Operand, element: DType,
     if pair:
         first = f"reinterpret_cast<const {pair}*>({first})"
     per = 2 if pair else 1
-    width = f", {x.width}" if x.width < PIECE_BYTES else ""
+    width = ", 16, true" if x.ragged else f", {x.width}" if x.width < PIECE_BYTES else ""
     w.line(f"const Strided<{pair or c_type(element)}, {pitch // per}, {checks}{width}> "
            f"{name}{{{first}, {row.size}, {x.major.size // per}}};")
     return True
@@ -312,9 +312,18 @@ def has_rows(x: Operand) -> bool:
 def _emit_copy(w: Writer, body: Graph, x: Operand, inside: str,
                pointers: Mapping[Value, str], names: Mapping[Var, str],
                read_only: Sequence[Value], copy: str, to: str = "to") -> None:
-    """One cp.async of ``x.width`` bytes, of zeros where they are outside or padding."""
+    """One cp.async of ``x.width`` bytes, of zeros where they are outside or padding; of what is
+    there of a `ragged` operand's last piece."""
     assert x.param is not None and x.offset is not None
     copy, lanes = f"{copy}_{x.width}", x.width // x.param.type.dtype.itemsize
+    if x.ragged:
+        offset = BodyEmitter(w, body, pointers, var_names=names).code(x.offset)
+        size, left = x.param.type.dtype.itemsize, f"{x.major.size} - {names[x.major]}"
+        w.line(f"const bool there = {inside};")
+        # What is outside may not even begin at a multiple of 16 bytes.
+        w.line(f"cp_async_part_16({to}, {pointers[x.param]} + (there ? {offset} : 0), "
+               f"there ? min({left}, {lanes}) * {size} : 0);")
+        return
     em = BodyEmitter(w, body, pointers, lane=x.major, lanes=lanes, var_names=names,
                      read_only=read_only)
     indices = (x.offset, *(at for at, _, _ in x.guard.bounds))

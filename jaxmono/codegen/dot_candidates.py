@@ -114,7 +114,7 @@ def _tiles(sig: Sig, request: Request) -> list[list[Costed]]:
                 batch, m, n, k, t.itemsize, device=request.device,
                 shared_bytes=request.shared_bytes, row_prologue=form.row_prologue,
                 k_major=dot_wgmma.shared_k_major(code), gathered=not has_rows(code.lhs),
-                behind=request.behind, beside=request.mixed, unaligned=dot_wgmma.unaligned(code)))
+                behind=request.behind, beside=request.mixed, widths=dot_wgmma.widths(code)))
     return families
 
 

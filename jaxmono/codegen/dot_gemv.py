@@ -306,7 +306,8 @@ def _emit_x(w: Writer, code: DotCode, pointers: Mapping[Value, str], read_only: 
     own = {**names, form.m: "m", form.k: "k"}
     with w.block(f"const auto x_piece = [&](int m, int k) -> Piece<{t}>", "};"):
         if x.param is not None and x.offset is not None and x.k_major and x.offset.is_static \
-                and not x.guard.bounds and not x.others and x.width == PIECE_BYTES:
+                and not x.guard.bounds and not x.others and x.width == PIECE_BYTES \
+                and not x.ragged:
             em = BodyEmitter(w, body, pointers, lane=form.k, lanes=piece, var_names=own)
             load = "ld_nc" if x.param in read_only else "*"
             w.line(f"return {load}(reinterpret_cast<const Piece<{t}>*>({pointers[x.param]} + "

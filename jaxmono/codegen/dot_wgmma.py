@@ -34,7 +34,7 @@ from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.epilogue_reduces import declare, emit_take, refusal
 from jaxmono.codegen.epilogue_source import source_operand
 from jaxmono.codegen.names import is_f8
-from jaxmono.codegen.operand import Operand, is_unaligned
+from jaxmono.codegen.operand import Operand, copied_bytes, is_unaligned
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
@@ -156,6 +156,11 @@ def _more_bytes(rows: int, columns: int) -> int:
 def unaligned(code: DotCode) -> tuple[bool, bool]:
     """Whether the left and the right operand are `Unaligned`."""
     return is_unaligned(code.lhs), is_unaligned(code.rhs)
+
+
+def widths(code: DotCode) -> tuple[int, int]:
+    """`copied_bytes` of the left and of the right operand."""
+    return copied_bytes(code.lhs), copied_bytes(code.rhs)
 
 
 def staging_bytes(n: int, k_warpgroups: int) -> int:

@@ -51,7 +51,7 @@ def takes_tf32(form: DotForm, code: DotCode, element: DType | None) -> str | Non
         return "rows are no multiples of the accelerator's 16 bytes"
     if form.taps > 1:
         return "rows that the accelerator brings are stored in windows"
-    if not (is_strided(code.lhs) and code.lhs.k_major and form.k.size % 4 == 0):
+    if not (is_strided(code.lhs) and code.lhs.k_major):
         return "rows do not lie at constant distances, their k next to each other"
     assert code.lhs.offset is not None
     if (stride(code.lhs.offset, form.m) or 0) < form.k.size and form.m.size > 1:

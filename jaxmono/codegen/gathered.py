@@ -58,7 +58,7 @@ class Parts:
 def parts_of(x: Operand) -> Parts | None:
     """``x`` in parts of its rows and of k; None if something depends on both at once."""
     if x.param is None or x.offset is None or x.others or not x.k_major \
-            or x.width < PIECE_BYTES:
+            or x.width < PIECE_BYTES or x.ragged:
         return None
     made = _separate(x.offset, x)
     if made is None or not all(map(fits_int, made)):

@@ -96,6 +96,12 @@ class Operand:
         return self.major == self.k
 
     @property
+    def ragged(self) -> bool:
+        """Whether the last piece of a row has fewer elements."""
+        return self.param is not None and self.major.size % (
+            self.width // self.param.type.dtype.itemsize) != 0
+
+    @property
     def source(self) -> Source | None:
         """Where its elements are, if that is (nearly) all in one buffer."""
         if self.param is None or self.offset is None:
@@ -182,16 +188,17 @@ def _selects(opcode: str) -> bool:
     return opcode in _SELECTING
 
 
-def contiguous(offset: Index, var: Var, piece: int) -> bool:
-    """True if ``piece`` elements along ``var`` (from a multiple of piece) are adjacent and aligned.
+def contiguous(offset: Index, var: Var, piece: int, *, ragged: bool = False) -> bool:
+    """True if ``piece`` elements along ``var`` (from a multiple of piece) are adjacent and aligned;
+    ``ragged``: the last ones may be fewer.
 
     Proven by substituting ``var = piece * hi + lo`` and looking at what is left of ``lo``.
     """
     if piece == 1:
         return stride(offset, var) == 1
-    if var.size % piece:
+    if var.size % piece and not ragged:
         return False
-    high, low = Var(f"{var.name}_hi", var.size // piece), Var(f"{var.name}_lo", piece)
+    high, low = Var(f"{var.name}_hi", -(-var.size // piece)), Var(f"{var.name}_lo", piece)
     split = offset.substitute({var: Index.of(high) * piece + Index.of(low)})
     rest = split - Index.of(low)
     return (split.coefficient(low) == 1 and not rest.depends_on(low)
@@ -229,13 +236,19 @@ _MOST_ROWS = 512
 """Of a tile: as many may lie behind the last row."""
 
 
+def copied_bytes(x: Operand) -> int:
+    """Of an operand as producers bring it, what one copy takes: 2 if it `is_unaligned`."""
+    return 2 if is_unaligned(x) else x.width
+
+
 def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, itemsize: int, *,
             several: bool = False, rows: Var | None = None, narrow: bool = False) -> Operand:
     """Decides how an operand demanded at ``index`` is loaded, for pieces of 16 bytes.
 
     ``several``: pieces may come from several buffers, which a concatenation joins. ``rows``: of an
     update of one buffer, whose own elements the operand then has apart (`Operand.new`).
-    ``narrow``: what is not padded may be copied 8 or 4 bytes at a time, where no more are aligned.
+    ``narrow``: what is not padded may be copied 8 or 4 bytes at a time, where no more are aligned,
+    and the last piece of a row may be a part of one.
     """
     updates: list[Demand] | None = None if rows is None else []
     sources = views_of_params(body, value, index, updates)
@@ -244,9 +257,10 @@ def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, item
         sources = None
     if sources and len(sources) <= (MAX_SOURCES if several else 1):
         widths = (PIECE_BYTES, 8, 4) if narrow else (PIECE_BYTES,)
+        ragged = narrow and itemsize > 1
         for width, var in itertools.product([w for w in widths if w >= itemsize], (k, outer)):
             made = _copied(Operand(value, index, outer, k, var, new=new, width=width), sources,
-                           width // itemsize)
+                           width // itemsize, ragged=ragged and width == PIECE_BYTES)
             if made is not None:
                 return made
     if sources and new is None and len(sources) <= (MAX_SOURCES if several else 1):
@@ -270,16 +284,18 @@ def _new_rows(updates: Sequence[Demand], rows: Var, sources: Sequence[View]) -> 
                                                        count)
 
 
-def _copied(x: Operand, sources: Sequence[View], piece: int) -> Operand | None:
-    """``x`` as copies of ``piece`` elements along its major Var; None if they are not as many
-    aligned bytes."""
+def _copied(x: Operand, sources: Sequence[View], piece: int, *, ragged: bool) -> Operand | None:
+    """``x`` as copies of ``piece`` elements along its major Var, of which the last one may be
+    ``ragged``; None if they are not as many aligned bytes."""
     guard, offsets = sources[0].guard, list[Index]()
     for s in sources:
         offset = linearize(s.index, s.param.type.dims)
         static = all(i.is_static for i in (offset, *(at for at, _, _ in s.choice.bounds)))
-        if x.width < PIECE_BYTES and (s.guard.bounds or not offset.is_static):
+        parts = x.width < PIECE_BYTES or x.major.size % piece != 0
+        if parts and (s.guard.bounds or not offset.is_static):
             return None
-        if not contiguous(offset, x.major, piece) or not _uniform(s.choice, x.major, piece) \
+        if not contiguous(offset, x.major, piece, ragged=ragged and len(sources) == 1) \
+                or not _uniform(s.choice, x.major, piece) \
                 or set(s.guard.bounds) != set(guard.bounds) or (len(sources) > 1 and not static):
             return None
         offsets.append(offset)

@@ -119,6 +119,11 @@ def test_tf32_on_the_left() -> None:
     run(plan, tf32(80, 128, 3, (1, 2, 1)), seeds=(0, 1))
 
 
+def test_tf32_rows_that_end_within_a_piece() -> None:
+    plan = plan_of(lambda x, w: x[:, :146] @ w, Spec((70, 148), F32), Spec((146, 136), F32))
+    run(plan, tf32(80, 128, 3, (1, 2, 1)), seeds=(0, 1))
+
+
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("sizes", [(20, 36, 148), (18, 34, 138), (17, 41, 135)])
 def test_mma(sizes: tuple[int, int, int], dtype: Any) -> None:
@@ -151,3 +156,38 @@ def test_joined_operands() -> None:
     s = wgmma(64, 48, 3, (1, 1, 2))
     assert widths(plan, s) == {8, 16}
     run(plan, s)
+
+
+@pytest.mark.parametrize(("s", "dtype"), [
+    (wgmma(64, 48, 3, (1, 1, 2)), BF16), (wgmma(64, 48, 2, (1, 1, 2), lines=2), F16),
+    (swapped(80, 64, 3), BF16), (DotSchedule("mma", 32, 32, 32, 3, (2, 4, 1)), BF16),
+    (TF32[0], F32), (DotSchedule("mma", 32, 32, 32, 3, (2, 4, 1)), F32)])
+def test_rows_that_end_within_a_piece(s: DotSchedule, dtype: Any) -> None:
+    """Rows of a padded buffer: of the last piece a part is theirs, the rest may be infinite."""
+    def fn(*xs: Any) -> Any:
+        parts = [x[:rows, :columns] for x, (rows, columns) in zip(xs, shapes, strict=True)]
+        a, at, b, bt = parts
+        return tuple(jnp.einsum(e, *xs, preferred_element_type=F32)
+                     for e, xs in zip(PRODUCTS, ((a, b), (a, bt), (at, b), (at, bt)), strict=True))
+
+    shapes = ((67, 135), (135, 67), (135, 41), (41, 135))
+    plan = plan_of(fn, *(Spec((r, -(-c // 8) * 8), dtype) for r, c in shapes))
+    assert widths(plan, s) == {16}
+    given = small_integers(plan.graph)
+    for a, (_, columns) in zip(given, shapes, strict=True):
+        a[:, columns:] = np.nan
+    check_exact(plan, build(plan, in_order(plan, s), threads=256), inputs=given)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32])
+@pytest.mark.parametrize("m", [1, 4])
+def test_rows_that_end_within_a_piece_of_a_stream(m: int, dtype: Any) -> None:
+    def fn(x: Any, w: Any, v: Any) -> Any:
+        return (jnp.dot(x[:, :135], w[:, :73], preferred_element_type=F32),
+                jnp.einsum("mk,nk->mn", x[:, :135], v[:, :135], preferred_element_type=F32))
+
+    plan = plan_of(fn, Spec((m, 136), dtype), Spec((135, 80), dtype), Spec((73, 136), dtype))
+    x, w, v = small_integers(plan.graph)
+    x[:, 135:] = w[:, 73:] = v[:, 135:] = np.nan
+    check_exact(plan, build(plan, in_order(plan, gemv(m, 32, 2), gemv(m, 16, 2, wk=2))),
+                seeds=(0, 1), inputs=[x, w, v])

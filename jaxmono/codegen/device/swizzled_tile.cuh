@@ -9,7 +9,8 @@ namespace jaxmono {
 
 // An operand whose element (row, col) is first[row * ROW + col]. CHECK_*: what lies at or beyond
 // `rows` and `cols` is zero. COPY: bytes that are aligned in every row, of which 16 are copied at a time.
-template <class T, long long ROW, bool CHECK_ROWS, bool CHECK_COLS, int COPY = 16>
+// RAGGED: the last 16 bytes of a row are a part.
+template <class T, long long ROW, bool CHECK_ROWS, bool CHECK_COLS, int COPY = 16, bool RAGGED = false>
 struct Strided {
   using Element = T;
   static constexpr bool IS_STRIDED = true;
@@ -27,7 +28,11 @@ struct Strided {
   }
   // from: at(row, col).
   JM_DEVICE void copy(void* to, const T* from, int row, int col) const {
-    if constexpr (COPY == 16) {
+    if constexpr (RAGGED) {
+      static_assert(COPY == 16 && CHECK_COLS, "");
+      const int left = (cols - col) * int(sizeof(T));
+      cp_async_part_16(to, from, has(row, col) ? left < 16 ? left : 16 : 0);
+    } else if constexpr (COPY == 16) {
       cp_async_16(to, from, has(row, col));
     } else {
       constexpr int STEP = COPY / sizeof(T);

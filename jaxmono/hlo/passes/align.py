@@ -1,4 +1,4 @@
-"""Padded copies of what convolutions read, where features lie unaligned."""
+"""Padded copies of what convolutions and products read, where features lie unaligned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from jaxmono.hlo.passes.rules import alignment
 
 
 def align(graph: Graph) -> Graph:
-    """Convolutions read copies that 16-byte loads fit; the copies are values that are stored.
+    """Convolutions and products read copies that 16-byte loads fit; the copies are values that are
+    stored.
 
     A pass of its own, so that a measurement can leave it out.
     """

@@ -31,11 +31,11 @@ inline void check_shared(const Lane& lane, const void* p, uint32_t bytes, const 
          bytes);
 }
 
-// Bytes of a copy of four floats that are rounded to tf32 (tma.h).
-constexpr uint32_t ROUNDED = 16 | 1;
+// Added to the bytes of a copy of floats that are rounded to tf32 (tma.h).
+constexpr uint32_t ROUNDED = 1;
 // Of no copy: a word that counts what has not happened yet.
 constexpr uint32_t COUNTED = 128;
-inline void round_tf32(void* to, const void* from);
+inline void round_tf32(void* to, const void* from, uint32_t bytes);
 
 // Where wgmma reads, too: see ptx_mbarrier.cuh.
 inline void write(const Copies& q, void* to, const void* from, uint32_t bytes) {
@@ -43,10 +43,10 @@ inline void write(const Copies& q, void* to, const void* from, uint32_t bytes) {
     --*static_cast<uint32_t*>(to);
     return;
   }
-  const bool rounded = bytes == ROUNDED;
-  if (rounded) bytes = 16;
+  const bool rounded = (bytes & ROUNDED) != 0;
+  bytes &= ~ROUNDED;
   if (from == nullptr) memset(to, 0, bytes);
-  else if (rounded) round_tf32(to, from);
+  else if (rounded) round_tf32(to, from, bytes);
   else if (bytes == 16) memcpy(to, from, 16);
   else memcpy(to, from, bytes);
   if (q.view != 0) memcpy(static_cast<unsigned char*>(to) + q.view, to, bytes);
@@ -203,12 +203,12 @@ inline uint32_t to_tf32(float x) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffffffu;
   return (bits + 0xfffu + (bits >> 13 & 1)) & ~0x1fffu;
 }
-inline void emulate::round_tf32(void* to, const void* from) {
+inline void emulate::round_tf32(void* to, const void* from, uint32_t bytes) {
   float x[4];
   uint32_t rounded[4];
-  memcpy(x, from, 16);
-  for (int i = 0; i < 4; ++i) rounded[i] = to_tf32(x[i]);
-  memcpy(to, rounded, 16);
+  memcpy(x, from, bytes);
+  for (uint32_t i = 0; i < bytes / 4; ++i) rounded[i] = to_tf32(x[i]);
+  memcpy(to, rounded, bytes);
 }
 
 #define JM_LOAD(NAME)                                                                   \

@@ -26,7 +26,7 @@ inline void tensor_map_make(TensorMap* to, uint32_t* scratch, const float* first
   for (int i = 0; i < 32; ++i) emulate::check_shared(me, scratch + i, 4, "tensor_map_make scratch");
   if (reinterpret_cast<uintptr_t>(scratch) % 128 != 0 || reinterpret_cast<uintptr_t>(to) % 128 != 0 ||
       reinterpret_cast<uintptr_t>(first) % 16 != 0 || pitch % 4 != 0 || pitch < cols || rows < 1 ||
-      cols < 1 || cols % 4 != 0 || box_rows < 1 || box_rows > 256)
+      cols < 1 || box_rows < 1 || box_rows > 256)
     emulate::fail("tensor_map_make of %d x %d floats at %p, %lld apart, by %d rows, in block %d: sizes or "
                   "alignment",
                   rows, cols, first, pitch, box_rows, me.block_id);
@@ -57,7 +57,10 @@ inline void tma_load(void* smem, const TensorMap* map, int row, int col, int box
       unsigned char* const to = static_cast<unsigned char*>(smem) + r * 128 + (piece ^ (r & 7)) * 16;
       const int c = col + piece * 4;
       const bool inside = row >= 0 && row + r < map->rows && c >= 0 && c < map->cols;
-      emulate::copy(to, inside ? map->first + (row + r) * map->pitch + c : nullptr, emulate::ROUNDED);
+      const uint32_t part = !inside ? 0 : map->cols - c < 4 ? map->cols - c : 4;  // floats; zeros behind
+      if (part > 0)
+        emulate::copy(to, map->first + (row + r) * map->pitch + c, part * 4 | emulate::ROUNDED);
+      if (part < 4) emulate::copy(to + part * 4, nullptr, 16 - part * 4);
     }
   ++const_cast<TensorMap*>(map)->loading;
   emulate::copy(&const_cast<TensorMap*>(map)->loading, nullptr, emulate::COUNTED);

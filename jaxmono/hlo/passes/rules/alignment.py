@@ -1,4 +1,5 @@
-"""Convolutions whose features lie unaligned get padded copies of their operands (Bolt 3.2.3).
+"""Convolutions and products whose features lie unaligned get padded copies of their operands (Bolt
+3.2.3).
 
     convolution(x[N,H,W,46], k[5,7,46,O])
       =>  convolution(stored(pad(x))[N,H',W',48], stored(pad(k))[5,7,48,O]), nothing padded
@@ -7,13 +8,17 @@
       =>  convolution(stored(pad(x)) as [N,230,232*4,1],
                       stored(pad(k)) as [7,8*4,1,O], stride (2, 2*4))
 
+    dot(x[4096,768], w[768,3073])  =>  dot(x, slice(stored(pad(w))[768,3080], [768,3073]))
+
 Wide loads take 16 bytes that lie at a multiple of 16. Where the features of a place are no such
 multiple, elements are loaded one by one, each with the test for the image's border; a copy costs a
-pass over the input instead, and the border is part of it.
+pass over the input instead, and the border is part of it. Products know smaller copies, and shift
+what begins anywhere: that costs less than a pass where few tiles read an operand.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -28,6 +33,55 @@ WIDE_BYTES = 16
 MIN_ELEMENTS = 1 << 22
 """Of the window over all places, below which loading one by one is as fast as a stage more: some
 15 operations an element, 8 us of a GPU with 132 multiprocessors."""
+
+
+_TILE = 128
+"""Edge of a product's tiles: how often an operand is read."""
+
+_EXTRA_US = {8: 1.0e-7, 4: 2.1e-7, 2: 2.1e-7}
+"""What a byte costs each tile that reads it more than aligned ones do, by the bytes that are
+aligned in every row: 14 and 28 ns a KB of one of 132 multiprocessors
+(codegen/dot_schedule_wgmma.py)."""
+
+_COPY_US, _COPIED = 2.5, 1.0e-6
+"""Of a stage more, and of a byte that it reads and writes."""
+
+
+def aligned_product(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
+    """The same product over padded copies of what many tiles read, where that pays.
+
+    Not in batches: in attention's, probabilities are computed on the way.
+    """
+    if not _on_tensor_cores(op.lhs.type.dtype, op.rhs.type.dtype, op.precision) or op.lhs_batch \
+            or not op.result.type.size or not op.lhs.type.size:
+        return None
+    k = math.prod(op.lhs.type.dims[d] for d in op.lhs_contract)
+    tiles = [math.ceil(x.type.size // k / _TILE) for x in (op.rhs, op.lhs)]
+    left, right = (_padded_rows(scope, x, n) for x, n in zip((op.lhs, op.rhs), tiles, strict=True))
+    if left is None and right is None:
+        return None
+    return [scope.append(dataclasses.replace(
+        op, lhs=op.lhs if left is None else left, rhs=op.rhs if right is None else right,
+        results=(Value(op.result.type, op.result.hint),)))[0]]
+
+
+def _padded_rows(scope: Scope, x: Value, tiles: int) -> Value | None:
+    """``x``, which ``tiles`` tiles read, as a part of a copy whose rows are multiples of 16 bytes;
+    None if that does not pay."""
+    turned = scope.made_by(x, ops.Transpose)
+    source = x if turned is None else turned.operand
+    part = scope.made_by(source, ops.Slice)
+    if part is not None and scope.made_by(part.operand, ops.Stored) is not None:
+        return None  # it is one
+    rank, itemsize = source.type.rank, source.type.dtype.itemsize
+    row = source.type.dims[-1] * itemsize if rank > 1 else 0
+    extra = _EXTRA_US.get(math.gcd(row, WIDE_BYTES), 0.0)
+    if extra * source.type.nbytes * tiles <= _COPY_US + _COPIED * source.type.nbytes:
+        return None
+    high = [0] * (rank - 1) + [-row % WIDE_BYTES // itemsize]
+    stored = _stored(scope, source, [0] * rank, high)
+    rows = scope.slice(stored, [0] * rank, source.type.dims)
+    return rows if turned is None else scope.transpose(rows, turned.permutation)
 
 
 def aligned(op: ops.Convolution, scope: Scope) -> Sequence[Value] | None:
@@ -91,9 +145,7 @@ def _is_plain(op: ops.Convolution) -> bool:
     groups, no dilation."""
     rank = op.lhs.type.rank
     spatial = tuple(range(1, rank - 1))
-    tensor_cores = op.lhs.type.dtype in (DType.BF16, DType.F16) or (
-        op.lhs.type.dtype is DType.F32 and op.precision == ("DEFAULT", "DEFAULT"))
-    return (tensor_cores and op.rhs.type.dtype == op.lhs.type.dtype
+    return (_on_tensor_cores(op.lhs.type.dtype, op.rhs.type.dtype, op.precision)
             and rank >= 3 and op.result.type.size > 0 and op.rhs.type.size > 0
             and (op.input_batch, op.input_feature, op.input_spatial) == (0, rank - 1, spatial)
             and op.kernel_spatial == tuple(range(rank - 2))
@@ -103,10 +155,17 @@ def _is_plain(op: ops.Convolution) -> bool:
             and not any(op.window_reversal))
 
 
+def _on_tensor_cores(lhs: DType, rhs: DType, precision: tuple[str, str]) -> bool:
+    """Whether products are of 16 bits, or of f32 that need not be exact."""
+    return lhs == rhs and (lhs in (DType.BF16, DType.F16)
+                           or (lhs is DType.F32 and precision == ("DEFAULT", "DEFAULT")))
+
+
 def _stored(scope: Scope, v: Value, low: Sequence[int], high: Sequence[int]) -> Value:
     """A padded copy of ``v`` in memory; negative ``high`` leaves out what nobody reads."""
     padded = scope.pad(v, scope.constant(0, v.type.dtype), low, high, [0] * len(low))
     return scope.emit1(ops.Stored, padded.type, operand=padded)
 
 
-RULES: Mapping[type[Op], Sequence[Rule]] = {ops.Convolution: (aligned,)}
+RULES: Mapping[type[Op], Sequence[Rule]] = {
+    ops.Convolution: (aligned,), ops.DotGeneral: (aligned_product,)}
