@@ -1,12 +1,13 @@
 """Runs generated kernels and next to nothing else, for `compute-sanitizer` to watch.
 
-    PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] [images:DTYPE] NUMBER... \\
-        MODEL:BATCH[:DTYPE]...
+    PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] [images:DTYPE] [rows:DTYPE] \\
+        NUMBER... MODEL:BATCH[:DTYPE]...
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
 models of the yardstick at their published sizes. ``images``: convolutions with channels first, and
-rows that read windows. ``ordered``: with what racecheck sees the order of
-producers and consumers by (JM_RACECHECK in device/roles.cuh), in kernels that no cache keeps.
+rows that read windows. ``rows``: products whose rows are no multiples of 16 bytes. ``ordered``:
+with what racecheck sees the order of producers and consumers by (JM_RACECHECK in
+device/roles.cuh), in kernels that no cache keeps.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from batches import batch
 from jax import lax
 from small_models import bert_data, opt_data
 from test_convolutions import channels_first
+from test_unaligned import einsums, operands
 
 import jaxmono
 from benchmarks import data
@@ -59,6 +61,13 @@ def images(dtype: str) -> None:
         run(function, tuple(rng.standard_normal(s).astype(jnp.dtype(dtype)) for s in shapes))
 
 
+def rows(dtype: str) -> None:
+    """Copies of 8 and 4 bytes, lines that are shifted, padded copies, rows that end in a piece."""
+    for sizes in ((300, 196, 316), (300, 198, 322), (300, 197, 321), (2048, 1001, 257),
+                  (17, 1003, 769), (1, 1002, 1023)):
+        run(einsums, operands(*sizes, jnp.dtype(dtype)))
+
+
 def show_order() -> None:
     """Every text from here on is one for racecheck."""
     bundle = compiling.bundle
@@ -71,9 +80,10 @@ def main(what: list[str]) -> None:
     if "ordered" in what:
         show_order()
         what = [spec for spec in what if spec != "ordered"]
-    for spec in [spec for spec in what if spec.startswith("images:")]:
-        images(spec.removeprefix("images:"))
-        what.remove(spec)
+    for name, function in (("images:", images), ("rows:", rows)):
+        for spec in [spec for spec in what if spec.startswith(name)]:
+            function(spec.removeprefix(name))
+            what.remove(spec)
     with jax.default_device(jax.devices("cpu")[0]):
         tiny = [bert_data(2, length=16, config=bert.tiny(), sets=1),
                 opt_data(length=16, config=opt.tiny(), sets=1)]

@@ -44,6 +44,8 @@ KERNELS = {
     "tf32": {"memcheck": (tf32 := ["gemm_1280_768_768:1:f32", "mlp_gradients_2048_3072_768:1:f32",
                                    "repvgg_a0:2:f32"]),
              "racecheck": ["ordered", *tf32]},
+    "unaligned rows": {"memcheck": ["rows:bfloat16", "rows:float32"],
+                       "racecheck": ["ordered", "rows:bfloat16", "rows:float32"]},
     "channels first, windows in rows": {"memcheck": ["images:bfloat16", "images:float32"],
                                         "racecheck": ["ordered", "images:bfloat16",
                                                       "images:float32"]},

@@ -1,4 +1,4 @@
-"""Products whose rows are no multiples of 16 bytes, on a GPU: beside f32, beside XLA's own error."""
+"""Products whose rows are no multiples of 16 bytes, on a GPU, beside f32 and XLA's own error."""
 
 from __future__ import annotations
 
