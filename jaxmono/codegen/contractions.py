@@ -31,6 +31,7 @@ from jaxmono.codegen.dot_candidates import (
 )
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
+from jaxmono.codegen.operand import is_unaligned
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.fold import STREAMED_ROWS
@@ -58,7 +59,8 @@ class _Dot:
         if form.reduced:
             return reducing(sig, request)[0]
         skinny = gemv_candidates(sig, request)
-        if skinny and form.m.size <= STREAMED_ROWS and not _thin(skinny[0][1], request):
+        if skinny and form.m.size <= STREAMED_ROWS and not _thin(skinny[0][1], request) \
+                and not is_unaligned(dot.any_tile(sig).rhs):
             # Nothing beats it: multiply-adds are far from their limit, and a tile of the tensor
             # cores would be nearly empty.
             return skinny[0][1]

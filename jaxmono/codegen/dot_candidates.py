@@ -24,6 +24,7 @@ from jaxmono.codegen.dot import (
     has_rows,
     matrix_flops,
     operand_type,
+    picked_time,
     weights_k_major,
 )
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule, candidates_mma, choose_simt
@@ -35,6 +36,7 @@ from jaxmono.codegen.dot_schedule_gemv import (
 )
 from jaxmono.codegen.dot_schedule_tf32 import MOST_BLOCKS, candidates_tf32
 from jaxmono.codegen.dot_schedule_wgmma import candidates_wgmma
+from jaxmono.codegen.operand import is_unaligned
 from jaxmono.codegen.sig_code import Request
 from jaxmono.fusion.plan import DotForm, Sig
 from jaxmono.hlo.types import DType
@@ -57,6 +59,10 @@ _MAP_US = 1.0
 takes to write its tensor map: behind a grid barrier it has one before the barrier opens. BERT-base
 b1 takes 5.7 % less time with it than where these times are compared as they are, the T5-base
 encoder b1 6.2, ViT-B/16 b1 4.5; models at batch 16 as long."""
+
+_PICKED = 3.0
+"""How much longer a stream of weights takes whose rows begin anywhere: threads pick their elements.
+1x50257x768 takes 93 us on an H100, 26 by the model."""
 
 Costed = tuple[float, DotSchedule]
 
@@ -103,10 +109,11 @@ def _tiles(sig: Sig, request: Request) -> list[list[Costed]]:
     m, n, k = form.m.size, form.n.size, form.k.size
     # A kernel with producer warps keeps their state behind the shared memory of all tasks.
     room = request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0)
-    families: list[list[Costed]] = [candidates_mma(
+    picked = picked_time(sig)
+    families: list[list[Costed]] = [[(cost * picked, s) for cost, s in candidates_mma(
         batch, m, n, k, t.itemsize, device=request.device, warps=request.threads // 32,
         shared_bytes=room, row_prologue=form.row_prologue, flops=matrix_flops(t),
-        k_major=weights_k_major(sig))]
+        k_major=weights_k_major(sig))]]
     if request.wgmma and families[0]:
         code = DotCode.of(sig, families[0][0][1])
         if dot_wgmma_takes.takes(form, code, code.element) is None:
@@ -150,12 +157,13 @@ def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
     batch, m, n, k = form.batch.size, form.m.size, form.n.size, form.k.size
     own = (batch, n, k)
     code = DotCode.of(sig, DotSchedule("gemv", m, 8, dot_gemv_shape.GRANULE, 1, (1, 1, 1)))
-    return candidates_gemv(
+    picked = _PICKED if is_unaligned(code.rhs) else 1.0
+    return [(cost * picked, s) for cost, s in candidates_gemv(
         batch, m, n, k, t.itemsize, k_major=code.rhs.k_major, device=request.device,
         threads=request.threads,
         shared_bytes=request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0),
         blocks=blocks_of(own, request.stage or (own,), request.device.sm_count),
-        row_prologue=form.row_prologue, behind=request.behind)
+        row_prologue=form.row_prologue, behind=request.behind)]
 
 
 def swapped_candidates(sig: Sig, request: Request) -> list[Costed]:
@@ -172,7 +180,7 @@ def swapped_candidates(sig: Sig, request: Request) -> list[Costed]:
     return dot_schedule_swapped.candidates_swapped(
         batch, m, n, k, device=request.device, shared_bytes=request.shared_bytes,
         k_major=(code.lhs.k_major, code.rhs.k_major), computed=not dot_wgmma.comes(code.lhs),
-        unaligned=dot_wgmma.unaligned(code),
+        widths=dot_wgmma.widths(code), few=is_unaligned(code.rhs),
         blocks=min(blocks_of(own, request.stage or (own,), sms), max(sms // request.siblings, 1)))
 
 
@@ -187,7 +195,8 @@ def tf32_candidates(sig: Sig, request: Request) -> list[Costed]:
     if dot_wgmma_takes.takes_tf32(form, code, code.element) is not None:
         return []
     return candidates_tf32(request.siblings, form.m.size, form.n.size, form.k.size,
-                           device=request.device, shared_bytes=request.shared_bytes)
+                           device=request.device, shared_bytes=request.shared_bytes,
+                           width=dot_wgmma.widths(code)[1])
 
 
 def swapped_bound(sig: Sig, request: Request, family: str, cost: float) -> float:

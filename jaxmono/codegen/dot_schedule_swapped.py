@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 
 from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule_wgmma import NARROW, WIDE
 from jaxmono.codegen.dot_wgmma import (
     LOW_BYTES,
     MAX_SLOTS,
@@ -67,7 +68,7 @@ _LAYOUTS = ((1, 2, 1), (1, 1, 2))
 
 def candidates_swapped(batch: int, m: int, n: int, k: int, *, device: Device, shared_bytes: int,
                        k_major: tuple[bool, bool], computed: bool, blocks: int,
-                       unaligned: tuple[bool, bool] = (False, False),
+                       widths: tuple[int, int] = WIDE, few: bool = False,
                        ) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model in microseconds, cheapest first.
 
@@ -75,12 +76,13 @@ def candidates_swapped(batch: int, m: int, n: int, k: int, *, device: Device, sh
       k_major: of x and of the weights. computed: x is, a task's share at once.
       shared_bytes: per block.
       blocks: that this contraction has for itself.
-      unaligned: rows of x and of the weights begin anywhere (`UnalignedTile`).
+      few: so may the rows be, since the gemv family would be slow.
+      widths: bytes of one copy of x and of the weights; 2: an `UnalignedTile`.
     """
-    if not MIN_ROWS <= m <= MAX_ROWS or n < MIN_COLUMNS:
+    if not (1 if few else MIN_ROWS) <= m <= MAX_ROWS or n < MIN_COLUMNS:
         return []
     found = _costed(batch, m, n, k, device, shared_bytes, k_major, computed, blocks,
-                    unaligned)
+                    widths)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
@@ -92,14 +94,14 @@ def stream_us(family: str, stage_bytes: int, device: Device) -> float:
 
 def _costed(batch: int, m: int, n: int, k: int, device: Device, shared_bytes: int,
             k_major: tuple[bool, bool], computed: bool, blocks: int,
-            unaligned: tuple[bool, bool]) -> Iterator[tuple[float, DotSchedule]]:
+            widths: tuple[int, int]) -> Iterator[tuple[float, DotSchedule]]:
     bm = math.ceil(m / 16) * 16
     for warps, split in itertools.product(_LAYOUTS, (1, 2, 4, 8)):
         bn = 64 * warps[1]
         if split > 1 and k < 256 * split:
             continue
-        x = operand_bytes(bm, 64, k_major[0], unaligned=unaligned[0])
-        w = operand_bytes(bn, 64, k_major[1], unaligned=unaligned[1])
+        x = operand_bytes(bm, 64, k_major[0], unaligned=widths[0] == 2)
+        w = operand_bytes(bn, 64, k_major[1], unaligned=widths[1] == 2)
         tiles = math.ceil(math.ceil(k / 64) / split)
         panel = tile_bytes(bm, tiles * 64) if computed else 0
         if computed:
@@ -109,11 +111,11 @@ def _costed(batch: int, m: int, n: int, k: int, device: Device, shared_bytes: in
         slots = min(room // (x + w), MAX_SLOTS, max(tiles, 2))
         if slots >= min(3, max(tiles, 2)):
             s = DotSchedule(SWAPPED, bm, bn, 64, slots, warps, split)
-            yield _cost(s, batch, n, k, device, blocks, panel), s
+            yield _cost(s, batch, n, k, device, blocks, panel, widths), s
 
 
 def _cost(s: DotSchedule, batch: int, n: int, k: int, device: Device, blocks: int,
-          panel: int) -> float:
+          panel: int, widths: tuple[int, int]) -> float:
     tasks = batch * math.ceil(n / s.bn) * s.split_k
     if s.split_k > 1 and tasks > blocks:
         return math.inf  # the blocks of a tile wait for each other: only in a single wave
@@ -121,7 +123,7 @@ def _cost(s: DotSchedule, batch: int, n: int, k: int, device: Device, blocks: in
     weights, x = s.bn * depth * 2, s.bm * depth * 2
     fair = _RATE * device.read_bytes_per_us / device.sm_count
     load = max(weights / (_ALONE * fair), min(tasks, blocks) / blocks * weights / fair,
-               (weights + x) / _LOAD_BYTES)
+               (weights * NARROW[widths[1]] + x * NARROW[widths[0]]) / _LOAD_BYTES)
     work = max(2.0 * s.bm * s.bn * depth / _FLOPS, weights / _LEFT_BYTES) \
         + _K_TILE_US * depth / 64 + _PANEL_US * panel
     epilogue = _EPILOGUE_US + s.bm * s.bn * 4 / _EPILOGUE_BYTES

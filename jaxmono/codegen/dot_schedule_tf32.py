@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator
 
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule
+from jaxmono.codegen.dot_schedule_wgmma import NARROW, WIDE
 from jaxmono.codegen.dot_wgmma import LOW_BYTES, ROLES_BYTES, TF32, tf32_staging_bytes
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.round_rows import MIN_COLUMNS, MIN_ROWS
@@ -42,21 +43,22 @@ to 1.7 times as long as this model says."""
 
 
 def candidates_tf32(siblings: int, m: int, n: int, k: int, *, device: Device, shared_bytes: int,
-                    ) -> list[tuple[float, DotSchedule]]:
+                    width: int = WIDE[1]) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model in microseconds, cheapest first.
 
     Args:
       siblings: such products that run side by side.
       shared_bytes: per block.
+      width: bytes of one copy of the weights.
     """
     if m < MIN_ROWS or n < MIN_COLUMNS:
         return []
-    found = _costed(siblings, m, n, k, device, shared_bytes)
+    found = _costed(siblings, m, n, k, device, shared_bytes, width)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
 def _costed(siblings: int, m: int, n: int, k: int, device: Device,
-            shared_bytes: int) -> Iterator[tuple[float, DotSchedule]]:
+            shared_bytes: int, width: int) -> Iterator[tuple[float, DotSchedule]]:
     for (wm, wn), rows, split in itertools.product(((1, 2), (2, 1)), range(16, 257, 16),
                                                    (1, 2, 4, 8)):
         bm, bn = rows * wm, 64 * wn
@@ -68,17 +70,19 @@ def _costed(siblings: int, m: int, n: int, k: int, device: Device,
         slots = min(room // ((bm + bn) * 128), MAX_SLOTS, max(4 * tiles, 2))
         if slots >= min(3, max(tiles, 2)):
             s = DotSchedule(TF32, bm, bn, 32, slots, (wm, wn, 1), split)
-            yield _cost(s, siblings, m, n, k, device), s
+            yield _cost(s, siblings, m, n, k, device, width), s
 
 
-def _cost(s: DotSchedule, siblings: int, m: int, n: int, k: int, device: Device) -> float:
+def _cost(s: DotSchedule, siblings: int, m: int, n: int, k: int, device: Device,
+          width: int) -> float:
     tiles = siblings * math.ceil(m / s.bm) * math.ceil(n / s.bn) * s.split_k
     if s.split_k > 1 and tiles > device.sm_count:
         return math.inf  # the blocks of a tile wait for each other: only in a single wave
     waves = math.ceil(tiles / device.sm_count)
     depth = math.ceil(k / s.split_k / 32) * 32
     size = (min(s.bm, m) + min(s.bn, n)) * depth * 4
-    load = max(size / _LOAD_BYTES + depth / 32 * 0.01,
+    slow = (min(s.bm, m) + min(s.bn, n) * NARROW[width]) * depth * 4
+    load = max(slow / _LOAD_BYTES + depth / 32 * 0.01,
                min(tiles, device.sm_count) * size / (_L2_READS * device.read_bytes_per_us))
     wm, wn, _ = s.warps
     # Written once; each product reads its 64 columns of weights and all of its rows.

@@ -98,10 +98,12 @@ us; of more rows a part is hidden (512x768x3072 by 48 KB of 128 blocks, 10.5 us)
 _ROW_PROLOGUE_US = 0.055 / 1024
 """Per byte of a normalised row panel: loads, two reductions, stores."""
 
-_WIDE = (16, 16)
-_NARROW = {16: 1.0, 8: 2.5, 4: 4.0, 2: 4.0}
+WIDE = (16, 16)
+NARROW = {16: 1.0, 8: 2.5, 4: 4.0, 2: 4.0}
 """Bytes of an operand, by those of one copy, take so many times as long. Fitted to 23 products on
 an H100: the choice takes 3.4 % longer than the best, times have a spread of 11 %."""
+_NARROW_TF32 = {16: 1.0, 8: 2.5, 4: 7.0}
+"""The same of f32 that producers round as well: 128x50257x768 and 128x30522x768."""
 
 _LAYOUTS = {True: ((1, 2, 1), (2, 1, 1), (1, 1, 2)), False: ((2, 1, 1), (1, 2, 1), (1, 1, 2))}
 """Warpgroups along m, n, k, by whether a product has at most `FEW` rows. Of equal times the first
@@ -116,7 +118,7 @@ _TALL = 32
 def choose_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, device: Device,
                  shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
                  gathered: bool = False, behind: bool = False, beside: bool = False,
-                 widths: tuple[int, int] = _WIDE,
+                 widths: tuple[int, int] = WIDE,
                  ) -> tuple[float, DotSchedule] | None:
     """The cheapest tile and its time in microseconds; None if no tile fits or pays.
 
@@ -139,7 +141,7 @@ def choose_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, devic
 def candidates_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, device: Device,
                      shared_bytes: int, row_prologue: bool, k_major: tuple[bool, bool],
                      gathered: bool = False, behind: bool = False, beside: bool = False,
-                     widths: tuple[int, int] = _WIDE,
+                     widths: tuple[int, int] = WIDE,
                      ) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model, cheapest first: what a tuner may measure."""
     found = _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major, gathered,
@@ -245,7 +247,8 @@ def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int, dev
         once, right = right / _LOAD_BYTES[gathered], 0
     left = (0 if row_prologue else min(s.bm, m)) * depth * 2
     total = min(tiles, device.sm_count) * (left + right)
-    size = left * _NARROW[widths[0]] + right * _NARROW[widths[1]]
+    narrow = _NARROW_TF32 if itemsize == 4 else NARROW
+    size = left * narrow[widths[0]] + right * narrow[widths[1]]
     # Not for convolutions: it made RepVGG b32 3 % slower.
     k_tile = 0.0 if gathered else _DEEP_LINE_US if s.bk > 64 else _K_TILE_US
     load = max(size / _LOAD_BYTES[gathered] + depth / 64 * k_tile,
