@@ -45,3 +45,22 @@ def test_how_a_gradient_of_values_is_written(fn: Callable[..., Any], swapped: bo
     graph = graph_of(fn, f32(2, 3, 6, 6), f32(2, 6, 3, 3))
     (dot,) = [o for o in orient(graph).ops if isinstance(o, ops.DotGeneral)][-1:]
     assert (dot.result.type.dims[-2:] == (6, 3)) == swapped
+
+
+@pytest.mark.parametrize(("fn", "swapped"), [
+    # A Mixer's tokens: what they give is added to images as they lie.
+    (lambda x, w, b: x + (later_tokens(x) @ w + b).swapaxes(1, 2), True),
+    (lambda x, w, b: jnp.tanh(later_tokens(x) @ w + b).swapaxes(1, 2), True),
+    (lambda x, w, b: later_tokens(x) @ w + b, False),
+    (lambda x, w, b: (y := later_tokens(x) @ w, y.swapaxes(1, 2) + x)[1:], True),
+    (lambda x, w, b: (y := later_tokens(x) @ w, y.swapaxes(1, 2) + x), False),
+], ids=["added", "behind ops", "not turned", "alone", "an output"])
+def test_tokens_are_written_as_images_lie(fn: Callable[..., Any], swapped: bool) -> None:
+    graph = graph_of(fn, f32(2, 6, 24), f32(8, 6), f32(6))
+    dot = [o for o in orient(graph).ops if isinstance(o, ops.DotGeneral)][-1]
+    assert (dot.result.type.dims[0] == 6) == swapped
+
+
+def later_tokens(x: Any) -> Any:
+    """Behind a contraction of tokens [batch, tokens, features]: [batch, features, 8]."""
+    return jnp.tanh(x.swapaxes(1, 2) @ jnp.ones((6, 8)))

@@ -345,3 +345,19 @@ def test_a_large_product_finds_its_operand_in_memory(rows: int, warpgroups: bool
                             bf16(8192, 2048))
     made = make_plan(graph, Device(wgmma=warpgroups))
     assert len(made.stages) == stages
+
+
+@pytest.mark.parametrize("features", [(60, 64), (64, 64), (61, 64)])
+def test_what_is_joined_for_a_product_is_not_copied(features: tuple[int, int]) -> None:
+    """A NeRF's skip connection, an encoding and what is hidden: rows of 16, 8 and 4 bytes."""
+    encoded, hidden = features
+
+    def fn(x: Any, w: Any, v: Any) -> Any:
+        e = jnp.sin(x) * jnp.cos(x)
+        h = jax.nn.relu(e @ w)
+        return jnp.concatenate([e, h], 1) @ v
+
+    p = plan(fn, f32(300, encoded), f32(encoded, hidden), f32(encoded + hidden, 32))
+    assert kinds(p) == [["loop"], ["dot"], ["dot"]]
+    ((second,),) = [s.groups for s in p.stages[2:]]
+    assert len(second.params) == 3  # both parts and the weights

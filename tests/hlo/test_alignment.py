@@ -118,3 +118,45 @@ def test_small_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     large = graph_of((32, 224, 224, 3), (7, 7, 3, 64), (2, 2), "SAME")
     assert not any(isinstance(o, ops.Stored) for o in simplify(small).ops)
     assert any(isinstance(o, ops.Stored) for o in simplify(large).ops)
+
+
+def product(fn: Any, *shapes: tuple[int, ...], dtype: Any = BF16) -> Graph:
+    lowered = jax.jit(fn).lower(*(Spec(s, dtype) for s in shapes))
+    return import_module(lowered.compiler_ir("stablehlo")).graph
+
+
+@pytest.mark.parametrize(("fn", "shapes", "dtype", "copies"), [
+    (lambda x, w: x @ w, ((4096, 768), (768, 3073)), BF16, [(768, 3080)]),
+    (lambda x, w: x @ w.T, ((4096, 1023), (4096, 1023)), F16, [(4096, 1024), (4096, 1024)]),
+    (lambda x, w: x.T @ w, ((1024, 4001), (1024, 1024)), BF16, [(1024, 4008)]),
+    (lambda x, w: x @ w, ((8192, 770), (770, 3072)), F32, [(8192, 772)]),
+    # What few tiles read, or reads of 8 bytes that cost little more.
+    (lambda x, w: x @ w, ((128, 768), (768, 50257)), BF16, []),
+    (lambda x, w: x @ w, ((2048, 479), (479, 1024)), BF16, []),
+    (lambda x, w: x @ w, ((4096, 768), (768, 1000)), BF16, []),
+    # Attention's probabilities are no copies; exact products have other tiles.
+    (lambda p, v: jnp.einsum("bqk,bkd->bqd", p, v), ((64, 1025, 1025), (64, 1025, 64)), BF16, []),
+    (lambda x, w: jnp.dot(x, w, precision="highest"), ((4096, 768), (768, 3073)), F32, []),
+])
+def test_products_with_many_tiles_read_padded_rows(fn: Any, shapes: Any, dtype: Any,
+                                                    copies: list[tuple[int, ...]]) -> None:
+    made = simplify(product(fn, *shapes, dtype=dtype))  # more than once, as passes are
+    stored = [o.result.type.dims for o in made.ops if isinstance(o, ops.Stored)]
+    assert sorted(stored) == sorted(copies)
+    assert not any(isinstance(o, ops.Stored)
+                   for o in simplify(product(fn, *shapes, dtype=dtype), without=("padding",)).ops)
+
+
+@pytest.mark.parametrize("spec", ["mk,kn->mn", "mk,nk->mn", "km,kn->mn", "km,nk->nm"])
+def test_products_of_padded_rows_are_the_same(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alignment, "_COPY_US", -1.0)
+    sizes = {"m": 19, "n": 23, "k": 37}
+    shapes = [tuple(sizes[c] for c in x) for x in spec.split("->")[0].split(",")]
+    graph = product(lambda x, w: jnp.einsum(spec, x, w), *shapes)
+    made = simplify(graph)
+    assert sum(isinstance(o, ops.Stored) for o in made.ops) == 2
+    rng = np.random.default_rng(0)
+    given = [np.asarray(rng.integers(-2, 3, v.type.dims)).astype(v.type.dtype.numpy)
+             for v in graph.inputs]
+    (want,), (got,) = (evaluate(g, given, accumulate="f64") for g in (graph, made))
+    np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))
