@@ -160,3 +160,9 @@ def test_products_of_padded_rows_are_the_same(spec: str, monkeypatch: pytest.Mon
              for v in graph.inputs]
     (want,), (got,) = (evaluate(g, given, accumulate="f64") for g in (graph, made))
     np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))
+
+
+def test_windows_are_not_copied_as_products_read_them() -> None:
+    """A convolution is one later: its operand ends in taps, which lie in no buffer."""
+    graph = graph_of((32, 14, 14, 192), (3, 3, 192, 1280), (2, 2), "SAME")
+    assert not any(isinstance(o, ops.Stored) for o in simplify(graph).ops)

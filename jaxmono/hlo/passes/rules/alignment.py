@@ -70,9 +70,8 @@ def _padded_rows(scope: Scope, x: Value, tiles: int) -> Value | None:
     None if that does not pay."""
     turned = scope.made_by(x, ops.Transpose)
     source = x if turned is None else turned.operand
-    part = scope.made_by(source, ops.Slice)
-    if part is not None and scope.made_by(part.operand, ops.Stored) is not None:
-        return None  # it is one
+    if not _lies_in_rows(scope, source):
+        return None
     rank, itemsize = source.type.rank, source.type.dtype.itemsize
     row = source.type.dims[-1] * itemsize if rank > 1 else 0
     extra = _EXTRA_US.get(math.gcd(row, WIDE_BYTES), 0.0)
@@ -82,6 +81,16 @@ def _padded_rows(scope: Scope, x: Value, tiles: int) -> Value | None:
     stored = _stored(scope, source, [0] * rank, high)
     rows = scope.slice(stored, [0] * rank, source.type.dims)
     return rows if turned is None else scope.transpose(rows, turned.permutation)
+
+
+def _lies_in_rows(scope: Scope, v: Value) -> bool:
+    """Whether the last dimension of ``v`` is that of a buffer: not of a convolution's window, nor
+    of a part of another one (a padded copy, say)."""
+    op = scope.producers.get(v)
+    if isinstance(op, ops.Reshape):
+        return op.operand.type.dims[-1:] == v.type.dims[-1:] and _lies_in_rows(scope, op.operand)
+    return not isinstance(op, (ops.Window, ops.Slice, ops.DynamicSlice, ops.Gather, ops.Transpose,
+                               ops.BroadcastInDim, ops.Pad, ops.Concatenate, ops.Reverse))
 
 
 def aligned(op: ops.Convolution, scope: Scope) -> Sequence[Value] | None:
