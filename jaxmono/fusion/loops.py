@@ -56,15 +56,13 @@ def materialise(state: State) -> None:
             for d in holders[op]:
                 _spread_grouped(op, d, evals, sinks)
             continue
-        parts: tuple[Value, ...] | None = None
-        stored = any(r in outputs or r in wanted for r in op.results) or op in state.in_place \
-            or isinstance(op, ops.Stored) or (
-            op not in state.views and not _is_free(op, weights, reading)
-            and not (op in joins and (parts := _parts(op, weights, slower)) is not None)
-            and (_repeats(op, evals, sinks, weights, counts, state.device)
-                 or _is_early(state, op, sinks, weights)
-                 or _is_awaited(op, slower, weights, state.device)))
-        if stored:
+        worth = op not in state.views and not _is_free(op, weights, reading) and (
+            _repeats(op, evals, sinks, weights, counts, state.device)
+            or _is_early(state, op, sinks, weights)
+            or _is_awaited(op, slower, weights, state.device))
+        parts = _parts(op, weights, slower) if worth and op in joins else None
+        if any(r in outputs or r in wanted for r in op.results) or op in state.in_place \
+                or isinstance(op, ops.Stored) or (worth and parts is None):
             made.append(_loop(state, op))
             for v in op.uses:
                 _need(evals, sinks, v, _size(op), frozenset({id(op)}))

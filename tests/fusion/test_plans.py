@@ -357,7 +357,7 @@ def test_what_is_joined_for_a_product_is_not_copied(features: tuple[int, int]) -
         h = jax.nn.relu(e @ w)
         return jnp.concatenate([e, h], 1) @ v
 
-    p = plan(fn, f32(300, encoded), f32(encoded, hidden), f32(encoded + hidden, 32))
+    p = plan(fn, f32(4096, encoded), f32(encoded, hidden), f32(encoded + hidden, 512))
     assert kinds(p) == [["loop"], ["dot"], ["dot"]]
     ((second,),) = [s.groups for s in p.stages[2:]]
     assert len(second.params) == 3  # both parts and the weights
