@@ -1,4 +1,4 @@
-"""ViT and CLIP."""
+"""ViT, CLIP and MLP-Mixer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.workloads.workload import Program, Request, Workload, module_program, token_ids
-from examples.models import clip, vit
+from examples.models import clip, mixer, vit
 
 
 def _images(key: jax.Array, request: Request, size: int) -> jax.Array:
@@ -29,6 +29,13 @@ def _vit(request: Request) -> Program:
     return module_program(lambda: vit.create(config),
                           lambda key: (_images(key, request, config.image),),
                           f"{config.image}x{config.image}x3", name="vit")
+
+
+def _mixer(request: Request) -> Program:
+    config = (mixer.tiny if request.tiny else mixer.b16)(dtype=request.jax_dtype)
+    return module_program(lambda: mixer.create(config),
+                          lambda key: (_images(key, request, config.image),),
+                          f"{config.image}x{config.image}x3", name="mixer")
 
 
 def _clip_config(request: Request) -> clip.ClipConfig:
@@ -72,4 +79,5 @@ WORKLOADS = (
              one_kernel=True, attention=True),
     Workload("clip_text", "CLIP ViT-B/32, text tower", "transformer", _clip_text,
              one_kernel=True, attention=True),
+    Workload("mixer_b16", "Mixer-B/16", "vision", _mixer, batches=(1, 16), one_kernel=True),
 )
