@@ -172,6 +172,7 @@ PEERS: dict[str, Builder] = {
     **{f"b2b_conv_{row}": _b2b_conv(*sizes) for row, sizes in enumerate(micro.B2B_CONVS, 1)},
     **{f"padding_{row}": _padding(*sizes) for row, (_, *sizes) in enumerate(micro.PADDINGS, 1)},
     **{f"dot_{m}_{n}_{k}": _gemm(m, n, k) for m, n, k in kernels.GEMMS},
+    **{f"unaligned_{m}_{n}_{k}": _gemm(m, n, k) for m, n, k in kernels.UNALIGNED},
     **{f"{kind}_{m}_{n}_{k}": _epilogue(kind, m, n, k) if kind != "bare" else _gemm(m, n, k)
        for m, n, k in kernels.EPILOGUE_GEMMS for kind in kernels.EPILOGUES},
     **{f"attention_s{s}_{h}x{d}{'_causal' if causal else ''}": _attention(s, h, d, causal)

@@ -1,4 +1,5 @@
-"""Torch peers of the vision transformers: transformers' ViT and CLIP, random weights, SDPA."""
+"""Torch peers of the vision transformers: transformers' ViT and CLIP, random weights, SDPA; and of
+MLP-Mixer, which neither transformers nor torchvision has."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.peer import Builder, TorchPeer
+from examples.models import mixer
 
 if TYPE_CHECKING:
     import torch
@@ -117,8 +119,53 @@ def _clip(batch: int, dtype: torch.dtype, device: str, tiny: bool = False) -> To
                      lambda seed: (*images(seed), *texts(seed)), call)
 
 
+def _mixer_module(config: mixer.MixerConfig) -> torch.nn.Module:
+    from torch import nn
+
+    def mlp(size: int, inner: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(size, inner), nn.GELU(approximate="tanh"),
+                             nn.Linear(inner, size))
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token_norm, self.channel_norm = (
+                nn.LayerNorm(config.hidden, eps=config.norm_eps) for _ in range(2))
+            self.tokens = mlp(config.patches, config.tokens)
+            self.channels = mlp(config.hidden, config.channels)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x + self.tokens(self.token_norm(x).mT).mT
+            return x + self.channels(self.channel_norm(x))
+
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(3, config.hidden, config.patch, config.patch)
+            self.layers = nn.Sequential(*(Layer() for _ in range(config.layers)))
+            self.norm = nn.LayerNorm(config.hidden, eps=config.norm_eps)
+            self.out = nn.Linear(config.hidden, config.classes)
+
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            x = self.layers(self.stem(pixels).flatten(2).mT)
+            return self.out(self.norm(x).mean(1))
+
+    return Mixer()
+
+
+def _mixer_b16(batch: int, dtype: torch.dtype, device: str, tiny: bool = False) -> TorchPeer:
+    """Pixels to the logits of 1000 classes."""
+    import torch
+
+    config = mixer.tiny() if tiny else mixer.b16()
+    module = _mixer_module(config).eval().to(device, dtype)
+    return TorchPeer(module.to(memory_format=torch.channels_last),
+                     _images(batch, config.image, dtype, device))
+
+
 PEERS: dict[str, Builder] = {
     "vit_b16": _vit_b16,
+    "mixer_b16": _mixer_b16,
     "clip": _clip,
     "clip_image": _clip_image,
     "clip_text": _clip_text,
