@@ -206,13 +206,16 @@ def f32_plan(m: int) -> Any:
 
 def test_what_is_not_needed_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text with lean producers, once it is known that the other one does not spill."""
-    ended = list[bool]()
+    began, ended = Semaphore(0), list[bool]()
 
     def fake(source: str, *_: Any, cancelled: Any, **kw: Any) -> tuple[bytes, str, dict[str, int]]:
         what = kind(source)
         if "lean" in what:
+            began.release()
             ended.append(any(e.wait(30) for e in cancelled))
             raise CompileError("not needed any more")
+        if not what:  # not before both have begun: of what has not, nobody would hear
+            assert all(began.acquire(timeout=30) for _ in range(2))
         return b"", source, {"spill_stores": {"wide": 8, "": 0}[what]}
 
     monkeypatch.setattr(module, "compile_kernel", fake)
