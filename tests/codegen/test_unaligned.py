@@ -3,6 +3,7 @@ shared memory, by every family. In the emulator, bit-exact."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from contraction_harness import (
     wgmma,
 )
 from contraction_harness import run_wgmma as run
+from lost_waits import Case, failure, removed
 from test_dot_swapped import swapped
 from test_dot_tf32 import TF32
 from test_dot_tf32_left import tile as tf32
@@ -191,3 +193,31 @@ def test_rows_that_end_within_a_piece_of_a_stream(m: int, dtype: Any) -> None:
     x[:, 135:] = w[:, 73:] = v[:, 135:] = np.nan
     check_exact(plan, build(plan, in_order(plan, gemv(m, 32, 2), gemv(m, 16, 2, wk=2))),
                 seeds=(0, 1), inputs=[x, w, v])
+
+
+@pytest.mark.parametrize("k", [136, 132])
+def test_bytes(k: int) -> None:
+    """Rows that 8 and 4 divide: of integers by mma.sync, of 8-bit floats in pairs by wgmma."""
+    def fn(x: Any, w: Any) -> Any:
+        return jnp.einsum("mk,nk->mn", x, w,
+                          preferred_element_type=jnp.int32 if x.dtype == jnp.int8 else F32)
+
+    width = 8 if k % 8 == 0 else 4
+    for dtype, s in ((jnp.int8, DotSchedule("mma", 32, 32, 64, 3, (2, 4, 1))),
+                     (jnp.float8_e4m3fn, DotSchedule("wgmma", 64, 48, 128, 3, (1, 1, 2)))):
+        plan = plan_of(fn, Spec((70, k), dtype), Spec((41, k), dtype))
+        assert widths(plan, s) == {width}
+        check_exact(plan, build(plan, in_order(plan, s), threads=256))
+
+
+@pytest.mark.parametrize(("name", "statement", "number"), [
+    ("unaligned_tile.cuh", r"syncwarp\(\);", 0),  # the lines of all lanes have landed
+    ("unaligned_tile.cuh", r"syncwarp\(\);", 1),  # the neighbours have read theirs
+    ("gemm_wgmma.cuh", r"cp_async_wait<LAG>\(\);", 0)])
+def test_every_wait_for_lines_is_needed(name: str, statement: str, number: int,
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = products(67, 41, 135)
+    case = Case(plan, in_order(plan, wgmma(64, 48, 3, (1, 1, 2))), small_integers(plan.graph),
+                0.0, threads=256)
+    assert failure(case, monkeypatch, lambda text: text) == ""
+    assert failure(case, monkeypatch, removed(name, re.compile(statement), number)) != ""

@@ -35,6 +35,7 @@ JM_DEVICE void cp_async_stream_16(void* smem, const void* gmem, bool pred = true
                "l"(gmem), "r"(pred ? 16 : 0), "l"(first_out)
                : "memory");
 }
+// The same of rows that are aligned to so many bytes only.
 template <int BYTES>
 JM_DEVICE void cp_async_stream_narrow(void* smem, const void* gmem, bool pred) {
   uint64_t first_out;

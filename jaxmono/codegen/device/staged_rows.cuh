@@ -205,6 +205,8 @@ struct StagedRows {
           quad_transpose(own);
           const float sums[8] = {own[0].x[0], own[0].x[1], own[1].x[0], own[1].x[1],
                                  own[2].x[0], own[2].x[1], own[3].x[0], own[3].x[1]};
+          // opaque: where a tile has all columns, NVVM makes a column by `or`, and stores 16 bytes by four
+          // (65536x256x60 took 27 us on an H100, 16 so).
           f(g + 8 * h, j == 0 ? c0 + t * 8 : opaque(c0 + (j + t) * 8), sums, NoReads{});
         }
       advance<COLUMNS>(x);
