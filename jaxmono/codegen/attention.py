@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxmono.codegen.attention_groups import grouped, placement
-from jaxmono.codegen.dot import emit_epilogue, emit_loader, epilogue_lanes, row_demands
+from jaxmono.codegen.dot import emit_epilogue, epilogue_lanes, row_demands
 from jaxmono.codegen.dot_schedule import mma_type, tile_bytes
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.errors import CodegenError
+from jaxmono.codegen.loaders import emit_loader
 from jaxmono.codegen.operand import Operand, analyse
 from jaxmono.codegen.panel import WarpRows
 from jaxmono.codegen.row_chain import RowOutput, emit_row_chain, warp_team

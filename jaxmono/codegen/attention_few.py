@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.attention_cost import LOAD, Keys, cheapest, total_us
 from jaxmono.codegen.attention_logits import emit_logits, emit_visible, key_range
-from jaxmono.codegen.dot import emit_loader, emit_piece, epilogue_lanes, lane_of
+from jaxmono.codegen.dot import emit_piece, epilogue_lanes
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
 from jaxmono.codegen.landed import emit_landed
+from jaxmono.codegen.loaders import emit_loader, lane_of
 from jaxmono.codegen.operand import NewRows, Operand
 from jaxmono.codegen.traverse import sources
 from jaxmono.codegen.writer import Writer

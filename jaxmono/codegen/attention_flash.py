@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.attention_cost import LOAD, Keys, cheapest, total_us
 from jaxmono.codegen.attention_logits import emit_logits, emit_range, key_range
-from jaxmono.codegen.dot import emit_loader, emit_piece, epilogue_lanes
+from jaxmono.codegen.dot import emit_piece, epilogue_lanes
 from jaxmono.codegen.emit import c_type
+from jaxmono.codegen.loaders import emit_loader
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.key_range import Numbers
 from jaxmono.fusion.plan import AttentionForm, Device, Sig

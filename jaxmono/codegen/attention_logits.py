@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from jaxmono.codegen.attention import AttentionCode, element_type
-from jaxmono.codegen.dot import lane_of
 from jaxmono.codegen.emit import BodyEmitter, vector_width
+from jaxmono.codegen.loaders import lane_of
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import IndexMap
 from jaxmono.fusion.key_range import KeyRange, find_key_range, moves_on

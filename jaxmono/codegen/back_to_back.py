@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule, element_type
-from jaxmono.codegen.dot import emit_loader, emit_piece, legal_lanes
+from jaxmono.codegen.dot import emit_piece, legal_lanes
 from jaxmono.codegen.dot_wgmma import (
     CONSUMERS,
     LOW_BYTES,
@@ -33,6 +33,7 @@ from jaxmono.codegen.early_loads import (
 )
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
 from jaxmono.codegen.epilogue_source import source_operand
+from jaxmono.codegen.loaders import emit_loader
 from jaxmono.codegen.operand import Operand
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import IndexMap

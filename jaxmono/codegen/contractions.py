@@ -31,7 +31,7 @@ from jaxmono.codegen.dot_candidates import (
 )
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
-from jaxmono.codegen.operand import is_unaligned
+from jaxmono.codegen.operand import has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.fold import STREAMED_ROWS
@@ -68,7 +68,7 @@ class _Dot:
                                shared_bytes=_room(request), siblings=request.siblings)
         if request.wgmma and s.family == "mma":
             code = DotCode.of(sig, s)
-            t, gathered = code.element, not dot.has_rows(code.lhs)
+            t, gathered = code.element, not has_rows(code.lhs)
             if t is not None and dot_wgmma_takes.takes(form, code, t) is None:
                 other = choose_wgmma(
                     form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size,

@@ -1,6 +1,6 @@
 """DotForm -> a device function: one tile of a contraction per task.
 
-    loaders (generated) -> Gemm / SimtGemm (device/gemm*.cuh) -> epilogue (generated)
+    loaders (loaders.py) -> Gemm / SimtGemm (device/gemm*.cuh) -> epilogue (generated)
 
 The loaders move 16-byte pieces of an operand to shared memory (`operand.py` decides how); the
 epilogue reads rows of the finished tile from shared memory, so that its own loads and stores are
@@ -16,18 +16,13 @@ from functools import cached_property, lru_cache
 
 from jaxmono.codegen.dot_schedule import F8_FLOPS, DotSchedule, best_mma, choose_simt, mma_type
 from jaxmono.codegen.early_loads import bind_early
-from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
+from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
 from jaxmono.codegen.epilogue_reduces import Reduced, reduced_of
-from jaxmono.codegen.gathered import emit_gathered
-from jaxmono.codegen.index_code import guard_code
 from jaxmono.codegen.names import compute, is_f8, vector
 from jaxmono.codegen.operand import (
-    PIECE_BYTES,
     Operand,
-    Source,
     analyse,
     is_unaligned,
-    stride,
 )
 from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
@@ -197,199 +192,6 @@ def picked_time(sig: Sig) -> float:
 def any_tile(sig: Sig) -> DotCode:
     """To ask of what is the same in all tiles of mma.sync."""
     return DotCode.of(sig, DotSchedule("mma", 16, 8, 64, 2, (1, 1, 1)))
-
-
-# ---- loaders -----------------------------------------------------------------------------------
-
-
-def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
-                pointers: Mapping[Value, str], names: Mapping[Var, str],
-                read_only: Sequence[Value], tiles: Mapping[Var, int], *,
-                strided: bool = False, gathered: bool = False, unaligned: bool = False,
-                pair: str = "",
-                copy: str = "cp_async") -> None:
-    """``const auto NAME = [&](void* to, int <outer or k>, int <k or outer>)``: fills one piece.
-
-    The two indices come in the order of the tile's rows and columns: columns are ``x.major``.
-    Elements outside the operand are written as zeros. An operand whose rows and columns have
-    constant strides is a ``Strided`` instead, which is called alike and fills whole tiles with
-    little address arithmetic; one whose rows and columns can be taken apart is a ``Gathered``; one
-    whose rows begin anywhere is an ``Unaligned``.
-
-    Args:
-      tiles: extent of a tile along the operand's Vars; no test is made where it divides the size.
-      strided, gathered, unaligned: the family knows ``Strided``; ``Gathered``, ``Unaligned``, for
-        this operand.
-      pair: C type of two neighbouring bytes, of which the family makes tiles; `is_strided` holds.
-      copy: what copies bytes that lie in memory as the tile has them; as many are appended.
-    """
-    if unaligned and _emit_unaligned(w, name, body, x, pointers, names, tiles):
-        return
-    if strided and _emit_strided(w, name, body, x, element, pointers, names, tiles, pair):
-        return
-    if gathered and emit_gathered(w, name, body, x, element, pointers, names, tiles):
-        return
-    row = x.outer if x.k_major else x.k
-    r, c = ("o", "k") if x.k_major else ("k", "o")
-    own = {**names, row: r, x.major: c}
-    piece = PIECE_BYTES // element.itemsize
-    t = c_type(element)
-    copied = x.param is not None and x.width < PIECE_BYTES
-    bounds = [f"{at} < {var.size}" for at, var in ((r, row), (f"{c}e" if copied else c, x.major))
-              if var.size % tiles[var]]
-    inside = " && ".join(bounds) or "true"
-    with w.block(f"const auto {name} = [&](void* to, int {r}, int {c})", "};"):
-        if copied:
-            w.directive("#pragma unroll")
-            with w.block(f"for (int e = 0; e < {piece}; e += {x.width // element.itemsize})"):
-                w.line(f"const int {c}e = {c} + e;")
-                _emit_copy(w, body, x, inside, pointers, {**own, x.major: f"{c}e"}, read_only,
-                           copy, to=f"static_cast<{t}*>(to) + e")
-            return
-        if x.param is not None:
-            _emit_copy(w, body, x, inside, pointers, own, read_only, copy)
-            return
-        w.line(f"Piece<{t}> piece{{}};")
-        wide = vector_width(body, [(x.value, x.index)], [], x.major, limit=piece) == piece
-        if wide and x.major.size % piece == 0:
-            with w.block(f"if ({inside})"):
-                em = BodyEmitter(w, body, pointers, lane=x.major, lanes=piece, var_names=own,
-                                 read_only=read_only)
-                v = em.emit(x.value, x.index)
-                with w.block(f"for (int e = 0; e < {piece}; ++e)"):
-                    w.line(f"piece.x[e] = convert<{t}>({lane_of(v, 'e')});")
-        elif x.picked is not None and x.picked.param.type.size:
-            _emit_picks(w, body, x.picked, t, piece, (r, row), (c, x.major), pointers, names,
-                        read_only)
-        else:
-            with w.block(f"for (int e = 0; e < {piece} && {r} < {row.size}; ++e)"):
-                w.line(f"const int {c}e = {c} + e;")
-                w.line(f"if ({c}e >= {x.major.size}) break;")
-                em = BodyEmitter(w, body, pointers, var_names={**own, x.major: f"{c}e"},
-                                 read_only=read_only)
-                w.line(f"piece.x[e] = convert<{t}>({em.emit(x.value, x.index)});")
-        w.line(f"*static_cast<Piece<{t}>*>(to) = piece;")
-
-
-def _emit_strided(w: Writer, name: str, body: Graph, x: Operand, element: DType,
-                  pointers: Mapping[Value, str], names: Mapping[Var, str],
-                  tiles: Mapping[Var, int], pair: str) -> bool:
-    """Writes ``const Strided<...> NAME{...};`` if the operand is one buffer with such strides."""
-    if not is_strided(x):
-        return False
-    assert x.param is not None and x.offset is not None
-    row = x.outer if x.k_major else x.k
-    pitch = stride(x.offset, row)
-    assert pitch is not None
-    origin = x.offset.substitute({row: Index.of(0), x.major: Index.of(0)})
-    em = BodyEmitter(w, body, pointers, var_names=names)
-    checks = ", ".join("true" if v.size % tiles[v] else "false" for v in (row, x.major))
-    first = f"{pointers[x.param]} + {em.code(origin)}"
-    if pair:
-        first = f"reinterpret_cast<const {pair}*>({first})"
-    per = 2 if pair else 1
-    width = ", 16, true" if x.ragged else f", {x.width}" if x.width < PIECE_BYTES else ""
-    w.line(f"const Strided<{pair or c_type(element)}, {pitch // per}, {checks}{width}> "
-           f"{name}{{{first}, {row.size}, {x.major.size // per}}};")
-    return True
-
-
-def _emit_unaligned(w: Writer, name: str, body: Graph, x: Operand, pointers: Mapping[Value, str],
-                    names: Mapping[Var, str], tiles: Mapping[Var, int]) -> bool:
-    """Writes ``const Unaligned<...> NAME{...};`` if the operand is one."""
-    source = x.picked
-    if not is_unaligned(x) or source is None:
-        return False
-    row, t = x.outer if x.k_major else x.k, source.param.type
-    origin = source.offset.substitute({row: Index.of(0), x.major: Index.of(0)})
-    first = BodyEmitter(w, body, pointers, var_names=names).code(origin)
-    checks = ", ".join("true" if v.size % tiles[v] else "false" for v in (row, x.major))
-    w.line(f"const Unaligned<{c_type(t.dtype)}, {stride(source.offset, row)}, {checks}> "
-           f"{name}{{{pointers[source.param]}, {first}, {t.nbytes}, {row.size}, {x.major.size}}};")
-    return True
-
-
-def is_strided(x: Operand) -> bool:
-    """Whether an operand is one buffer, whole, in which rows and columns have constant strides."""
-    if x.param is None or x.offset is None or not x.offset.is_static or x.guard.bounds or x.others:
-        return False
-    row = x.outer if x.k_major else x.k
-    return stride(x.offset, row) is not None and stride(x.offset, x.major) == 1
-
-
-def has_rows(x: Operand) -> bool:
-    """Whether an operand's rows lie at a constant distance from each other, in one buffer."""
-    return is_strided(x) or is_unaligned(x)
-
-
-def _emit_copy(w: Writer, body: Graph, x: Operand, inside: str,
-               pointers: Mapping[Value, str], names: Mapping[Var, str],
-               read_only: Sequence[Value], copy: str, to: str = "to") -> None:
-    """One cp.async of ``x.width`` bytes, of zeros where they are outside or padding; of what is
-    there of a `ragged` operand's last piece."""
-    assert x.param is not None and x.offset is not None
-    copy, lanes = f"{copy}_{x.width}", x.width // x.param.type.dtype.itemsize
-    if x.ragged:
-        offset = BodyEmitter(w, body, pointers, var_names=names).code(x.offset)
-        size, left = x.param.type.dtype.itemsize, f"{x.major.size} - {names[x.major]}"
-        w.line(f"const bool there = {inside};")
-        # What is outside may not even begin at a multiple of 16 bytes.
-        w.line(f"cp_async_part_16({to}, {pointers[x.param]} + (there ? {offset} : 0), "
-               f"there ? min({left}, {lanes}) * {size} : 0);")
-        return
-    em = BodyEmitter(w, body, pointers, lane=x.major, lanes=lanes, var_names=names,
-                     read_only=read_only)
-    indices = (x.offset, *(at for at, _, _ in x.guard.bounds))
-    if all(i.is_static for i in indices):
-        guard = guard_code(x.guard, em.code, branches=False)
-        test = f"({inside}) & {guard}" if guard and inside != "true" else guard or inside
-        source = f"{pointers[x.param]} + {em.code(x.offset)}"
-        for s in reversed(x.others):
-            choice = guard_code(s.where, em.code, branches=False)
-            source = f"({choice}) ? {pointers[s.param]} + {em.code(s.offset)} : {source}"
-        w.line(f"{copy}({to}, {source}, {test});")
-        return
-    with w.block(f"if ({inside})"):  # no index may be read for elements outside
-        guard = guard_code(x.guard, em.code)
-        with w.block(f"if ({guard})" if guard else ""):
-            w.line(f"{copy}({to}, {pointers[x.param]} + {em.code(x.offset)}, true);")
-            w.line("return;")
-    w.line(f"{copy}({to}, {pointers[x.param]}, false);")
-
-
-def _emit_picks(w: Writer, body: Graph, source: Source, t: str, piece: int,
-                row: tuple[str, Var], col: tuple[str, Var], pointers: Mapping[Value, str],
-                names: Mapping[Var, str], read_only: Sequence[Value]) -> None:
-    """The elements of a piece one by one, without branches: all loads are issued before the first
-    has arrived. Where there is no element, another one is read and not used."""
-    (r, outer), (c, major) = row, col
-    load = "load_ro" if source.param in read_only else "load"
-    w.directive("#pragma unroll")
-    with w.block(f"for (int e = 0; e < {piece}; ++e)"):
-        w.line(f"const int {c}e = {c} + e;")
-        em = BodyEmitter(w, body, pointers, var_names={**names, outer: r, major: f"{c}e"})
-        guard = guard_code(source.where, em.code, branches=False)
-        tests = [f"({r} < {outer.size})", f"({c}e < {major.size})", *([guard] if guard else [])]
-        w.line(f"const bool there = {' & '.join(tests)};")
-        at = f"clamp_offset<{source.param.type.size}>({em.code(source.offset)})"
-        w.line(f"const {t} x = {load}<{t}>({pointers[source.param]} + {at});")
-        w.line(f"piece.x[e] = there ? x : {t}{{}};")
-
-
-def lane_of(v: Emitted, lane: str) -> str:
-    return f"{v}.x[{lane}]" if v.vector else v.name
-
-
-def emit_element_loader(w: Writer, name: str, body: Graph, x: Operand, order: tuple[Var, Var],
-                        accumulator: str, pointers: Mapping[Value, str],
-                        names: Mapping[Var, str], read_only: Sequence[Value]) -> None:
-    """``const auto NAME = [&](int, int)``: one element as the accumulator's type, zero outside."""
-    a, b = order
-    with w.block(f"const auto {name} = [&](int i, int j) -> {accumulator}", "};"):
-        w.line(f"if (i >= {a.size} || j >= {b.size}) return {accumulator}(0);")
-        em = BodyEmitter(w, body, pointers, var_names={**names, a: "i", b: "j"},
-                         read_only=read_only)
-        w.line(f"return convert<{accumulator}>({em.emit(x.value, x.index)});")
 
 
 # ---- epilogue ----------------------------------------------------------------------------------

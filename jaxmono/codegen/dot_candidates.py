@@ -21,7 +21,6 @@ from jaxmono.codegen import (
 from jaxmono.codegen.dot import (
     DotCode,
     fma_type,
-    has_rows,
     matrix_flops,
     operand_type,
     picked_time,
@@ -36,7 +35,7 @@ from jaxmono.codegen.dot_schedule_gemv import (
 )
 from jaxmono.codegen.dot_schedule_tf32 import MOST_BLOCKS, candidates_tf32
 from jaxmono.codegen.dot_schedule_wgmma import candidates_wgmma
-from jaxmono.codegen.operand import is_unaligned
+from jaxmono.codegen.operand import has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Request
 from jaxmono.fusion.plan import DotForm, Sig
 from jaxmono.hlo.types import DType
@@ -180,7 +179,7 @@ def swapped_candidates(sig: Sig, request: Request) -> list[Costed]:
     return dot_schedule_swapped.candidates_swapped(
         batch, m, n, k, device=request.device, shared_bytes=request.shared_bytes,
         k_major=(code.lhs.k_major, code.rhs.k_major), computed=not dot_wgmma.comes(code.lhs),
-        widths=dot_wgmma.widths(code), few=is_unaligned(code.rhs),
+        widths=dot_wgmma.widths(code),
         blocks=min(blocks_of(own, request.stage or (own,), sms), max(sms // request.siblings, 1)))
 
 

@@ -6,18 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from jaxmono.codegen.dot import (
-    DotCode,
-    emit_element_loader,
-    emit_epilogue,
-    emit_loader,
-    emit_piece,
-    epilogue_lanes,
-    legal_lanes,
-)
+from jaxmono.codegen.dot import DotCode, emit_epilogue, emit_piece, epilogue_lanes, legal_lanes
 from jaxmono.codegen.dot_schedule import tile_bytes
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.epilogue_reduces import declare, emit_take, refusal
+from jaxmono.codegen.loaders import emit_element_loader, emit_loader
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.writer import Writer

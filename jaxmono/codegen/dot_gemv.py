@@ -16,20 +16,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from jaxmono.codegen.asked import Together
-from jaxmono.codegen.dot import (
-    DotCode,
-    emit_epilogue,
-    emit_loader,
-    epilogue_lanes,
-    lane_of,
-    row_demands,
-    store_offset,
-)
+from jaxmono.codegen.dot import DotCode, emit_epilogue, epilogue_lanes, row_demands, store_offset
 from jaxmono.codegen.dot_gemv_shape import SCRATCH, Shape
 from jaxmono.codegen.emit import BodyEmitter, Emitted, Load, c_type, vector_width
 from jaxmono.codegen.landed import emit_landed
+from jaxmono.codegen.loaders import emit_loader, lane_of
 from jaxmono.codegen.names import compute, vector
-from jaxmono.codegen.operand import PIECE_BYTES
 from jaxmono.codegen.row_chain import RowOutput, block_team, emit_row_chain, warp_team
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.traverse import Access, access, dynamics, sources, walk
@@ -305,9 +297,8 @@ def _emit_x(w: Writer, code: DotCode, pointers: Mapping[Value, str], read_only: 
     t, piece = c_type(code.element), 16 // code.element.itemsize
     own = {**names, form.m: "m", form.k: "k"}
     with w.block(f"const auto x_piece = [&](int m, int k) -> Piece<{t}>", "};"):
-        if x.param is not None and x.offset is not None and x.k_major and x.offset.is_static \
-                and not x.guard.bounds and not x.others and x.width == PIECE_BYTES \
-                and not x.ragged:
+        if x.in_pieces and x.param is not None and x.offset is not None and x.k_major \
+                and x.offset.is_static and not x.guard.bounds and not x.others:
             em = BodyEmitter(w, body, pointers, lane=form.k, lanes=piece, var_names=own)
             load = "ld_nc" if x.param in read_only else "*"
             w.line(f"return {load}(reinterpret_cast<const Piece<{t}>*>({pointers[x.param]} + "

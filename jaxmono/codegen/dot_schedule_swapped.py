@@ -68,7 +68,7 @@ _LAYOUTS = ((1, 2, 1), (1, 1, 2))
 
 def candidates_swapped(batch: int, m: int, n: int, k: int, *, device: Device, shared_bytes: int,
                        k_major: tuple[bool, bool], computed: bool, blocks: int,
-                       widths: tuple[int, int] = WIDE, few: bool = False,
+                       widths: tuple[int, int] = WIDE,
                        ) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model in microseconds, cheapest first.
 
@@ -76,13 +76,12 @@ def candidates_swapped(batch: int, m: int, n: int, k: int, *, device: Device, sh
       k_major: of x and of the weights. computed: x is, a task's share at once.
       shared_bytes: per block.
       blocks: that this contraction has for itself.
-      few: so may the rows be, since the gemv family would be slow.
-      widths: bytes of one copy of x and of the weights; 2: an `UnalignedTile`.
+      widths: bytes of one copy of x and of the weights; 2: an `UnalignedTile`. Of such weights rows
+        may be fewer: the gemv family would pick their elements.
     """
-    if not (1 if few else MIN_ROWS) <= m <= MAX_ROWS or n < MIN_COLUMNS:
+    if not (1 if widths[1] == 2 else MIN_ROWS) <= m <= MAX_ROWS or n < MIN_COLUMNS:
         return []
-    found = _costed(batch, m, n, k, device, shared_bytes, k_major, computed, blocks,
-                    widths)
+    found = _costed(batch, m, n, k, device, shared_bytes, k_major, computed, blocks, widths)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
@@ -100,8 +99,8 @@ def _costed(batch: int, m: int, n: int, k: int, device: Device, shared_bytes: in
         bn = 64 * warps[1]
         if split > 1 and k < 256 * split:
             continue
-        x = operand_bytes(bm, 64, k_major[0], unaligned=widths[0] == 2)
-        w = operand_bytes(bn, 64, k_major[1], unaligned=widths[1] == 2)
+        x = operand_bytes(bm, 64, k_major[0], widths[0])
+        w = operand_bytes(bn, 64, k_major[1], widths[1])
         tiles = math.ceil(math.ceil(k / 64) / split)
         panel = tile_bytes(bm, tiles * 64) if computed else 0
         if computed:

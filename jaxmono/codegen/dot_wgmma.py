@@ -11,16 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from jaxmono.codegen.bias import Bias, bias_of, emit_bias
-from jaxmono.codegen.dot import (
-    DotCode,
-    emit_epilogue,
-    emit_loader,
-    emit_piece,
-    has_rows,
-    legal_lanes,
-)
+from jaxmono.codegen.dot import DotCode, emit_epilogue, emit_piece, legal_lanes
 from jaxmono.codegen.dot_function import emit_split
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.early_loads import (
@@ -33,8 +27,9 @@ from jaxmono.codegen.early_loads import (
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.epilogue_reduces import declare, emit_take, refusal
 from jaxmono.codegen.epilogue_source import source_operand
+from jaxmono.codegen.loaders import emit_loader
 from jaxmono.codegen.names import is_f8
-from jaxmono.codegen.operand import Operand, copied_bytes, is_unaligned
+from jaxmono.codegen.operand import Operand, copied_bytes, has_rows, is_unaligned
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
@@ -106,9 +101,8 @@ def layout(code: DotCode) -> tuple[int, int]:
     s, (a_k, b_k) = code.s, shared_k_major(code)
     # A tile of 32-bit elements has as many bytes as [k][m] as it has as [m][k].
     depth = deep(code) // 2
-    left, right = unaligned(code)
-    a = operand_bytes(s.bm, depth, a_k, unaligned=left)
-    b = operand_bytes(s.bn, depth, b_k, unaligned=right)
+    a, b = (operand_bytes(rows, depth, k_major, width) for rows, k_major, width in zip(
+        (s.bm, s.bn), (a_k, b_k), widths(code), strict=True))
     panel = panel_columns(code)
     if s.resident:
         return code.k_tiles * b, a
@@ -139,11 +133,11 @@ def tile_bytes(rows: int, cols: int) -> int:
     return rows * 128 * math.ceil(cols / 64)
 
 
-def operand_bytes(rows: int, depth: int, k_major: bool, *, unaligned: bool) -> int:
+def operand_bytes(rows: int, depth: int, k_major: bool, width: int) -> int:
     """Of a slot, for ``rows`` (or columns) of an operand and ``depth`` elements of k, which lie as
-    [rows][k] or [k][rows]; ``unaligned``: as an `UnalignedTile`."""
+    [rows][k] or [k][rows] and come in copies of ``width`` bytes; 2: as an `UnalignedTile`."""
     rows, columns = (rows, depth) if k_major else (depth, rows)
-    return tile_bytes(rows, columns) + (_more_bytes(rows, columns) if unaligned else 0)
+    return tile_bytes(rows, columns) + (_more_bytes(rows, columns) if width == 2 else 0)
 
 
 def _more_bytes(rows: int, columns: int) -> int:
@@ -151,11 +145,6 @@ def _more_bytes(rows: int, columns: int) -> int:
     pieces = columns // 8
     strips = pieces // 8 + (pieces % 8).bit_count()
     return math.ceil(strips * rows * 16 / 1024) * 1024
-
-
-def unaligned(code: DotCode) -> tuple[bool, bool]:
-    """Whether the left and the right operand are `Unaligned`."""
-    return is_unaligned(code.lhs), is_unaligned(code.rhs)
 
 
 def widths(code: DotCode) -> tuple[int, int]:
@@ -208,12 +197,12 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     tiles = {form.m: s.bm, form.n: s.bn, form.k: s.bk}
     pair = pair_type(code)
     emit_loader(w, "load_b", body, code.rhs, code.element, pointers, names, read_only, tiles,
-                strided=True, unaligned=True, pair=pair)
+                strided=True, pair=pair)
     if panel_columns(code):
         w.line("const auto load_a = [](void*, int, int) {};  // consumers compute the panel")
     else:
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles,
-                    strided=True, gathered=s.family != SWAPPED, unaligned=True, pair=pair)
+                    strided=True, gathered=s.family != SWAPPED, pair=pair)
     ahead, weights = 0, code.rhs.source
     if behind and weights is not None and weights.param in read_only and weights.offset.is_static:
         ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * 128))) \
@@ -487,7 +476,7 @@ def _gemm(code: DotCode) -> str:
     kind, warps = ("GemmSwapped", s.warps[1:]) if s.family == SWAPPED else ("GemmWgmma", s.warps)
     args = [pair_type(code) or c_type(code.element), s.bm, s.bn, s.stages, *warps,
             _cpp(code.lhs.k_major), _cpp(code.rhs.k_major), panel_columns(code)]
-    more = list(zip(map(_cpp, unaligned(code)), ("false", "false"), strict=True))
+    more: list[tuple[Any, Any]] = [(_cpp(width == 2), "false") for width in widths(code)]
     if s.family != SWAPPED:
         more = [(0, 0), (deep(code) // 32, 4), (code.k_tiles if s.resident else 0, 0), *more]
     while more and more[-1][0] == more[-1][1]:  # as its default

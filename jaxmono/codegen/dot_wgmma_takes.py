@@ -3,11 +3,11 @@ gemm_tf32.cuh), with the reasons why not."""
 
 from __future__ import annotations
 
-from jaxmono.codegen.dot import DotCode, is_strided
+from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_wgmma import comes
 from jaxmono.codegen.gathered import parts_of
 from jaxmono.codegen.names import is_f8
-from jaxmono.codegen.operand import PIECE_BYTES, stride
+from jaxmono.codegen.operand import PIECE_BYTES, is_strided, stride
 from jaxmono.fusion.plan import DotForm
 from jaxmono.hlo.types import DType
 

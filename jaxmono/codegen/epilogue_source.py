@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxmono.codegen.dot import is_strided
 from jaxmono.codegen.early_loads import reads
-from jaxmono.codegen.operand import Operand, analyse, stride
+from jaxmono.codegen.operand import Operand, analyse, is_strided, stride
 from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.plan import Store
 from jaxmono.hlo.ir import Graph, Value

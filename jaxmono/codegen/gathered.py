@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from jaxmono.codegen.emit import BodyEmitter, c_type
 from jaxmono.codegen.index_code import fits_int
-from jaxmono.codegen.operand import PIECE_BYTES, Operand
+from jaxmono.codegen.operand import Operand
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, Var
 from jaxmono.fusion.round_rows import DISTANCES
@@ -57,8 +57,7 @@ class Parts:
 
 def parts_of(x: Operand) -> Parts | None:
     """``x`` in parts of its rows and of k; None if something depends on both at once."""
-    if x.param is None or x.offset is None or x.others or not x.k_major \
-            or x.width < PIECE_BYTES or x.ragged:
+    if not x.in_pieces or x.offset is None or x.others or not x.k_major:
         return None
     made = _separate(x.offset, x)
     if made is None or not all(map(fits_int, made)):

@@ -102,6 +102,11 @@ class Operand:
             self.width // self.param.type.dtype.itemsize) != 0
 
     @property
+    def in_pieces(self) -> bool:
+        """Whether it is copied, in whole pieces."""
+        return self.param is not None and self.width == PIECE_BYTES and not self.ragged
+
+    @property
     def source(self) -> Source | None:
         """Where its elements are, if that is (nearly) all in one buffer."""
         if self.param is None or self.offset is None:
@@ -234,6 +239,19 @@ def is_unaligned(x: Operand) -> bool:
 
 _MOST_ROWS = 512
 """Of a tile: as many may lie behind the last row."""
+
+
+def is_strided(x: Operand) -> bool:
+    """Whether an operand is one buffer, whole, in which rows and columns have constant strides."""
+    if x.param is None or x.offset is None or not x.offset.is_static or x.guard.bounds or x.others:
+        return False
+    row = x.outer if x.k_major else x.k
+    return stride(x.offset, row) is not None and stride(x.offset, x.major) == 1
+
+
+def has_rows(x: Operand) -> bool:
+    """Whether an operand's rows lie at a constant distance from each other, in one buffer."""
+    return is_strided(x) or is_unaligned(x)
 
 
 def copied_bytes(x: Operand) -> int:

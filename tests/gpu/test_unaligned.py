@@ -47,6 +47,13 @@ def test_all_layouts(sizes: tuple[int, int, int], dtype: Any) -> None:
         assert ours <= 1.1 * theirs + 1e-6
 
 
+def both(fn: Any, *args: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Of one kernel, and of XLA."""
+    compiled = jaxmono.jit(fn).lower(*args).compile()
+    assert compiled.explain().kernels == 1
+    return compiled(*args), jax.jit(fn)(*args)
+
+
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_neighbours_do_not_count(dtype: Any) -> None:
     """Rows and columns of a buffer around an operand are infinite, or none."""
@@ -58,8 +65,7 @@ def test_neighbours_do_not_count(dtype: Any) -> None:
     w = np.full((335, 209), np.inf, np.float32)
     x[3:300, 7:328], w[7:328, 5:202] = rng.standard_normal((297, 321)), rng.standard_normal(
         (321, 197))
-    args = tuple(jnp.asarray(a).astype(dtype) for a in (x, w))
-    out, want = jaxmono.jit(fn)(*args), jax.jit(fn)(*args)
+    out, want = both(fn, *(jnp.asarray(a).astype(dtype) for a in (x, w)))
     assert np.isfinite(np.asarray(out, np.float32)).all()
     np.testing.assert_allclose(np.asarray(out, np.float32), np.asarray(want, np.float32),
                                rtol=2e-2, atol=0.2)
@@ -68,11 +74,10 @@ def test_neighbours_do_not_count(dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_joined_features(dtype: Any) -> None:
     def fn(x: jax.Array, y: jax.Array, w: jax.Array) -> jax.Array:
-        return jnp.concatenate([jnp.sin(x), y * 1, x], 1) @ w
+        return jnp.concatenate([jnp.sin(x), y, x], 1) @ w
 
     rng = np.random.default_rng(1)
-    args = tuple(jnp.asarray(rng.standard_normal(s), F32).astype(dtype)
-                 for s in ((1000, 60), (1000, 256), (376, 128)))
-    out, want = jaxmono.jit(fn)(*args), jax.jit(fn)(*args)
+    out, want = both(fn, *(jnp.asarray(rng.standard_normal(s), F32).astype(dtype)
+                           for s in ((1000, 60), (1000, 256), (376, 128))))
     np.testing.assert_allclose(np.asarray(out, np.float32), np.asarray(want, np.float32),
                                rtol=2e-2, atol=0.2)

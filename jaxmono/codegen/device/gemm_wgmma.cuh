@@ -28,6 +28,7 @@
 // blocks take as long (three products; 2048x2304x768 5 % less); [k][m] or [k][n] make 0 to 9 %.
 #pragma once
 #include "jaxmono/gathered.cuh"
+#include "jaxmono/marching.cuh"
 #include "jaxmono/opaque.cuh"
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/roles.cuh"
@@ -36,7 +37,6 @@
 #include "jaxmono/swizzled_tile.cuh"
 #include "jaxmono/tf32_tile.cuh"
 #include "jaxmono/types.cuh"
-#include "jaxmono/unaligned_tile.cuh"
 #include "jaxmono/vec.cuh"
 #include "jaxmono/warp.cuh"
 #include "jaxmono/wgmma_operand.cuh"
@@ -115,40 +115,6 @@ struct GemmWgmma {
   static constexpr int FLYING = 96 * 1024 / STAGE_BYTES > 1 ? 96 * 1024 / STAGE_BYTES : 1;
   static constexpr int LAG = !MENDS ? 0 : FLYING < SLOTS - 2 ? FLYING : SLOTS - 2;
 
-  // The k tiles of an operand, one behind the other. What a thread needs to request the first is known
-  // before it may be read: address arithmetic behind a grid barrier is waited for. MORE: where in a slot an
-  // unaligned operand has its further lines, seen from its tile.
-  template <class TileT, bool K_MAJOR, int MORE, class Load>
-  struct Marching {
-    static constexpr bool STEADY = !TF32 && IsStrided<Load>::value;
-    using Shifted = UnalignedTile<T, TileT::ROWS, TileT::COLS>;
-    const int thread, outer, k0;
-    const Load& load;
-    const T* from = nullptr;
-
-    JM_DEVICE Marching(int thread_, int outer_, int k0_, const Load& load_)
-        : thread(thread_), outer(outer_), k0(k0_), load(load_) {
-      if constexpr (STEADY)
-        from = opaque(TileT::template begin<PRODUCERS>(thread, K_MAJOR ? outer : k0,
-                                                       K_MAJOR ? k0 : outer, load));
-    }
-    JM_DEVICE void fill(unsigned char* to, int t) const {
-      const int k = k0 + t * BK, row = K_MAJOR ? outer : k, col = K_MAJOR ? k : outer;
-      if constexpr (STEADY)
-        TileT::template fill<PRODUCERS>(to, thread, row, col, load,
-                                        from + t * (K_MAJOR ? BK : BK * Load::PITCH));
-      else if constexpr (IsUnaligned<Load>::value)
-        Shifted::template fill<PRODUCERS>(to, to + MORE, thread, row, col, load);
-      else
-        TileT::template fill<PRODUCERS>(to, thread, row, col, load);
-    }
-    // Of an unaligned operand, behind the wait for what this thread has requested of tile t.
-    JM_DEVICE void finish(unsigned char* to, int t) const {
-      const int k = k0 + t * BK, row = K_MAJOR ? outer : k, col = K_MAJOR ? k : outer;
-      Shifted::template finish<PRODUCERS>(to, to + MORE, thread, row, col, load);
-    }
-  };
-
   // Requests all k tiles of a task. AHEAD: of the first tiles one operand, the left one if LEFT, is
   // requested before ready() returns, which waits until the other one may be read; where that is a
   // panel, of as many tiles as there is room for. A resident B comes with the block's first task (at.fresh),
@@ -165,8 +131,9 @@ struct GemmWgmma {
         return typename TileA::template Rows<PRODUCERS>(thread, row0, load_a);
       else return 0;
     }();
-    const Marching<TileA, A_K_MAJOR, TILE_BYTES, LoadA> a(thread, row0, k0, load_a);
-    const Marching<TileB, B_K, TILE_BYTES + MORE_A - A_BYTES, LoadB> b(thread, col0, k0, load_b);
+    const Marching<T, TileA, BK, A_K_MAJOR, A_UNALIGNED, TILE_BYTES, LoadA> a(thread, row0, k0, load_a);
+    const Marching<T, TileB, BK, B_K, B_UNALIGNED, TILE_BYTES + MORE_A - A_BYTES, LoadB> b(thread, col0, k0,
+                                                                                           load_b);
     const auto fetch_a = [&](int i, int t) {
       if constexpr (PANEL == 0) {
         if constexpr (IsGathered<LoadA>::value)

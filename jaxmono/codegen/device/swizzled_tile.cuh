@@ -55,6 +55,9 @@ struct IsStrided<L, decltype(void(L::IS_STRIDED))> {
   static constexpr bool value = true;
 };
 
+// Pieces of a row that a strip of threads takes at a time, where so many are left.
+constexpr int strip_pieces(int left) { return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
+
 // ROWS x COLS elements of 16 or 32 bits as panels of 64 or 32 columns. A panel row has 128 bytes, whose
 // 16-byte pieces are permuted by the row: the 128-byte swizzle of wgmma. Tiles begin at multiples of
 // 1024.
@@ -189,8 +192,7 @@ struct SwizzledTile {
   JM_DEVICE static void straight(unsigned char* base, int thread, int row0, int col0, const Load& load,
                                  const T* begins) {
     if constexpr (FIRST < COLS) {
-      constexpr int LEFT = (COLS - FIRST) / PIECE;
-      constexpr int N = LEFT >= 8 ? 8 : LEFT >= 4 ? 4 : LEFT >= 2 ? 2 : 1, WIDTH = N * PIECE;
+      constexpr int N = strip_pieces((COLS - FIRST) / PIECE), WIDTH = N * PIECE;
       constexpr int ROW_STEP = THREADS / N;
       static_assert(THREADS % N == 0 && ROW_STEP % 8 == 0, "one swizzle for all rows of a thread");
       const int row = static_cast<int>(static_cast<unsigned>(thread) / N);

@@ -20,7 +20,7 @@ namespace jaxmono {
 // and has `bytes`. CHECK_*: as of Strided.
 template <class T, int ROW, bool CHECK_ROWS, bool CHECK_COLS>
 struct Unaligned {
-  static constexpr bool IS_UNALIGNED = true, CHECKS_COLS = CHECK_COLS;
+  static constexpr bool CHECKS_COLS = CHECK_COLS;
   static constexpr int PITCH = ROW;
   const T* base;
   int first, bytes, rows, cols;
@@ -39,15 +39,6 @@ struct Unaligned {
       cp_async_part_16(to, from, there && left > 0 ? left < 16 ? static_cast<int>(left) : 16 : 0);
     }
   }
-};
-
-template <class, class = void>
-struct IsUnaligned {
-  static constexpr bool value = false;
-};
-template <class L>
-struct IsUnaligned<L, decltype(void(L::IS_UNALIGNED))> {
-  static constexpr bool value = true;
 };
 
 // How 16 bytes are cut out of 32: the same from row to row.
@@ -84,7 +75,9 @@ struct UnalignedTile {
   template <int THREADS, class Load>
   JM_DEVICE static void fill(unsigned char* tile, unsigned char* more, int thread, int row0, int col0,
                              const Load& load) {
-    fill_strips<THREADS, 0, 0>(tile, more, thread, row0, col0, load);
+    each_strip<THREADS>(thread, [&](const auto& own) {
+      fill_strip(own, tile, more, row0, col0, load);
+    });
   }
 
   // Behind the wait for this thread's lines of the tile.
@@ -92,15 +85,17 @@ struct UnalignedTile {
   JM_DEVICE static void finish(unsigned char* tile, unsigned char* more, int thread, int row0, int col0,
                                const Load& load) {
     syncwarp();  // the lines of all its lanes
-    finish_strips<THREADS, 0, 0>(tile, more, thread, row0, col0, load);
+    each_strip<THREADS>(thread, [&](const auto& own) {
+      finish_strip(own, tile, more, row0, col0, load);
+    });
   }
 
  private:
-  // Where a thread's piece of a strip of N pieces is.
-  template <int THREADS, int FIRST>
+  // Where a thread's piece of a strip of N pieces is; from column FIRST_ on, number NUMBER_ of a row.
+  template <int THREADS, int FIRST_, int NUMBER_>
   struct Strip {
-    static constexpr int LEFT = (COLS - FIRST) / PIECE;
-    static constexpr int N = LEFT >= 8 ? 8 : LEFT >= 4 ? 4 : LEFT >= 2 ? 2 : 1, END = FIRST + N * PIECE;
+    static constexpr int FIRST = FIRST_, NUMBER = NUMBER_;
+    static constexpr int N = strip_pieces((COLS - FIRST) / PIECE), END = FIRST + N * PIECE;
     static constexpr int ROW_STEP = THREADS / N, COUNT = (ROWS + ROW_STEP - 1) / ROW_STEP;
     static_assert(THREADS % N == 0 && ROW_STEP % 8 == 0, "one swizzle, one cut for all rows of a thread");
     int row, piece;
@@ -113,31 +108,35 @@ struct UnalignedTile {
     }
   };
 
-  template <int THREADS, int FIRST, int NUMBER, class Load>
-  JM_DEVICE static void fill_strips(unsigned char* tile, unsigned char* more, int thread, int row0,
-                                    int col0, const Load& load) {
+  template <int THREADS, int FIRST = 0, int NUMBER = 0, class F>
+  JM_DEVICE static void each_strip(int thread, const F& f) {
     if constexpr (FIRST < COLS) {
-      using S = Strip<THREADS, FIRST>;
-      const S own(thread);
-      const int first = load.at(row0 + own.row, col0 + FIRST) & ~15;
-      // Of the buffer's end only the last tiles have to know.
-      constexpr int DOWN = S::ROW_STEP * Load::PITCH * 2;
-      if (first + ((Load::PITCH > 0 ? S::COUNT - 1 : 0) * DOWN + S::N * 16 + 16) <= load.bytes)
-        lines<S, NUMBER, true>(own, tile, more, first, row0, load);
-      else
-        lines<S, NUMBER, false>(own, tile, more, first, row0, load);
-      fill_strips<THREADS, S::END, NUMBER + 1>(tile, more, thread, row0, col0, load);
+      using S = Strip<THREADS, FIRST, NUMBER>;
+      f(S(thread));
+      each_strip<THREADS, S::END, NUMBER + 1>(thread, f);
     }
   }
 
+  template <class S, class Load>
+  JM_DEVICE static void fill_strip(const S& own, unsigned char* tile, unsigned char* more, int row0,
+                                   int col0, const Load& load) {
+    const int first = load.at(row0 + own.row, col0 + S::FIRST) & ~15;
+    // Of the buffer's end only the last tiles have to know.
+    constexpr int DOWN = S::ROW_STEP * Load::PITCH * 2;
+    if (first + ((Load::PITCH > 0 ? S::COUNT - 1 : 0) * DOWN + S::N * 16 + 16) <= load.bytes)
+      lines<S, true>(own, tile, more, first, row0, load);
+    else
+      lines<S, false>(own, tile, more, first, row0, load);
+  }
+
   // A thread's lines of a strip, and as many of the further ones as fall to it.
-  template <class S, int NUMBER, bool WHOLE, class Load>
+  template <class S, bool WHOLE, class Load>
   JM_DEVICE static void lines(const S& own, unsigned char* tile, unsigned char* more, int first, int row0,
                               const Load& load) {
     constexpr int DOWN = S::ROW_STEP * Load::PITCH * 2;
     const auto* const from = reinterpret_cast<const unsigned char*>(load.base) + first;
     unsigned char* const to = own.at(tile, own.piece);
-    unsigned char* const last = more + (NUMBER * ROWS + own.row) * 16;
+    unsigned char* const last = more + (S::NUMBER * ROWS + own.row) * 16;
 #pragma unroll(WHOLE ? at_once(S::COUNT) : 1)
     for (int i = 0; i < S::COUNT; ++i)
       if (own.has(i))
@@ -150,43 +149,38 @@ struct UnalignedTile {
                                   row0 + own.row + i * S::ROW_STEP);
   }
 
-  template <int THREADS, int FIRST, int NUMBER, class Load>
-  JM_DEVICE static void finish_strips(unsigned char* tile, unsigned char* more, int thread, int row0,
-                                      int col0, const Load& load) {
-    if constexpr (FIRST < COLS) {
-      using S = Strip<THREADS, FIRST>;
-      const S own(thread);
-      const Cut cut(load.at(row0 + own.row, col0 + FIRST) & 15);
-      const bool last = own.piece == S::N - 1;
-      unsigned char* const to = own.at(tile, own.piece);
-      const unsigned char* const behind =
-          last ? more + (NUMBER * ROWS + own.row) * 16 : own.at(tile, own.piece + 1);
-      const int step = last ? S::ROW_STEP * 16 : S::ROW_STEP * 128;
-      const int left = load.cols - (col0 + FIRST + own.piece * PIECE);
-      const bool edge = Load::CHECKS_COLS && col0 + S::END > load.cols;  // of all threads
-      constexpr int BATCH = S::COUNT < 4 ? S::COUNT : 4;  // one by one they would wait for shared memory
+  template <class S, class Load>
+  JM_DEVICE static void finish_strip(const S& own, unsigned char* tile, unsigned char* more, int row0,
+                                     int col0, const Load& load) {
+    const Cut cut(load.at(row0 + own.row, col0 + S::FIRST) & 15);
+    const bool last = own.piece == S::N - 1;
+    unsigned char* const to = own.at(tile, own.piece);
+    const unsigned char* const behind =
+        last ? more + (S::NUMBER * ROWS + own.row) * 16 : own.at(tile, own.piece + 1);
+    const int step = last ? S::ROW_STEP * 16 : S::ROW_STEP * 128;
+    const int left = load.cols - (col0 + S::FIRST + own.piece * PIECE);
+    const bool edge = Load::CHECKS_COLS && col0 + S::END > load.cols;  // of all threads
+    constexpr int BATCH = S::COUNT < 4 ? S::COUNT : 4;  // one by one they would wait for shared memory
 #pragma unroll
-      for (int first = 0; first < S::COUNT; first += BATCH) {
-        Vec<uint32_t, 4> x[BATCH];
+    for (int first = 0; first < S::COUNT; first += BATCH) {
+      Vec<uint32_t, 4> x[BATCH];
 #pragma unroll
-        for (int i = 0; i < BATCH; ++i)
-          if (first + i < S::COUNT && own.has(first + i))
-            x[i] = cut(words(to + (first + i) * S::ROW_STEP * 128), words(behind + (first + i) * step));
-        if (edge) {  // what other rows have there
+      for (int i = 0; i < BATCH; ++i)
+        if (first + i < S::COUNT && own.has(first + i))
+          x[i] = cut(words(to + (first + i) * S::ROW_STEP * 128), words(behind + (first + i) * step));
+      if (edge) {  // what other rows have there
 #pragma unroll
-          for (int w = 0; w < 4; ++w) {
-            const uint32_t mask = left >= 2 * w + 2 ? ~0u : left == 2 * w + 1 ? 0xffffu : 0u;
+        for (int w = 0; w < 4; ++w) {
+          const uint32_t mask = left >= 2 * w + 2 ? ~0u : left == 2 * w + 1 ? 0xffffu : 0u;
 #pragma unroll
-            for (int i = 0; i < BATCH; ++i) x[i].x[w] &= mask;
-          }
+          for (int i = 0; i < BATCH; ++i) x[i].x[w] &= mask;
         }
-        syncwarp();  // the neighbours have read theirs
-#pragma unroll
-        for (int i = 0; i < BATCH; ++i)
-          if (first + i < S::COUNT && own.has(first + i))
-            store<uint32_t, 4>(reinterpret_cast<uint32_t*>(to + (first + i) * S::ROW_STEP * 128), x[i]);
       }
-      finish_strips<THREADS, S::END, NUMBER + 1>(tile, more, thread, row0, col0, load);
+      syncwarp();  // the neighbours have read theirs
+#pragma unroll
+      for (int i = 0; i < BATCH; ++i)
+        if (first + i < S::COUNT && own.has(first + i))
+          store<uint32_t, 4>(reinterpret_cast<uint32_t*>(to + (first + i) * S::ROW_STEP * 128), x[i]);
     }
   }
 
