@@ -69,9 +69,15 @@ struct GemmTf32 {
         TileW::template fill<PRODUCERS>(to, thread, W_K_MAJOR ? n0 : k, W_K_MAJOR ? k : n0, load_w);
     };
     constexpr bool GATHERED = IsGathered<LoadX>::value;
+    // Of the last tile only rows that there are, by eights (a swizzle): those outside the matrix cost the
+    // accelerator more than others. 2048x8192x2048 in tiles of 224 rows took 275 us so, and 210 without.
+    const int box = [&] {
+      if constexpr (GATHERED) return 0;
+      else return LoadX::CHECKS_ROWS ? min(BM, (load_x.rows - m0 + 7) / 8 * 8) : BM;
+    }();
     const auto source = [&] {  // the rows' places, or the map of all
       if constexpr (GATHERED) return typename TileX::template Rows<PRODUCERS>(thread, m0, load_x);
-      else return thread < WARP ? tensor_map<BM>(roles, load_x) : nullptr;
+      else return thread < WARP ? tensor_map(roles, load_x, box) : nullptr;
     }();
     constexpr int FIRST = AHEAD < SLOTS ? AHEAD : SLOTS;
     Place first = at;
@@ -89,7 +95,7 @@ struct GemmTf32 {
       if constexpr (GATHERED)
         TileX::template gather<PRODUCERS>(to, thread, source, k0 / BK + t, load_x);
       else if (thread == 0)
-        tma_load(to, source, m0, k0 + t * BK, BM, &roles->full[at.slot]);
+        tma_load(to, source, m0, k0 + t * BK, box, &roles->full[at.slot]);
       cp_async_mbarrier_arrive(&roles->full[at.slot]);
       at.template next<SLOTS>();
     };

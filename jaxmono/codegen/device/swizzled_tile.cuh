@@ -18,6 +18,7 @@ struct Strided {
   const T* first;
   int rows, cols;
 
+  static constexpr bool CHECKS_ROWS = CHECK_ROWS;
   JM_DEVICE static constexpr bool checks() { return CHECK_ROWS || CHECK_COLS; }
   JM_DEVICE bool has(int row, int col) const {
     return (!CHECK_ROWS || row < rows) && (!CHECK_COLS || col < cols);

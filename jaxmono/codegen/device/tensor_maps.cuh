@@ -18,21 +18,21 @@ struct TensorMaps {
 };
 JM_STATE TensorMaps tensor_maps;
 
-// One warp: the map of a Strided operand in tiles of BOX rows and 32 columns; the newest one, if it is that.
-template <int BOX, class Load>
-JM_DEVICE const TensorMap* tensor_map(Roles* roles, const Load& x) {
+// One warp: the map of a Strided operand in boxes of so many rows and 32 columns; the newest one, if it is that.
+template <class Load>
+JM_DEVICE const TensorMap* tensor_map(Roles* roles, const Load& x, int box) {
   Mapped& last = roles->mapped;
   const bool same = last.first == x.first && last.pitch == Load::PITCH && last.rows == x.rows &&
-                    last.cols == x.cols && last.box_rows == BOX;
+                    last.cols == x.cols && last.box_rows == box;
   const uint32_t number = last.count + (same ? 0 : 1);
   TensorMap* const map = &tensor_maps.of[block_id()][number % TensorMaps::SLOTS];
   if (!same) {
     syncwarp();  // all lanes have looked
     if (lane_id() == 0) {
       last.first = x.first, last.pitch = Load::PITCH;
-      last.rows = x.rows, last.cols = x.cols, last.box_rows = BOX, last.count = number;
+      last.rows = x.rows, last.cols = x.cols, last.box_rows = box, last.count = number;
     }
-    tensor_map_make(map, roles->map, x.first, x.rows, x.cols, Load::PITCH, BOX);
+    tensor_map_make(map, roles->map, x.first, x.rows, x.cols, Load::PITCH, box);
     tensor_map_acquire(map);
   }
   return map;

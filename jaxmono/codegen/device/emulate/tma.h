@@ -3,7 +3,7 @@
 // The pieces of a tile are copies of the thread that asks for them, as cp.async's are; they arrive at its
 // barrier when they have happened. Errors: a map that a thread has not acquired since it was made; a map
 // that is made again while a load by it is under way; a load behind a barrier of several warps without a
-// fence_proxy_async_all since.
+// fence_proxy_async_all since; eight rows and more that are outside the matrix.
 #pragma once
 #include "emulate/hopper.h"
 #include "emulate/mbarrier.h"
@@ -46,6 +46,9 @@ inline void tma_load(void* smem, const TensorMap* map, int row, int col, int box
   if (map->box_rows != box_rows || map->warp != me.warp_id || (map->acquired >> me.lane_id & 1) == 0)
     emulate::fail("tma_load of block %d thread %d: it has no map for %d rows", me.block_id, me.thread_id,
                   box_rows);
+  if (row + box_rows - map->rows >= 8)
+    emulate::fail("tma_load of block %d: %d of %d rows are outside the matrix, which takes longer", me.block_id,
+                  row + box_rows - map->rows, box_rows);
   if (me.copies->unfenced)
     emulate::fail("tma_load of block %d thread %d: no fence_proxy_async_all since a barrier", me.block_id,
                   me.thread_id);
