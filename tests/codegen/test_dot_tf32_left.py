@@ -27,7 +27,7 @@ from contraction_harness import (
 from contraction_harness import run_wgmma as run
 from lost_waits import Case, failure, own_text, removed
 
-from jaxmono.codegen import cuda_target, headers, nvrtc
+from jaxmono.codegen import cuda_target, dot_wgmma, headers, nvrtc
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_wgmma_takes import takes_tf32
@@ -77,6 +77,16 @@ def test_k_shared_by_blocks() -> None:
     plan = plan_of(lambda a, b: jax.nn.relu(a @ b), Spec((70, 648), F32), Spec((648, 40), F32))
     run(plan, tile(64, 64, 3, (2, 1, 1), split=4))
     run(plan, tile(128, 128, 2, (1, 2, 1), split=2))
+
+
+@pytest.mark.parametrize(("large", "band"), [(False, 2), (True, 4)])
+def test_low_bands_of_tiles(large: bool, band: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few rows of tiles there are; the last band is not whole."""
+    monkeypatch.setattr(dot_wgmma, "_LARGE_BYTES", 64 * 160 * 4 - large)
+    plan = plan_of(jnp.matmul, Spec((5 * 64 - 3, 64), F32), Spec((64, 160), F32))
+    program = build(plan, in_order(plan, tile(64, 64, 3, (2, 1, 1))), threads=256)
+    assert f"min({band}, 5 - band * {band})" in program.source
+    check_exact(plan, program, seeds=(0,), blocks=(3,))
 
 
 def test_epilogues() -> None:
