@@ -2,6 +2,7 @@
 
     python -m benchmarks.run --models=gemm_table --dtype=bf16,f16
     python -m benchmarks.run --models=unaligned_table --dtype=bf16,f32
+    python -m benchmarks.run --models=exact_table --dtype=f32
     python -m benchmarks.run --models=epilogue_table
     python -m benchmarks.run --models=attention_table --batch=1,16
 
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks.workloads.micro import weight
 from benchmarks.workloads.workload import Program, Request, Workload
@@ -39,6 +41,11 @@ UNALIGNED = ((12288, 384, 196), (12288, 196, 384), (65536, 256, 60), (65536, 256
 """(M, N, K) whose rows are no multiples of 16 bytes: Mixer-B/16's tokens (b16), NeRF (1024 rays of
 64 points), DLRM's first layers (b2048), letters (CTC), heads of 1001 and 21843 classes,
 vocabularies of BERT and GPT-2 ([k, n], not tied to the embedding)."""
+
+EXACT = ((16, 768, 768), (64, 256, 256), (128, 768, 768), (128, 3072, 768), (512, 768, 3072),
+         (1000, 1000, 1000), (2048, 768, 768), (2048, 3072, 768), (2048, 768, 3072),
+         (65536, 64, 64), (32, 1001, 2048), (2048, 2048, 2048), (4096, 4096, 4096))
+"""(M, N, K) of products at precision HIGHEST: of f32 in multiply-adds of f32."""
 
 LENGTHS = (128, 512, 2048, 8192)
 HEADS = ((12, 64), (32, 128))
@@ -68,13 +75,14 @@ def _product(name: str, title: str, table: str, m: int, n: int, k: int, kind: st
         t = request.jax_dtype
 
         def step(state: Any, carry: Any, x: jax.Array, *other: jax.Array) -> tuple[jax.Array, Any]:
-            y = x @ state["w"]
-            return EPILOGUES[kind](y, state.get("bias", y), other[0] if other else y), carry
+            y = jnp.matmul(x, state["w"], precision="highest" if kind == "exact" else None)
+            epilogue = EPILOGUES["bare" if kind == "exact" else kind]
+            return epilogue(y, state.get("bias", y), other[0] if other else y), carry
 
         def state() -> dict[str, jax.Array]:
             keys = jax.random.split(jax.random.key(7))
             out = {"w": weight(keys[0], "w", (inner, columns), t)}
-            return out if kind == "bare" else {
+            return out if kind in ("bare", "exact") else {
                 **out, "bias": weight(keys[1], "bias", (columns,), t)}
 
         def inputs(key: jax.Array) -> tuple[jax.Array, ...]:
@@ -126,6 +134,8 @@ WORKLOADS: tuple[Workload, ...] = (
       for m, n, k in GEMMS),
     *(_product(f"unaligned_{m}_{n}_{k}", f"GEMM {m}x{n}x{k}", "unaligned_table", m, n, k, "bare")
       for m, n, k in UNALIGNED),
+    *(_product(f"exact_{m}_{n}_{k}", f"GEMM {m}x{n}x{k}, exact", "exact_table", m, n, k, "exact")
+      for m, n, k in EXACT),
     *(_product(f"{kind}_{m}_{n}_{k}", f"GEMM {m}x{n}x{k}, {kind}", "epilogue_table", m, n, k, kind)
       for m, n, k in EPILOGUE_GEMMS for kind in EPILOGUES),
     *(_attention(s, h, d, causal) for h, d in HEADS for s in LENGTHS for causal in (False, True)),

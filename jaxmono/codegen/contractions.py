@@ -30,6 +30,7 @@ from jaxmono.codegen.dot_candidates import (
     tf32_candidates,
 )
 from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule_fma import FMA
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.operand import has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Function, Request, register
@@ -86,7 +87,7 @@ class _Dot:
         if swapped and swapped[0][0] < swapped_bound(sig, request, s.family, cost):
             cost, s = swapped[0]
         few = form.m.size <= dot_gemv_shape.MAX_ROWS  # 16 rows: llama_decode 1188 us, not 1423
-        if skinny and (s.family == "simt" or (
+        if skinny and (s.family == "simt" or (s.family == FMA and skinny[0][0] < cost) or (
                 few and skinny[0][0] < gemv_bound(sig, request, cost))):
             return skinny[0][1]
         return s

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from jaxmono.codegen.dot_schedule import F8_FLOPS, DotSchedule, best_mma, choose_simt, mma_type
+from jaxmono.codegen.dot_schedule_fma import FMA, candidates_fma
 from jaxmono.codegen.early_loads import bind_early
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
 from jaxmono.codegen.epilogue_reduces import Reduced, reduced_of
@@ -59,7 +60,7 @@ class DotCode:
     def of(sig: Sig, s: DotSchedule) -> DotCode:
         form = sig.form
         assert isinstance(form, DotForm)
-        t = fma_type(form) if s.family == "gemv" else \
+        t = fma_type(form) if s.family in ("gemv", FMA) else \
             operand_type(form) if s.family != "simt" else None
         return DotCode(sig, form, s, t, *_operands(sig, t))
 
@@ -161,6 +162,15 @@ def fma_type(form: DotForm) -> DType | None:
     return t if t in (DType.BF16, DType.F16, DType.F32) else None
 
 
+def exact_tiles(form: DotForm, device: Device, *, warps: int, shared_bytes: int,
+                siblings: int = 1) -> list[tuple[float, DotSchedule]]:
+    """What f32 multiply-adds can do for a dot that is not on the tensor cores, cheapest first."""
+    if operand_type(form) is not None or fma_type(form) is not DType.F32 or form.row_prologue:
+        return []
+    return candidates_fma(form.batch.size * siblings, form.m.size, form.n.size, form.k.size,
+                          device=device, warps=warps, shared_bytes=shared_bytes)
+
+
 def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
              siblings: int = 1) -> tuple[float, DotSchedule]:
     """The analytic choice for a dot Sig of which ``siblings`` run side by side in a stage, without
@@ -169,7 +179,8 @@ def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
     assert isinstance(form, DotForm)
     t = operand_type(form)
     if t is None:
-        return 0.0, choose_simt(form.m.size, form.n.size, warps * 32)
+        exact = exact_tiles(form, device, warps=warps, shared_bytes=shared_bytes, siblings=siblings)
+        return exact[0] if exact else (0.0, choose_simt(form.m.size, form.n.size, warps * 32))
     cost, s = best_mma(form.batch.size * siblings, form.m.size, form.n.size, form.k.size,
                        t.itemsize, device=device, warps=warps, shared_bytes=shared_bytes,
                        row_prologue=form.row_prologue, flops=matrix_flops(t),

@@ -20,6 +20,7 @@ from jaxmono.codegen import (
 )
 from jaxmono.codegen.dot import (
     DotCode,
+    exact_tiles,
     fma_type,
     matrix_flops,
     operand_type,
@@ -74,7 +75,7 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
         return reducing(sig, request)
     skinny = gemv_candidates(sig, request)
     if operand_type(form) is None:
-        return varied(choice, [skinny])
+        return varied(choice, [skinny, _exact(sig, request)])
     return varied(choice, [*_tiles(sig, request), tf32_candidates(sig, request),
                            swapped_candidates(sig, request), skinny])
 
@@ -83,14 +84,23 @@ def reducing(sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
     """The same for an epilogue that reduces, of the families that can; the analytic one first."""
     form = sig.form
     assert isinstance(form, DotForm)
-    if operand_type(form) is None:
+    exact = operand_type(form) is None
+    families = [[x for x in found if _cannot_reduce(sig, x[1]) is None]
+                for found in ([_exact(sig, request)] if exact else _tiles(sig, request))]
+    if not any(families):
         s = choose_simt(form.m.size, form.n.size, request.threads)
         assert _cannot_reduce(sig, s) is None  # of `COLUMNS` columns and more
         return (s,)
-    families = [[x for x in found if _cannot_reduce(sig, x[1]) is None]
-                for found in _tiles(sig, request)]
     _, choice = min((f[0] for f in families if f), key=lambda x: x[0])
     return varied(choice, families)
+
+
+def _exact(sig: Sig, request: Request) -> list[Costed]:
+    form = sig.form
+    assert isinstance(form, DotForm)
+    room = request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0)
+    return exact_tiles(form, request.device, warps=request.threads // 32, shared_bytes=room,
+                       siblings=request.siblings)
 
 
 def _cannot_reduce(sig: Sig, s: DotSchedule) -> str | None:

@@ -8,6 +8,7 @@ from functools import partial
 
 from jaxmono.codegen.dot import DotCode, emit_epilogue, emit_piece, epilogue_lanes, legal_lanes
 from jaxmono.codegen.dot_schedule import tile_bytes
+from jaxmono.codegen.dot_schedule_fma import FMA
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.epilogue_reduces import declare, emit_take, refusal
 from jaxmono.codegen.loaders import emit_element_loader, emit_loader
@@ -139,7 +140,8 @@ def _begin(w: Writer, code: DotCode) -> None:
     flags = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
     panel = code.k_tiles * s.bk if form.row_prologue else 0
     mixed = f", {c_type(code.rhs_element)}" if code.rhs_element is not code.element else ""
-    w.line(f"using G = Gemm<{c_type(code.element)}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, {warps}, "
+    kind = "GemmFma" if s.family == FMA else "Gemm"
+    w.line(f"using G = {kind}<{c_type(code.element)}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, {warps}, "
            f"{flags}, {panel}{mixed}>;")
     w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code)}, \"shared memory\");")
     k_tiles = str(code.k_tiles)

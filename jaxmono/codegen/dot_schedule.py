@@ -72,7 +72,8 @@ class DotSchedule:
     Attributes:
       family: "wgmma" (Hopper's warpgroup products), "swapped" (the same with the weights on the
         left), "tf32" (likewise, of f32), "mma" (tensor cores, warp by warp), "gemv" (a few rows,
-        weights streamed through ordinary arithmetic) or "simt" (ordinary arithmetic).
+        weights streamed through ordinary arithmetic), "fma" (tiles of f32 in ordinary arithmetic)
+        or "simt" (the same of any type, element by element).
       bm, bn, bk: tile of the output and of k, in elements; "gemv": bk is what shares of k are
         multiples of.
       stages: k tiles (steps of the stream) in the shared-memory ring.

@@ -61,11 +61,11 @@ _TALL_BAND, _LARGE_BYTES = 16, 6 << 20
 all of it. 2048x8192x2048 takes 5.6 % less time so, 2048 cubed 3.0, 4096x4096x1024 1.3, 4096 cubed
 0.9, 8192 cubed 0.6."""
 _F32_BAND = 4
-"""The same of the family TF32, which has bands of this or `_BAND`, however many rows there are: what
-the accelerator brings of rows are 128 bytes of each, and the fewer of them it reads at one time the
-better. On an H100 4096x768x3072 takes 13 % less time so than with 16, 4096 cubed 9, 2048x768x3072 3,
-BERT-base b16 4, the T5-base encoder b16 7, ViT-B/16 b16 2, VGG-16 b32 1, BERT-large b16 0.6 % more.
-16-bit products took as long in lower bands, 2048x8192x2048 up to 7 % longer."""
+"""The same of the family TF32, which has bands of this or `_BAND`, however many rows there are:
+what the accelerator brings of rows are 128 bytes of each; the fewer of them it reads at one time
+the better. On an H100 4096x768x3072 takes 13 % less time so than with 16, 4096 cubed 9, BERT-base
+b16 and the T5-base encoder b16 4 and 7 less than with all, VGG-16 b32 1. 16-bit products took as
+long in lower bands, 2048x8192x2048 up to 7 % longer."""
 SWAPPED = "swapped"
 """Family of the same products with the weights on the left (device/gemm_swapped.cuh)."""
 TF32 = "tf32"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from jaxmono.codegen.calls import Unit
+from jaxmono.codegen.dot_schedule_fma import FMA
 from jaxmono.codegen.dot_wgmma import SWAPPED, TF32
 
 _KINDS = {
@@ -12,8 +13,8 @@ _KINDS = {
     "dot": ("gemm", "gemm_simt", "reduce", "split_k"),
     "attention": ("attention", "attention_flash", "reduce"),
 }
-_FAMILIES = {"gemv": ("gemv",), "few": ("attention_few",), SWAPPED: ("gemm_swapped",),
-             TF32: ("gemm_tf32",)}
+_FAMILIES = {"gemv": ("gemv",), FMA: ("gemm_fma",), "few": ("attention_few",),
+             SWAPPED: ("gemm_swapped",), TF32: ("gemm_tf32",)}
 """Besides those of their kind."""
 
 

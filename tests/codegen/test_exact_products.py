@@ -81,7 +81,7 @@ def test_a_row_streams_its_weights_in_f32(spec: str, normed: bool) -> None:
     assert isinstance(sig.form, DotForm) and sig.form.row_prologue == normed
     assert not tensor_core_dots(plan)
     (problem,) = problems_of(plan, CONDITIONS)
-    assert {s.family for s in problem.candidates} <= {"gemv", "simt"}
+    assert {s.family for s in problem.candidates} <= {"gemv", "fma", "simt"}
     assert problem.candidates[0].family == "gemv"
     check_near(plan, build(plan), smooth(plan.graph), NEAR, seeds=(0,))
 

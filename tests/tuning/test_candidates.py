@@ -120,9 +120,12 @@ def test_normalisation_epilogue_and_exact_products() -> None:
 
     check(problem_of(norm, spec(128, 768), spec(768, 768)))
     check(problem_of(layer, spec(128, 768), spec(768, 768), spec(768), spec(128, 768)))
-    exact = plan_of(lambda x, w: jnp.matmul(x, w, precision="highest"),
-                    spec(64, 64, dtype=jnp.float32), spec(64, 64, dtype=jnp.float32))
-    assert problems_of(exact, CONDITIONS) == (), "one schedule: nothing to measure"
+    exact = problem_of(lambda x, w: jnp.matmul(x, w, precision="highest"),
+                       spec(64, 64, dtype=jnp.float32), spec(64, 64, dtype=jnp.float32))
+    check(exact)
+    assert {s.family for s in exact.candidates} == {"fma"}
+    whole = plan_of(jnp.matmul, spec(64, 64, dtype=jnp.int32), spec(64, 64, dtype=jnp.int32))
+    assert problems_of(whole, CONDITIONS) == (), "one schedule: nothing to measure"
 
 
 def test_what_is_no_contraction_or_empty_is_not_tuned() -> None:

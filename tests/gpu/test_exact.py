@@ -1,0 +1,84 @@
+"""Products of f32 at precision HIGHEST on a real GPU: as exact as XLA's, whatever the shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmono
+
+F32 = jnp.float32
+
+
+def random(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape, F32)
+
+
+def error(found: Any, wanted: Any) -> float:
+    """Root of the mean square, relative to that of the results."""
+    difference = np.asarray(found, np.float64) - wanted
+    return float(np.sqrt(np.mean(difference ** 2) / np.mean(wanted ** 2)))
+
+
+@pytest.mark.parametrize("layout", ["mk,kn->mn", "mk,nk->mn", "km,kn->mn", "km,nk->mn"])
+@pytest.mark.parametrize(("m", "n", "k"), [
+    (16, 768, 768), (128, 768, 768), (512, 768, 3072), (1000, 1000, 1000), (2048, 2048, 2048),
+    (33, 1001, 2047), (4096, 64, 64), (130, 515, 77)])
+def test_as_exact_as_xla(m: int, n: int, k: int, layout: str) -> None:
+    """One sign, so that what is lost adds up; the same bits in each run."""
+    size = {"m": m, "n": n, "k": k}
+    x, y = (jnp.abs(random(i, *(size[c] for c in s)))
+            for i, s in enumerate(layout.split("->")[0].split(",")))
+
+    def fn(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.einsum(layout, x, y, precision="highest")
+
+    step = jaxmono.jit(fn, on_unsupported="error")
+    assert "GemmFma<" in step.lower(x, y).as_text("cuda")
+    found, theirs = step(x, y), jax.jit(fn)(x, y)
+    wanted = np.einsum(layout, np.asarray(x, np.float64), np.asarray(y, np.float64))
+    assert error(found, wanted) <= max(1.5 * error(theirs, wanted), 2e-7)
+    assert {np.asarray(step(x, y)).tobytes() for _ in range(10)} == {np.asarray(found).tobytes()}
+
+
+def test_other_values_stay_in_their_rows() -> None:
+    x, w = np.array(random(0, 640, 512)), random(1, 512, 768)
+    x[5, 3], x[77, 500], x[639, 511], x[300, 0] = np.nan, np.inf, -np.inf, 3e38
+    found = np.asarray(jaxmono.jit(lambda x, w: jnp.matmul(x, w, precision="highest"))(x, w))
+    assert np.isnan(found[5]).all() and not np.isfinite(found[[77, 639]]).any()
+    assert np.isfinite(np.delete(found, [5, 77, 300, 639], 0)).all()
+
+
+def layers(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
+    for w in weights:
+        y = jax.nn.gelu(jnp.matmul(x, w, precision="highest"))
+        x = x + y / jnp.sqrt(jnp.mean(jnp.square(y), -1, keepdims=True) + 1e-3)
+    return x
+
+
+@pytest.mark.parametrize("m", [24, 128, 1024])
+def test_many_products_in_one_kernel(m: int) -> None:
+    """Weights are fetched before a grid barrier opens, rows behind it; blocks share k."""
+    x, weights = random(0, m, 512), [random(i, 512, 512) / 22 for i in range(1, 13)]
+    step = jaxmono.jit(layers, on_unsupported="error")
+    assert step.explain(x, weights).kernels == 1
+    theirs, found = np.asarray(jax.jit(layers)(x, weights)), np.asarray(step(x, weights))
+    assert np.abs(found - theirs).max() <= 2e-5 * np.abs(theirs).max()
+    assert {np.asarray(step(x, weights)).tobytes() for _ in range(20)} == {found.tobytes()}
+
+
+def test_a_training_step_at_highest_precision() -> None:
+    """Gradients turn both operands; `jax.default_matmul_precision` reaches the products."""
+    def loss(w: list[jax.Array], x: jax.Array) -> jax.Array:
+        return jnp.mean(jnp.square(jax.nn.relu(x @ w[0]) @ w[1]))
+
+    w, x = [random(1, 256, 512) / 16, random(2, 512, 128) / 22], random(0, 192, 256)
+    with jax.default_matmul_precision("highest"):
+        step = jaxmono.jit(jax.grad(loss), on_unsupported="error")
+        assert "GemmFma<" in step.lower(w, x).as_text("cuda")
+        for mine, other in zip(step(w, x), jax.jit(jax.grad(loss))(w, x), strict=True):
+            assert np.abs(mine - other).max() <= 2e-5 * np.abs(other).max()
