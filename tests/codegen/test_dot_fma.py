@@ -22,11 +22,13 @@ from contraction_harness import (
     smooth,
 )
 from lost_waits import Case, failure, own_text, removed
+from models import graph_of
 
 from jaxmono.codegen import cuda_target, headers, nvrtc
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.generate import default_schedule, emit
 from jaxmono.fusion.plan import Device
+from jaxmono.fusion.support import refusal
 
 Spec = jax.ShapeDtypeStruct
 F32, F64 = jnp.float32, jnp.float64
@@ -108,6 +110,19 @@ def test_other_types_go_element_by_element() -> None:
             plan = plan_of(jnp.matmul, Spec((70, 40), t), Spec((40, 50), t), device=H200)
         (s,) = default_schedule(plan, cuda_target("sm_90a"), H200).sigs.values()
         assert s.family == "simt"
+
+
+@pytest.mark.parametrize(("t", "size", "stays"), [
+    (F64, 204, True), (F64, 200, False), (F32, 1024, False), (jnp.int32, 1024, False)])
+def test_large_products_of_f64_stay_with_xla(t: Any, size: int, stays: bool) -> None:
+    """From 8.4 million multiplications on; of batches all count."""
+    with jax.enable_x64(True):
+        for batch in (), (2,):
+            n = size if not batch else round(size / 2 ** (1 / 3))
+            x = Spec((*batch, n, n), t)
+            graph = graph_of(functools.partial(jnp.matmul, precision=HIGHEST), x, x)
+            found = [r for o in graph.ops if (r := refusal(o)) is not None]
+            assert bool(found) == stays and all("large product of f64" in r for r in found)
 
 
 # ---- every wait is needed ------------------------------------------------------------------------
