@@ -33,7 +33,7 @@ struct GemmFma : GemmRing<T, T, float, BM_, BN_, BK_, STAGES_, 32 * WARPS_M * WA
   static_assert(BK % (4 * WARPS_K) == 0, "k warps must divide the k tile");
 
   struct Fragments {
-    Vec<float, 4> a[TM], b[TN];  // by rows and columns where they lie [k]-major, else TM / 4 and TN / 4 of each k
+    Vec<float, 4> a[TM], b[TN];  // four k of each row or column, or TM / 4 and TN / 4 fours of each k
   };
 
   // of: element i of the thread's in step k of four.

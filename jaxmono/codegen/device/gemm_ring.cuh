@@ -124,40 +124,39 @@ struct GemmRing {
           multiply(f[0]);
         }
       }
-      cp_async_wait<0>();
+    } else {
+      cp_async_wait<STAGES - 1>();
       syncthreads();
-      return;
-    }
-    cp_async_wait<STAGES - 1>();
-    syncthreads();
-    if (tiles > 0) load(f[0], 0, 0);  // a split-K share may be empty
-    constexpr int TWICE = STEPS % 2 ? 2 : 1;  // an even number of steps keeps f's index constant
+      if (tiles > 0) load(f[0], 0, 0);  // a split-K share may be empty
+      constexpr int TWICE = STEPS % 2 ? 2 : 1;  // an even number of steps keeps f's index constant
 #pragma unroll 1
-    for (int t0 = 0; t0 < tiles; t0 += TWICE) {
+      for (int t0 = 0; t0 < tiles; t0 += TWICE) {
 #pragma unroll
-      for (int u = 0; u < TWICE; ++u) {
-        const int t = t0 + u;
-        if (TWICE == 2 && t >= tiles) break;
+        for (int u = 0; u < TWICE; ++u) {
+          const int t = t0 + u;
+          if (TWICE == 2 && t >= tiles) break;
 #pragma unroll
-        for (int s = 0; s < STEPS; ++s) {
-          const int now = (u * STEPS + s) % 2;
-          if (s == STEPS - 1) {
-            cp_async_wait<STAGES - 2>();  // tile t + 1 has landed; all have read tile t
-            syncthreads();
-            if (t + 1 < tiles) load(f[1 - now], t + 1, 0);
-            if (t + STAGES < tiles) {
-              fetch_a(smem, t + STAGES, row0, k0, load_a_piece);
-              fetch_b(smem, t + STAGES, col0, k0, load_b_piece);
+          for (int s = 0; s < STEPS; ++s) {
+            const int now = (u * STEPS + s) % 2;
+            if (s == STEPS - 1) {
+              cp_async_wait<STAGES - 2>();  // tile t + 1 has landed; all have read tile t
+              syncthreads();
+              if (t + 1 < tiles) load(f[1 - now], t + 1, 0);
+              if (t + STAGES < tiles) {
+                fetch_a(smem, t + STAGES, row0, k0, load_a_piece);
+                fetch_b(smem, t + STAGES, col0, k0, load_b_piece);
+              }
+              cp_async_commit();
+            } else {
+              load(f[1 - now], t, s + 1);
             }
-            cp_async_commit();
-          } else {
-            load(f[1 - now], t, s + 1);
+            multiply(f[now]);
           }
-          multiply(f[now]);
         }
       }
     }
     cp_async_wait<0>();
+    if (SETS == 1) syncthreads();  // all have read the last tile; with two sets they had before
   }
 
   // VEC consecutive elements of row r of the tile, summed over the k warps in a fixed order.
