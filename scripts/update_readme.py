@@ -64,8 +64,8 @@ def supported_ops() -> str:
         f"than {reduce_window.MAX_READS} elements that read each element as often, and padded ones "
         f"whose reducer is not a single op; large products of 8-bit floats whose summed dimension "
         f"is not the last one of both operands; products of f64 of {support.F64_PRODUCT >> 20} "
-        f"million multiplications and more. `explain()` names each with its reason and source "
-        f"line.")]
+        f"million multiplications and more, of more than a few summed elements. `explain()` names "
+        f"each with its reason and source line.")]
     return "\n".join(lines)
 
 

@@ -25,12 +25,12 @@ from jaxmono.codegen.dot_candidates import (
     late_us,
     mapped_ahead_us,
     reducing,
+    room,
     swapped_bound,
     swapped_candidates,
     tf32_candidates,
 )
 from jaxmono.codegen.dot_schedule import DotSchedule
-from jaxmono.codegen.dot_schedule_fma import FMA
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.operand import has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Function, Request, register
@@ -40,11 +40,6 @@ from jaxmono.fusion.plan import DotForm, Sig
 
 _PRODUCED = ("wgmma", dot_wgmma.SWAPPED, dot_wgmma.TF32)
 """Families whose operands come from producer warps."""
-
-
-def _room(request: Request) -> int:
-    """Shared memory of a family without producers: another Sig of the kernel may have some."""
-    return request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0)
 
 
 def _thin(s: DotSchedule, request: Request) -> bool:
@@ -66,7 +61,7 @@ class _Dot:
             # cores would be nearly empty.
             return skinny[0][1]
         cost, s = dot.schedule(sig, request.device, warps=request.threads // 32,
-                               shared_bytes=_room(request), siblings=request.siblings)
+                               shared_bytes=room(request), siblings=request.siblings)
         if request.wgmma and s.family == "mma":
             code = DotCode.of(sig, s)
             t, gathered = code.element, not has_rows(code.lhs)
@@ -87,7 +82,7 @@ class _Dot:
         if swapped and swapped[0][0] < swapped_bound(sig, request, s.family, cost):
             cost, s = swapped[0]
         few = form.m.size <= dot_gemv_shape.MAX_ROWS  # 16 rows: llama_decode 1188 us, not 1423
-        if skinny and (s.family == "simt" or (s.family == FMA and skinny[0][0] < cost) or (
+        if skinny and (s.family == "simt" or (
                 few and skinny[0][0] < gemv_bound(sig, request, cost))):
             return skinny[0][1]
         return s
@@ -175,12 +170,12 @@ class _Attention:
         if pair is not None:
             return pair
         found = attention_flash.schedule(sig, request.device, warps=warps,
-                                         shared_bytes=_room(request), siblings=request.siblings)
+                                         shared_bytes=room(request), siblings=request.siblings)
         if found is None:
             return attention.schedule(sig, request.device, warps=warps,
-                                      shared_bytes=_room(request))
+                                      shared_bytes=room(request))
         few = attention_few.schedule(sig, request.device, warps=warps,
-                                     shared_bytes=_room(request), siblings=request.siblings)
+                                     shared_bytes=room(request), siblings=request.siblings)
         if few is not None and attention_few.has_new_rows(sig, few[1]):
             return few[1]  # others would compute all elements of the cache
         other = attention_wgmma.schedule(

@@ -174,7 +174,7 @@ def exact_tiles(form: DotForm, device: Device, *, warps: int, shared_bytes: int,
 def schedule(sig: Sig, device: Device, *, warps: int, shared_bytes: int,
              siblings: int = 1) -> tuple[float, DotSchedule]:
     """The analytic choice for a dot Sig of which ``siblings`` run side by side in a stage, without
-    wgmma, and its time in the model in microseconds (0 for ordinary arithmetic)."""
+    wgmma, and its time in the model in microseconds (0 where it goes element by element)."""
     form = sig.form
     assert isinstance(form, DotForm)
     t = operand_type(form)

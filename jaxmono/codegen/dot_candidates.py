@@ -67,6 +67,12 @@ _PICKED = 3.0
 Costed = tuple[float, DotSchedule]
 
 
+def room(request: Request) -> int:
+    """Shared memory of a family without producers: where a kernel has some for another Sig, their
+    state lies behind that of all tasks."""
+    return request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0)
+
+
 def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[DotSchedule, ...]:
     """``choice``, which is the analytic one, and what else may be faster; all legal."""
     form = sig.form
@@ -98,9 +104,8 @@ def reducing(sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
 def _exact(sig: Sig, request: Request) -> list[Costed]:
     form = sig.form
     assert isinstance(form, DotForm)
-    room = request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0)
-    return exact_tiles(form, request.device, warps=request.threads // 32, shared_bytes=room,
-                       siblings=request.siblings)
+    return exact_tiles(form, request.device, warps=request.threads // 32,
+                       shared_bytes=room(request), siblings=request.siblings)
 
 
 def _cannot_reduce(sig: Sig, s: DotSchedule) -> str | None:
@@ -116,12 +121,10 @@ def _tiles(sig: Sig, request: Request) -> list[list[Costed]]:
     assert t is not None
     batch = form.batch.size * request.siblings
     m, n, k = form.m.size, form.n.size, form.k.size
-    # A kernel with producer warps keeps their state behind the shared memory of all tasks.
-    room = request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0)
     picked = picked_time(sig)
     families: list[list[Costed]] = [[(cost * picked, s) for cost, s in candidates_mma(
         batch, m, n, k, t.itemsize, device=request.device, warps=request.threads // 32,
-        shared_bytes=room, row_prologue=form.row_prologue, flops=matrix_flops(t),
+        shared_bytes=room(request), row_prologue=form.row_prologue, flops=matrix_flops(t),
         k_major=weights_k_major(sig))]]
     if request.wgmma and families[0]:
         code = DotCode.of(sig, families[0][0][1])
@@ -170,7 +173,7 @@ def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
     return [(cost * picked, s) for cost, s in candidates_gemv(
         batch, m, n, k, t.itemsize, k_major=code.rhs.k_major, device=request.device,
         threads=request.threads,
-        shared_bytes=request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0),
+        shared_bytes=room(request),
         blocks=blocks_of(own, request.stage or (own,), request.device.sm_count),
         row_prologue=form.row_prologue, behind=request.behind)]
 

@@ -138,11 +138,11 @@ def _begin(w: Writer, code: DotCode) -> None:
     assert code.element is not None and code.rhs_element is not None
     warps = ", ".join(map(str, s.warps))
     flags = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
+    tile = f"{s.bm}, {s.bn}, {s.bk}, {s.stages}, {warps}, {flags}"
     panel = code.k_tiles * s.bk if form.row_prologue else 0
     mixed = f", {c_type(code.rhs_element)}" if code.rhs_element is not code.element else ""
-    kind = "GemmFma" if s.family == FMA else "Gemm"
-    w.line(f"using G = {kind}<{c_type(code.element)}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, {warps}, "
-           f"{flags}, {panel}{mixed}>;")
+    w.line(f"using G = GemmFma<{tile}>;" if s.family == FMA
+           else f"using G = Gemm<{c_type(code.element)}, {tile}, {panel}{mixed}>;")
     w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code)}, \"shared memory\");")
     k_tiles = str(code.k_tiles)
     if s.split_k > 1:

@@ -63,9 +63,10 @@ all of it. 2048x8192x2048 takes 5.6 % less time so, 2048 cubed 3.0, 4096x4096x10
 _F32_BAND = 4
 """The same of the family TF32, which has bands of this or `_BAND`, however many rows there are:
 what the accelerator brings of rows are 128 bytes of each; the fewer of them it reads at one time
-the better. On an H100 4096x768x3072 takes 13 % less time so than with 16, 4096 cubed 9, BERT-base
-b16 and the T5-base encoder b16 4 and 7 less than with all, VGG-16 b32 1. 16-bit products took as
-long in lower bands, 2048x8192x2048 up to 7 % longer."""
+the better. On an H100 4096x768x3072 takes 13 % less time so than with 16, 4096 cubed 9; BERT-base
+b16 3 % less with low bands where weights are large, VGG-16 b32 1, the T5-base encoder b16 6 where
+they are small. 16-bit products took as long in lower bands, but 2048x8192x2048, up to 7 % longer,
+and 8192 cubed, 15."""
 SWAPPED = "swapped"
 """Family of the same products with the weights on the left (device/gemm_swapped.cuh)."""
 TF32 = "tf32"

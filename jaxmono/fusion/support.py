@@ -204,6 +204,8 @@ _F8_PRODUCT = 1 << 30
 F64_PRODUCT = 1 << 23
 """Multiplications of a product of f64 from which it is left to XLA's library: kernels make it
 element by element. So 16x768x768 in f32 (more of them) took 69 us of an H100, XLA's library 7."""
+_F64_SUMMED = 16
+"""Summed elements up to which its results' bytes decide: an outer product, say."""
 
 
 def _refused_product(op: ops.DotGeneral) -> str | None:
@@ -211,7 +213,8 @@ def _refused_product(op: ops.DotGeneral) -> str | None:
     elements are neighbours. Others run as f16 products, at a third of the rate; where the weights'
     bytes decide, that does not matter."""
     m, n, k = matrix_sizes(op)
-    if op.result.type.dtype is DType.F64 and op.result.type.size * k >= F64_PRODUCT:
+    if op.result.type.dtype is DType.F64 and k > _F64_SUMMED \
+            and op.result.type.size * k >= F64_PRODUCT:
         return "a large product of f64 is left to XLA's library; kernels make it element by element"
     if op.lhs.type.dtype.itemsize > 1 or not op.lhs.type.dtype.is_float or min(m, n) <= 64 \
             or op.result.type.size * k < _F8_PRODUCT:

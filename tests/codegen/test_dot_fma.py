@@ -71,7 +71,7 @@ def test_as_exact_as_f32_is(s: DotSchedule) -> None:
 
 
 def test_batches_epilogues_and_odd_rows() -> None:
-    """Rows that begin anywhere, a batch, a bias, a residual, a sum over columns."""
+    """Rows that begin anywhere, a batch, a bias, a residual."""
     def fn(x: Any, w: Any, b: Any, r: Any) -> Any:
         y = jnp.einsum("bmk,bkn->bmn", x, w, precision=HIGHEST) + b
         return jax.nn.relu(y) + r
@@ -115,7 +115,7 @@ def test_other_types_go_element_by_element() -> None:
 @pytest.mark.parametrize(("t", "size", "stays"), [
     (F64, 204, True), (F64, 200, False), (F32, 1024, False), (jnp.int32, 1024, False)])
 def test_large_products_of_f64_stay_with_xla(t: Any, size: int, stays: bool) -> None:
-    """From 8.4 million multiplications on; of batches all count."""
+    """From 8.4 million multiplications on; of batches all count. Not outer products."""
     with jax.enable_x64(True):
         for batch in (), (2,):
             n = size if not batch else round(size / 2 ** (1 / 3))
@@ -123,6 +123,8 @@ def test_large_products_of_f64_stay_with_xla(t: Any, size: int, stays: bool) -> 
             graph = graph_of(functools.partial(jnp.matmul, precision=HIGHEST), x, x)
             found = [r for o in graph.ops if (r := refusal(o)) is not None]
             assert bool(found) == stays and all("large product of f64" in r for r in found)
+        outer = graph_of(jnp.outer, Spec((size * size,), t), Spec((size,), t))
+        assert not any(map(refusal, outer.ops))
 
 
 # ---- every wait is needed ------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from thinned import crossed
 from jaxmono.codegen import cuda_target, dot_function, dot_wgmma, generate
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.generate import default_schedule
 from jaxmono.fusion.plan import Device, DotForm, Plan
 
 Spec = jax.ShapeDtypeStruct
@@ -118,6 +119,16 @@ def test_ordinary_arithmetic() -> None:
     with jax.default_matmul_precision("highest"):
         plan = reduced(sums, Spec((1021, 16), F32), Spec((16, 1040), F32))
     run(plan, DotSchedule("simt", 64, 64, 16, 1, (1, 1, 1)), 128)
+    run(plan, DotSchedule("fma", 64, 64, 16, 2, (2, 1, 2)), 128)
+    run(plan, DotSchedule("fma", 128, 64, 16, 2, (2, 1, 2)), 128)
+
+
+def test_an_exact_product_is_not_made_element_by_element() -> None:
+    with jax.default_matmul_precision("highest"):
+        plan = reduced(sums, Spec((1024, 512), F32), Spec((512, 1024), F32))
+    (sig,) = dot_sigs(plan)
+    schedule = default_schedule(plan, cuda_target("sm_90a"), Device())
+    assert schedule.sigs[sig.key].family == "fma"
 
 
 @pytest.mark.parametrize("schedule", [WARPGROUPS[0], DotSchedule("mma", 32, 96, 64, 2, (2, 4, 1))],

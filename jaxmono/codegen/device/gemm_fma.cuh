@@ -16,13 +16,13 @@
 
 namespace jaxmono {
 
-// Parameters as of Gemm.
-template <class T, int BM_, int BN_, int BK_, int STAGES_, int WARPS_M, int WARPS_N, int WARPS_K_,
-          bool A_K_MAJOR, bool B_K_MAJOR, int PANEL = 0>
-struct GemmFma : GemmRing<T, T, float, BM_, BN_, BK_, STAGES_, 32 * WARPS_M * WARPS_N * WARPS_K_,
-                          WARPS_K_, A_K_MAJOR, B_K_MAJOR, PANEL> {
-  using Ring = GemmRing<T, T, float, BM_, BN_, BK_, STAGES_, 32 * WARPS_M * WARPS_N * WARPS_K_, WARPS_K_,
-                        A_K_MAJOR, B_K_MAJOR, PANEL>;
+// Parameters as of Gemm; the left operand is never a panel.
+template <int BM_, int BN_, int BK_, int STAGES_, int WARPS_M, int WARPS_N, int WARPS_K_, bool A_K_MAJOR,
+          bool B_K_MAJOR>
+struct GemmFma : GemmRing<float, float, float, BM_, BN_, BK_, STAGES_, 32 * WARPS_M * WARPS_N * WARPS_K_,
+                          WARPS_K_, A_K_MAJOR, B_K_MAJOR, 0> {
+  using Ring = GemmRing<float, float, float, BM_, BN_, BK_, STAGES_, 32 * WARPS_M * WARPS_N * WARPS_K_,
+                        WARPS_K_, A_K_MAJOR, B_K_MAJOR, 0>;
   using typename Ring::TileA;
   using typename Ring::TileB;
   using Ring::A_BYTES, Ring::BK, Ring::BM, Ring::BN, Ring::PARTIAL, Ring::PITCH, Ring::STAGES,
@@ -70,14 +70,15 @@ struct GemmFma : GemmRing<T, T, float, BM_, BN_, BK_, STAGES_, 32 * WARPS_M * WA
         smem, row0, col0, k0, tiles, load_a_piece, load_b_piece,
         [&](Fragments& into, int t, int s) {
           unsigned char* const slot = ring(smem) + t % STAGES * STAGE_BYTES;
-          const int k = (s * WARPS_K + wk) * 4, ka = PANEL ? t * BK + k : k;
+          const int k = (s * WARPS_K + wk) * 4;
 #pragma unroll
           for (int i = 0; i < TM; ++i)
-            into.a[i] = load<T, 4>(A_K_MAJOR ? TileA::at(PANEL ? smem : slot, row + 4 * i, ka)
-                                             : TileA::at(slot, k + i / (TM / 4), row + i % (TM / 4) * 16));
+            into.a[i] = load<float, 4>(
+                A_K_MAJOR ? TileA::at(slot, row + 4 * i, k)
+                          : TileA::at(slot, k + i / (TM / 4), row + i % (TM / 4) * 16));
 #pragma unroll
           for (int j = 0; j < TN; ++j)
-            into.b[j] = load<T, 4>(
+            into.b[j] = load<float, 4>(
                 B_K_MAJOR ? TileB::at(slot + A_BYTES, col + 8 * j, k)
                           : TileB::at(slot + A_BYTES, k + j / (TN / 4), col + j % (TN / 4) * 32));
         },
@@ -94,7 +95,7 @@ struct GemmFma : GemmRing<T, T, float, BM_, BN_, BK_, STAGES_, 32 * WARPS_M * WA
     for (int i = 0; i < TM; ++i)
 #pragma unroll
       for (int j = 0; j < TN; ++j)
-        to[(row_of(0, i)) * PITCH + col_of(0, j)] = acc[i][j];
+        to[row_of(0, i) * PITCH + col_of(0, j)] = acc[i][j];
     syncthreads();
   }
 };

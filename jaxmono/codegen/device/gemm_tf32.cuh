@@ -11,9 +11,10 @@
 // rounds and transposes them there, 1536 lines; on an H100 2048 cubed takes 70 us so, and 49 here,
 // 1280x3072x768 31 and 23, 1280x768x3072 33 and 28, 1280x768x768 13.2 and 11.6.
 //
-// With clusters of two blocks that load the rows for each other (multicast) tiles of 256 rows took 0.94 to 1.03
-// of the time, others 1.00 to 1.4, BERT-base b32 0.99, BERT-large b16 1.03: a launch in clusters takes 2 to 3 us
-// longer, and blocks wait for each other. Low bands of tiles are worth more (_F32_BAND in dot_wgmma.py).
+// With clusters of two blocks that load the rows for each other (multicast) tiles of 256 rows and 128 columns
+// took 0.95 to 1.10 of the time, smaller ones that would be chosen 1.03 to 1.2, BERT-base b32 0.99, BERT-large
+// b16 1.03: a launch in clusters takes 2 to 3 us longer. Low bands of tiles are worth more (_F32_BAND in
+// dot_wgmma.py).
 //
 // The accelerator knows rows at constant distances. A convolution's are gathered by the producers, who do
 // not round: they have to lie rounded in memory (fusion/round_rows.py).
@@ -74,7 +75,7 @@ struct GemmTf32 {
     };
     constexpr bool GATHERED = IsGathered<LoadX>::value;
     // Of the last tile only rows that there are, by eights (a swizzle): those outside the matrix cost the
-    // accelerator more than others. 2048x8192x2048 in tiles of 224 rows took 275 us so, and 210 without.
+    // accelerator more than others. 2048x8192x2048 in tiles of 224 rows took 275 us so, and 211 without.
     const int box = [&] {
       if constexpr (GATHERED) return 0;
       else return LoadX::CHECKS_ROWS ? min(BM, (load_x.rows - m0 + 7) / 8 * 8) : BM;
