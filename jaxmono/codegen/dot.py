@@ -43,6 +43,10 @@ written: by fragments of wgmma 512x1024x4096 (64 KB) took 6 % longer so than wit
 rows."""
 
 
+STORED_FAMILIES: frozenset[str] = frozenset()
+"""Families that convert weights of bytes on their way to the products (`Operand.stored`)."""
+
+
 @dataclass(frozen=True)
 class DotCode:
     """A dot Sig together with its schedule: everything that the text of its function needs."""
@@ -62,7 +66,7 @@ class DotCode:
         assert isinstance(form, DotForm)
         t = fma_type(form) if s.family in ("gemv", FMA) else \
             operand_type(form) if s.family != "simt" else None
-        return DotCode(sig, form, s, t, *_operands(sig, t))
+        return DotCode(sig, form, s, t, *_operands(sig, t, s.family in STORED_FAMILIES))
 
     @property
     def tiles_m(self) -> int:
@@ -217,7 +221,7 @@ def epilogue_lanes(body: Graph, stores: Sequence[Store], lane: Var, *, rows: int
 
 
 @lru_cache(maxsize=64)
-def _operands(sig: Sig, t: DType | None) -> tuple[Operand, Operand]:
+def _operands(sig: Sig, t: DType | None, stored: bool) -> tuple[Operand, Operand]:
     """Of all tiles of a Sig, which are hundreds: kept, for the time that it takes to choose one."""
     form = sig.form
     assert isinstance(form, DotForm)
@@ -227,7 +231,7 @@ def _operands(sig: Sig, t: DType | None) -> tuple[Operand, Operand]:
         else analyse(sig.body, form.dot.lhs, form.lhs_index, form.m, form.k, size, several=True,
                      narrow=t is not None)
     return lhs, analyse(sig.body, form.dot.rhs, form.rhs_index, form.n, form.k, size,
-                        narrow=t is not None)
+                        narrow=t is not None, stored=stored)
 
 
 @lru_cache(maxsize=64)

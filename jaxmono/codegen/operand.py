@@ -8,6 +8,9 @@
     pick     a view of one buffer whose pieces do not lie like that (features first, an odd number
              of 16-bit elements): an element at a time, all loads of a piece at once
     compute  anything else: the elements of a piece are evaluated and stored to shared memory
+
+Weights that are kept as bytes and multiplied as floats of 16 or 32 bits (`x @ w.astype(x.dtype)` of
+8-bit w) are copies as well where a family converts them on their way to the products (`stored`).
 """
 
 from __future__ import annotations
@@ -22,9 +25,11 @@ import numpy as np
 from jaxmono.codegen.traverse import Lane, guard_holds, uniform_guard
 from jaxmono.fusion.demand import Demand, Guard, demands
 from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
+from jaxmono.fusion.support import widens_bytes
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.rewrite import is_splat, splat_value
+from jaxmono.hlo.types import DType
 
 NO_GUARD = Guard()
 
@@ -76,6 +81,8 @@ class Operand:
       picked: the buffer that elements are taken from one by one, if they are; zeros elsewhere.
       new: rows that are not the buffer's.
       width: bytes that are copied at a time, 16, 8 or 4.
+
+    The buffer's elements are those of ``value``, or its bytes in front of a conversion (`stored`).
     """
 
     value: Value
@@ -94,6 +101,12 @@ class Operand:
     @property
     def k_major(self) -> bool:
         return self.major == self.k
+
+    @property
+    def stored(self) -> DType | None:
+        """The type of bytes that the buffer has and ``value`` is converted from; None elsewhere."""
+        t = None if self.param is None else self.param.type.dtype
+        return t if t is not self.value.type.dtype else None
 
     @property
     def ragged(self) -> bool:
@@ -131,12 +144,14 @@ class View:
 
 
 def views_of_params(body: Graph, value: Value, index: IndexMap,
-                    updates: list[Demand] | None = None) -> list[View] | None:
+                    updates: list[Demand] | None = None, *, stored: bool = False,
+                    ) -> list[View] | None:
     """The body inputs that ``value`` is made of by pure views; None if it is not.
 
     Ops that only select elements (gather of rows, dynamic_slice) count as views; so do padding
     with zeros and concatenation. With a list ``updates``, so does an update of a buffer, which goes
-    into it: where its guard holds, the elements are not those of the view.
+    into it: where its guard holds, the elements are not those of the view. ``stored``: so do
+    conversions of bytes that lose nothing, of one buffer.
     """
     inputs = set(body.inputs)
     guard: list[Bound] = []
@@ -144,8 +159,12 @@ def views_of_params(body: Graph, value: Value, index: IndexMap,
         op = body.producer.get(value)
         needs = None if op is None else demands(op, index)
         first = needs[0] if needs else None
-        if op is None or needs is None or first is None \
-                or first.value.type.dtype != value.type.dtype:
+        if op is None or needs is None or first is None:
+            return None
+        if stored and widens_bytes(op):
+            value, index = first.value, first.index
+            continue
+        if first.value.type.dtype != value.type.dtype:
             return None
         if isinstance(op, ops.Concatenate) and len(needs) > 1:
             return _joined(body, needs, guard)
@@ -260,14 +279,24 @@ def copied_bytes(x: Operand) -> int:
 
 
 def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, itemsize: int, *,
-            several: bool = False, rows: Var | None = None, narrow: bool = False) -> Operand:
+            several: bool = False, rows: Var | None = None, narrow: bool = False,
+            stored: bool = False) -> Operand:
     """Decides how an operand demanded at ``index`` is loaded, for pieces of 16 bytes.
 
     ``several``: pieces may come from several buffers, which a concatenation joins. ``rows``: of an
     update of one buffer, whose own elements the operand then has apart (`Operand.new`).
     ``narrow``: what is not padded may be copied 8 or 4 bytes at a time, where no more are aligned,
-    and the last piece of a row may be a part of one.
+    and the last piece of a row may be a part of one. ``stored``: it may be bytes that are converted
+    behind shared memory (`Operand.stored`), whole pieces of 16.
     """
+    if stored:
+        found = views_of_params(body, value, index, stored=True)
+        if found and len(found) == 1 and found[0].param.type.dtype is not value.type.dtype:
+            for var in (k, outer):
+                made = _copied(Operand(value, index, outer, k, var), found, PIECE_BYTES,
+                               ragged=False)
+                if made is not None:
+                    return made
     updates: list[Demand] | None = None if rows is None else []
     sources = views_of_params(body, value, index, updates)
     new = _new_rows(updates, rows, sources) if updates and rows and sources else None

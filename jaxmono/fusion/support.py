@@ -128,6 +128,13 @@ def _plain_f8(op: ops.DotGeneral) -> bool:
         "num_primitive_operations = 1,"))
 
 
+def widens_bytes(op: Op) -> bool:
+    """Whether an op converts 8-bit integers or floats to floats that have all of their values."""
+    return isinstance(op, ops.Convert) and op.operand.type.dtype in (
+        DType.S8, DType.U8, *F8_DTYPES) and op.result.type.dtype in (
+        DType.BF16, DType.F16, DType.F32)
+
+
 def exact_product(op: ops.DotGeneral) -> bool:
     """Whether XLA computes a contraction of f32 exactly although DEFAULT precision allows tf32.
 
