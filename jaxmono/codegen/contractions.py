@@ -19,6 +19,7 @@ from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_candidates import (
     ahead_us,
+    bytes_candidates,
     dot_candidates,
     gemv_bound,
     gemv_candidates,
@@ -38,7 +39,7 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.fold import STREAMED_ROWS
 from jaxmono.fusion.plan import DotForm, Sig
 
-_PRODUCED = ("wgmma", dot_wgmma.SWAPPED, dot_wgmma.TF32)
+_PRODUCED = ("wgmma", dot_wgmma.SWAPPED, *dot_wgmma.REGISTERS)
 """Families whose operands come from producer warps."""
 
 
@@ -78,6 +79,9 @@ class _Dot:
         left, ahead = tf32_candidates(sig, request), mapped_ahead_us(request, form.m.size)
         if left and left[0][0] - ahead < cost:
             cost, s = left[0][0] - ahead, left[0][1]
+        narrow = bytes_candidates(sig, request)
+        if narrow and narrow[0][0] < cost:
+            cost, s = narrow[0]
         swapped = swapped_candidates(sig, request)
         if swapped and swapped[0][0] < swapped_bound(sig, request, s.family, cost):
             cost, s = swapped[0]

@@ -43,7 +43,7 @@ written: by fragments of wgmma 512x1024x4096 (64 KB) took 6 % longer so than wit
 rows."""
 
 
-STORED_FAMILIES: frozenset[str] = frozenset()
+STORED_FAMILIES = frozenset({"bytes"})
 """Families that convert weights of bytes on their way to the products (`Operand.stored`)."""
 
 
@@ -118,7 +118,10 @@ class DotCode:
 
     @property
     def rhs_element(self) -> DType | None:
-        """``element`` of the right operand; bytes may be of two types, it is the left's."""
+        """``element`` of the right operand, as it is stored; bytes may be of two types, it is the
+        left's."""
+        if self.rhs.stored is not None:
+            return self.rhs.stored
         mixed = self.element is not None and self.element.itemsize == 1
         return self.form.dot.rhs.type.dtype if mixed else self.element
 

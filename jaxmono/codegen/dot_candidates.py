@@ -28,6 +28,7 @@ from jaxmono.codegen.dot import (
     weights_k_major,
 )
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule, candidates_mma, choose_simt
+from jaxmono.codegen.dot_schedule_bytes import candidates_bytes
 from jaxmono.codegen.dot_schedule_gemv import (
     LATENCY_US,
     STREAM,
@@ -83,7 +84,8 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
     if operand_type(form) is None:
         return varied(choice, [skinny, _exact(sig, request)])
     return varied(choice, [*_tiles(sig, request), tf32_candidates(sig, request),
-                           swapped_candidates(sig, request), skinny])
+                           swapped_candidates(sig, request), bytes_candidates(sig, request),
+                           skinny])
 
 
 def reducing(sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
@@ -209,6 +211,21 @@ def tf32_candidates(sig: Sig, request: Request) -> list[Costed]:
     return candidates_tf32(request.siblings, form.m.size, form.n.size, form.k.size,
                            device=request.device, shared_bytes=request.shared_bytes,
                            width=dot_wgmma.widths(code)[1])
+
+
+def bytes_candidates(sig: Sig, request: Request) -> list[Costed]:
+    """What wgmma can do for a Sig whose weights are stored as bytes, cheapest first."""
+    form = sig.form
+    assert isinstance(form, DotForm)
+    if not request.wgmma or form.reduced or operand_type(form) is None:
+        return []
+    code = DotCode.of(sig, DotSchedule(dot_wgmma.BYTES, 64, 128, 64, 2, (1, 2, 1)))
+    if dot_wgmma_takes.takes_bytes(form, code) is not None:
+        return []
+    assert code.element is not None
+    return candidates_bytes(form.batch.size * request.siblings, form.m.size, form.n.size,
+                            form.k.size, code.element.itemsize, device=request.device,
+                            shared_bytes=request.shared_bytes)
 
 
 def swapped_bound(sig: Sig, request: Request, family: str, cost: float) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import NARROW, WIDE
-from jaxmono.codegen.dot_wgmma import LOW_BYTES, ROLES_BYTES, TF32, tf32_staging_bytes
+from jaxmono.codegen.dot_wgmma import LOW_BYTES, ROLES_BYTES, TF32, left_staging_bytes
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.round_rows import MIN_COLUMNS, MIN_ROWS
 
@@ -67,7 +67,7 @@ def _costed(siblings: int, m: int, n: int, k: int, device: Device,
                 or (split > 1 and k < 128 * split):
             continue
         tiles = math.ceil(math.ceil(k / 32) / split)
-        room = shared_bytes - ROLES_BYTES - LOW_BYTES - tf32_staging_bytes(rows)
+        room = shared_bytes - ROLES_BYTES - LOW_BYTES - left_staging_bytes(rows)
         slots = min(room // ((bm + bn) * 128), MAX_SLOTS, max(4 * tiles, 2))
         if slots >= min(3, max(tiles, 2)):
             s = DotSchedule(TF32, bm, bn, 32, slots, (wm, wn, 1), split)

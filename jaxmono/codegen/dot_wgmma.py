@@ -72,7 +72,12 @@ SWAPPED = "swapped"
 TF32 = "tf32"
 """Family of f32 products with the weights on the left, in registers, and rows that are rounded to
 tf32 when they are in shared memory (device/gemm_tf32.cuh)."""
-_ON_THE_LEFT = (SWAPPED, TF32)
+BYTES = "bytes"
+"""Family of products whose weights are stored as bytes, on the left and in registers, beside rows
+of bytes or of 16 bits (device/gemm_bytes.cuh)."""
+REGISTERS = (TF32, BYTES)
+"""Families whose weights pass through registers (device/weights_left.cuh)."""
+_ON_THE_LEFT = (SWAPPED, *REGISTERS)
 _IN_FLIGHT_BYTES = 80 * 1024
 """Of weights on the left that are requested only behind the barrier. The rows' first k tile counts
 as landed when all that a thread has requested before it has: these keep memory busy from then on
@@ -87,7 +92,7 @@ def shared_k_major(code: DotCode) -> tuple[bool, bool]:
 
 def pair_type(code: DotCode) -> str:
     """C type of 16 bits of 8-bit floats; "" for other types."""
-    if code.element is None or not is_f8(code.element):
+    if code.element is None or not is_f8(code.element) or code.s.family == BYTES:
         return ""
     assert code.rhs_element is not None
     return f"F8Pair<{c_type(code.element)}, {c_type(code.rhs_element)}>"
@@ -97,7 +102,7 @@ def shared_bytes(code: DotCode) -> int:
     """Dynamic shared memory of a task: panel, ring, staging (as the classes lay them out)."""
     s = code.s
     panel, slot = layout(code)
-    staging = tf32_staging_bytes(s.bm // s.warps[0]) if s.family == TF32 else \
+    staging = left_staging_bytes(s.bm // s.warps[0]) if s.family in REGISTERS else \
         swapped_staging_bytes(s.bm, s.bn, s.warps[2]) if s.family == SWAPPED else \
         staging_bytes(s.bn // s.warps[1], s.warps[2])
     return LOW_BYTES + panel + s.stages * slot + staging
@@ -106,6 +111,8 @@ def shared_bytes(code: DotCode) -> int:
 def layout(code: DotCode) -> tuple[int, int]:
     """Bytes of the panel and of a slot."""
     s, (a_k, b_k) = code.s, shared_k_major(code)
+    if s.family == BYTES:
+        return 0, s.bn * s.bk + s.bm * 128
     # A tile of 32-bit elements has as many bytes as [k][m] as it has as [m][k].
     depth = deep(code) // 2
     a, b = (operand_bytes(rows, depth, k_major, width) for rows, k_major, width in zip(
@@ -183,7 +190,7 @@ def swapped_staging_bytes(bm: int, bn: int, k_warpgroups: int) -> int:
     return k_warpgroups * bm * (bn + 4) * 4
 
 
-def tf32_staging_bytes(rows: int) -> int:
+def left_staging_bytes(rows: int) -> int:
     """The same of `StagedColumns` (device/staged_columns.cuh). ``rows``: of a warpgroup."""
     return 8 * (32 if rows % 32 == 0 else 16) * 20 * 4
 
@@ -203,22 +210,24 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     names: dict[Var, str] = {form.batch: "b"}
     tiles = {form.m: s.bm, form.n: s.bn, form.k: s.bk}
     pair = pair_type(code)
-    emit_loader(w, "load_b", body, code.rhs, code.element, pointers, names, read_only, tiles,
+    weights = code.element if code.rhs_element is None or pair else code.rhs_element
+    emit_loader(w, "load_b", body, code.rhs, weights, pointers, names, read_only, tiles,
                 strided=True, pair=pair)
     if panel_columns(code):
         w.line("const auto load_a = [](void*, int, int) {};  // consumers compute the panel")
     else:
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles,
-                    strided=True, gathered=s.family != SWAPPED, pair=pair)
-    ahead, weights = 0, code.rhs.source
-    if behind and weights is not None and weights.param in read_only and weights.offset.is_static:
-        ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * 128))) \
+                    strided=True, gathered=s.family not in (SWAPPED, BYTES), pair=pair)
+    ahead, source = 0, code.rhs.source
+    if behind and source is not None and source.param in read_only and source.offset.is_static:
+        line = s.bk if s.family == BYTES else 128
+        ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * line))) \
             if s.family in _ON_THE_LEFT else max(1, _AHEAD_BYTES // (s.bn * deep(code)))
     w.line("const auto ready = [&] { roles->await_open(at); };")
     w.line(f"G::produce<{ahead}>(smem, roles, at, m0, n0, k0, k_tiles, ready, load_a, load_b);")
-    if source := source_of(code):
-        t = source.value.type.dtype
-        emit_loader(w, "load_c", body, source, t, pointers, names, read_only, tiles, strided=True)
+    if besides := source_of(code):
+        t = besides.value.type.dtype
+        emit_loader(w, "load_c", body, besides, t, pointers, names, read_only, tiles, strided=True)
         w.line(f"G::Source<{c_type(t)}>::produce(G::ring(smem), roles, at, m0, n0, load_c);")
     w.line("return at;")
 
@@ -285,8 +294,9 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                 read_only: Sequence[Value], names: Mapping[Var, str], workspace: str,
                 arrivals: str, behind: bool) -> None:
     form, s, body, stores = code.form, code.s, code.sig.body, code.form.elements
+    t = code.accumulator
     piece = partial(emit_piece, w, body, stores, result=form.dot.result, demanded=code.demanded,
-                    m=form.rows, n=form.n, tile_m=s.bm, tile_n=s.bn, read="", accumulator="float",
+                    m=form.rows, n=form.n, tile_m=s.bm, tile_n=s.bn, read="", accumulator=t,
                     skip="", pointers=pointers, outputs=outputs, names=names,
                     read_only=read_only)
     if _leaves_as_fragments(code):
@@ -302,7 +312,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                       pointers=pointers, names=names)
         w.line("G::consume(smem, roles, at, k_tiles, sums);")
         with w.block(f"G::finish_windows<{form.taps}, {lanes}>(smem, sums, "
-                     f"[&](int r, int c, const float (&acc)[{form.taps}][{lanes}])", "});"):
+                     f"[&](int r, int c, const {t} (&acc)[{form.taps}][{lanes}])", "});"):
             piece(lanes=lanes)
         return
     lanes = _lanes(code, s.bm * s.bn // CONSUMERS // s.split_k)
@@ -312,7 +322,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     root = (source.value, source.index) if source else None
     result = bias.total if bias else form.dot.result
     reduces = code.reduced_roots
-    across = s.bm // s.warps[0] if s.family == TF32 else s.bn // s.warps[1]
+    across = s.bm // s.warps[0] if s.family in REGISTERS else s.bn // s.warps[1]
     early = early_loads(body, stores, result, form.n, lanes, () if small else read_only,
                         form.m if across <= WIDE else None, besides=root,
                         also=reduces) if s.family != SWAPPED else []
@@ -337,7 +347,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                   f"{workspace} + tile * {parts}, {arrivals} + tile, ")
     if source:
         w.line(f"auto tiles = G::source<{c_type(source.value.type.dtype)}>(smem, roles, at);")
-    head = (f"G::{finish}fetch, [&](int r, int c, const float (&acc)[{lanes}], const auto& early"
+    head = (f"G::{finish}fetch, [&](int r, int c, const {t} (&acc)[{lanes}], const auto& early"
             f"{', const auto& source' if source else ''})")
     then = None
     if code.reduced:
@@ -355,7 +365,7 @@ def _bias(code: DotCode) -> Bias | None:
     """What is added to the fragments of a tile. Not where blocks share k: 1280x768x3072 with a bias
     took as long by that, with a gelu, residual or softplus 0.6 to 1 % longer."""
     s = code.s
-    if s.family == SWAPPED or s.split_k > 1 or code.element not in (DType.BF16, DType.F16):
+    if s.family in _ON_THE_LEFT or s.split_k > 1 or code.element not in (DType.BF16, DType.F16):
         return None
     form = code.form
     (index,) = code.demanded
@@ -394,15 +404,16 @@ def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     emit_split(w, code, workspace=workspace, mail=mail)
     w.line("const auto nothing = [](int, int) { return NoEarly{}; };")
     with w.block("G::finish<4>(smem, sums, nothing, "
-                 "[&](int r, int c, const float (&x)[4], NoEarly)", "});"):
+                 f"[&](int r, int c, const {code.accumulator} (&x)[4], NoEarly)", "});"):
         w.line("S::put(parts, split, r, c, x);")
     if not mail:
         w.line(f"group_barrier<{s.split_k}>({arrivals} + tile);")
     emit_epilogue(w, body, stores, result=form.dot.result, demanded=code.demanded, m=form.rows,
                   n=form.n, tile_m=s.bm, bm=f"min(S::ROWS, {s.bm} - split * S::ROWS)", bn=s.bn,
-                  lanes=lanes, read="S::read({acc}, parts, {r}, {c})", accumulator="float",
-                  row0="split * S::ROWS + ", pointers=pointers, outputs=outputs, names=names,
-                  read_only=read_only, threads=CONSUMERS, early=early)
+                  lanes=lanes, read="S::read({acc}, parts, {r}, {c})",
+                  accumulator=code.accumulator, row0="split * S::ROWS + ", pointers=pointers,
+                  outputs=outputs, names=names, read_only=read_only, threads=CONSUMERS,
+                  early=early)
 
 
 def cannot_reduce(code: DotCode) -> str | None:
@@ -449,7 +460,7 @@ def emit_begin(w: Writer, code: DotCode) -> None:
         tile = "tile"
     tm, tn = code.tiles_m, code.tiles_n
     large = code.form.n.size * code.form.k.size * code.element.itemsize > _LARGE_BYTES
-    if s.family == TF32:
+    if s.family in REGISTERS:
         band = _F32_BAND if large else _BAND
     else:
         band = tm if tm < _MANY else _TALL_BAND if large else _BAND
@@ -480,6 +491,10 @@ def _gemm(code: DotCode) -> str:
     """The C++ type of a tile."""
     s = code.s
     assert code.element is not None
+    if s.family == BYTES:
+        assert code.rhs_element is not None
+        return (f"GemmBytes<{c_type(code.rhs_element)}, {c_type(code.element)}, {s.bm}, {s.bn}, "
+                f"{s.stages}, {s.warps[0]}, {s.warps[1]}, {_cpp(code.rhs.k_major)}>")
     if s.family == TF32:
         return (f"GemmTf32<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "
                 f"{_cpp(code.rhs.k_major)}>")

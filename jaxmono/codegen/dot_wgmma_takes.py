@@ -1,5 +1,5 @@
 """What the families on Hopper's warpgroups take (device/gemm_wgmma.cuh, gemm_swapped.cuh,
-gemm_tf32.cuh), with the reasons why not."""
+gemm_tf32.cuh, gemm_bytes.cuh), with the reasons why not."""
 
 from __future__ import annotations
 
@@ -59,6 +59,20 @@ def takes_tf32(form: DotForm, code: DotCode, element: DType | None) -> str | Non
     return None
 
 
+def takes_bytes(form: DotForm, code: DotCode) -> str | None:
+    """Why a contraction cannot have weights of bytes that pass through registers; None if it can.
+    ``code``: of that family."""
+    if code.rhs.param is None or code.rhs_element is None or code.rhs_element.itemsize != 1:
+        return "weights are not stored as bytes, 16 of which are neighbours"
+    if code.element not in (DType.BF16, DType.F16) and code.rhs.stored is not None:
+        return "bytes are widened to 16 bits"
+    if form.row_prologue or form.taps > 1:
+        return "rows are computed, or read in windows"
+    if code.lhs.param is None or not code.lhs.k_major:
+        return "rows are computed, or their k are no neighbours"
+    return _imprecise(form) if is_f8(code.rhs_element) and code.rhs.stored is None else None
+
+
 def is_gathered(code: DotCode) -> bool:
     """Whether the rows of a contraction are a `Gathered` (codegen/gathered.py)."""
     return not is_strided(code.lhs) and parts_of(code.lhs) is not None
@@ -67,6 +81,10 @@ def is_gathered(code: DotCode) -> bool:
 def _takes_f8(form: DotForm, code: DotCode) -> str | None:
     if not all(is_strided(x) and x.k_major for x in (code.lhs, code.rhs)):
         return "wgmma reads bytes whose k are neighbours"
+    return _imprecise(form)
+
+
+def _imprecise(form: DotForm) -> str | None:
     d = form.dot
     imprecise = not d.algorithm or "allow_imprecise_accumulation = true" in d.algorithm
     if d.precision != ("DEFAULT", "DEFAULT") or not imprecise:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from jaxmono.codegen.calls import has_own_mail
-from jaxmono.codegen.dot_wgmma import SWAPPED, TF32
+from jaxmono.codegen.dot_wgmma import REGISTERS, SWAPPED
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import code_for
@@ -53,4 +53,4 @@ def apart(plan: Plan, schedule: KernelSchedule) -> set[tuple[int, int]]:
 
 def _has_producers(sig: Sig, schedule: KernelSchedule) -> bool:
     return getattr(schedule.sigs[sig.key], "family", "") in (
-        "wgmma", SWAPPED, TF32, "back_to_back")
+        "wgmma", SWAPPED, *REGISTERS, "back_to_back")

@@ -23,7 +23,7 @@ from typing import Protocol
 from jaxmono import _logging
 from jaxmono._errors import CompileError
 from jaxmono.codegen.cores import spare
-from jaxmono.codegen.dot_wgmma import TF32
+from jaxmono.codegen.dot_wgmma import REGISTERS
 from jaxmono.codegen.schedule import KernelSchedule
 
 _log = _logging.get("codegen")
@@ -60,7 +60,7 @@ class Compiler(Protocol):
 
 def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
     """``made``, or a better text of the same kernel. ``wide_tiles``: as ``made`` has taken it."""
-    has_f32 = any(getattr(s, "family", "") == TF32 for s in made.schedule.sigs.values())
+    on_the_left = any(getattr(s, "family", "") in REGISTERS for s in made.schedule.sigs.values())
 
     def flipped(s: KernelSchedule) -> KernelSchedule:
         # By a few bytes ptxas may have the registers for the other text (CLIP b16: 8, and 0).
@@ -85,10 +85,10 @@ def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
         return replace(s, lean_producers=True)
 
     # Fewer registers may serialize products, which then have to wait in turn: `rich` again.
-    changes = [rich, flipped, in_turn, rich, richer, lean] if has_f32 else [flipped, lean]
+    changes = [rich, flipped, in_turn, rich, richer, lean] if on_the_left else [flipped, lean]
     bases = [made.schedule, flipped(made.schedule)]
-    likely = [bases[1], *map(in_turn, bases)] if has_f32 else bases[1:]
-    if made.spilled and has_f32:
+    likely = [bases[1], *map(in_turn, bases)] if on_the_left else bases[1:]
+    if made.spilled and on_the_left:
         likely = [rich(bases[0]), *likely, rich(in_turn(bases[0]))]
     elif made.spilled:
         likely += map(lean, bases)

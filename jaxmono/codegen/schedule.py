@@ -66,8 +66,8 @@ class KernelSchedule:
         found again (`fresh` in device/opaque.cuh); None: where a tile needs their registers.
       lean_producers: whether producers do with the predicates that there are (`at_once` in
         device/opaque.cuh).
-      in_turn: whether products of f32 with the weights on the left wait for those of the tile
-        before, which needs fewer registers (device/gemm_tf32.cuh).
+      in_turn: whether products with the weights on the left, in registers, wait for those of the
+        tile before, which needs fewer registers (device/weights_left.cuh).
       producer_registers: of a thread that brings operands, 16 n + 8; those that compute do without
         half as many. None: what device/roles.cuh gives them.
     """

@@ -16,6 +16,7 @@ from jaxmono.fusion.draft import Draft, State, forward
 from jaxmono.fusion.indexing import Index, as_map, variables
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.support import matrix_dtype
+from jaxmono.fusion.widened import widened_weights
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 
@@ -50,13 +51,15 @@ def materialise(state: State) -> None:
     sinks: dict[Value, frozenset[int]] = {}
     slower = _slower(state, holders)
     joins, wanted = _joins(state.graph), set[Value]()
+    widened = widened_weights(state.graph, state.device)
     made: list[Draft] = []
     for op in reversed(state.graph.ops):
         if op in holders:
             for d in holders[op]:
                 _spread_grouped(op, d, evals, sinks)
             continue
-        worth = op not in state.views and not _is_free(op, weights, reading) and (
+        worth = op not in state.views and op not in widened \
+            and not _is_free(op, weights, reading) and (
             _repeats(op, evals, sinks, weights, counts, state.device)
             or _is_early(state, op, sinks, weights)
             or _is_awaited(op, slower, weights, state.device))

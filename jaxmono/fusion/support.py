@@ -217,8 +217,8 @@ _F64_SUMMED = 16
 
 def _refused_product(op: ops.DotGeneral) -> str | None:
     """Large products of f64, and of 8-bit floats: Hopper multiplies these only where the summed
-    elements are neighbours. Others run as f16 products, at a third of the rate; where the weights'
-    bytes decide, that does not matter."""
+    elements of rows are neighbours; weights pass through registers, in any layout. Others run as
+    f16 products, at a third of the rate; where the weights' bytes decide, that does not matter."""
     m, n, k = matrix_sizes(op)
     if op.result.type.dtype is DType.F64 and k > _F64_SUMMED \
             and op.result.type.size * k >= F64_PRODUCT:
@@ -226,11 +226,10 @@ def _refused_product(op: ops.DotGeneral) -> str | None:
     if op.lhs.type.dtype.itemsize > 1 or not op.lhs.type.dtype.is_float or min(m, n) <= 64 \
             or op.result.type.size * k < _F8_PRODUCT:
         return None
-    inner = all(tuple(dims) == tuple(range(v.type.rank - len(dims), v.type.rank))
-                for v, dims in ((op.lhs, op.lhs_contract), (op.rhs, op.rhs_contract)))
-    return None if inner else (
-        "a large product of 8-bit floats whose summed dimension is not the last one of both "
-        "operands is not generated yet; transpose the weights")
+    v, dims = op.lhs, op.lhs_contract
+    return None if tuple(dims) == tuple(range(v.type.rank - len(dims), v.type.rank)) else (
+        "a large product of 8-bit floats whose summed dimension is not the last one of the left "
+        "operand is not generated yet; transpose that")
 
 
 def _refused_type(v: Value) -> str | None:

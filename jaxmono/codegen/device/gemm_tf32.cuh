@@ -1,8 +1,5 @@
-// One output tile of a contraction of f32 as tf32: the weights, right operand of the contraction, are the
-// left one of wgmma, and pass through registers; x comes by the tensor memory accelerator, or is gathered.
-//
-//   y[m, n] = x[m, k] w[k, n]      as      y^T = w^T x^T: 64 or 128 columns of w are the rows of a
-//                                          product, 16 to 256 rows of x its columns
+// One output tile of a contraction of f32 as tf32: the weights are the left operand of wgmma and pass
+// through registers (weights_left.cuh); x comes by the tensor memory accelerator, or is gathered.
 //
 // wgmma cuts the low 13 bits of an f32 off, and reads 32-bit elements along k only. In registers rounding
 // is an instruction an element, and any layout of the weights can be read; the accelerator rounds x on its
@@ -19,40 +16,43 @@
 // The accelerator knows rows at constant distances. A convolution's are gathered by the producers, who do
 // not round: they have to lie rounded in memory (fusion/round_rows.py).
 #pragma once
-#include "jaxmono/gemm_wgmma.cuh"
-#include "jaxmono/staged_columns.cuh"
 #include "jaxmono/tensor_maps.cuh"
 #include "jaxmono/tf32_tile.cuh"
+#include "jaxmono/weights_left.cuh"
 
 namespace jaxmono {
 
-// The warpgroups share the tile along m (WG_M) or n (WG_N); one of them is 2. W_K_MAJOR: weights are [n][k].
-template <int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, bool W_K_MAJOR>
-struct GemmTf32 {
-  static constexpr int BM = BM_, BN = BN_, BK = 32, SLOTS = SLOTS_;
-  static constexpr int N = BM / WG_M, NT = N / 8, STEPS = 4, STEP = 8;
-  static_assert(WG_M * WG_N == 2 && BN == 64 * WG_N && BM % WG_M == 0, "two warpgroups of 64 columns");
-  static_assert(N % 16 == 0 && BM <= 256 && SLOTS >= 2 && SLOTS < TensorMaps::SLOTS, "");
+// Weights of f32: rounded in registers.
+template <int BN, bool K_MAJOR>
+struct Tf32Weights : Tf32Left<BN, K_MAJOR> {
+  using Tile = Tf32Left<BN, K_MAJOR>;
+  using Sum = float;
+  static constexpr int BK = 32, STEP = 8, STEPS = 4;
+  static constexpr bool INTERLEAVED = false;
 
-  using TileW = Tf32Left<BN, W_K_MAJOR>;
-  using TileX = SwizzledTile<float, BM, BK>;
-  static constexpr int STAGE_BYTES = TileW::BYTES + TileX::BYTES;
-  using Staged = StagedColumns<NT>;
-
-  // Layout: ring | staging.
-  static constexpr int STAGING = SLOTS * STAGE_BYTES;
-  static constexpr int SHARED_BYTES = STAGING + 8 * Staged::BYTES;
-
-  struct Accumulators {
-    float x[NT][4];
-  };
-
-  JM_DEVICE static int warpgroup() { return fresh(warp_id()) / 4; }
-  JM_DEVICE static int first_column() {
-    const int warp = fresh(warp_id());
-    return (WG_N == 2 ? warp / 4 * 64 : 0) + warp % 4 * 16;
+  // at: shared_offset(tile) + first(column).
+  JM_DEVICE static void fragments(uint32_t (&x)[STEPS][4], int at) {
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) Tile::fragment(x[s], at, s * STEP);
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[s][i] = to_tf32(bitcast<float>(x[s][i]));
   }
-  JM_DEVICE static int first_row() { return WG_M == 2 ? warpgroup() * N : 0; }
+  template <int NT>
+  JM_DEVICE static void multiply(float (&sums)[NT][4], const uint32_t (&own)[4], uint64_t x) {
+    wgmma_tf32_registers(sums, own, x);
+  }
+};
+
+// W_K_MAJOR: weights are [n][k]. The others: as of WeightsLeft.
+template <int BM, int BN, int SLOTS, int WG_M, int WG_N, bool W_K_MAJOR>
+struct GemmTf32 : WeightsLeft<Tf32Weights<BN, W_K_MAJOR>, SwizzledTile<float, BM, 32>, BM, BN, SLOTS, WG_M,
+                              WG_N> {
+  using TileW = Tf32Weights<BN, W_K_MAJOR>;
+  using TileX = SwizzledTile<float, BM, 32>;
+  static_assert(SLOTS < TensorMaps::SLOTS, "");
+  static constexpr int BK = 32, STAGE_BYTES = TileW::BYTES + TileX::BYTES;
 
   // Of the first AHEAD tiles the weights do not wait for ready().
   template <int AHEAD, class Ready, class LoadX, class LoadW>
@@ -113,77 +113,6 @@ struct GemmTf32 {
       fill(at.slot, t);
       rest(t);
     }
-  }
-
-  JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
-                                Accumulators& sums) {
-#pragma unroll
-    for (int j = 0; j < NT; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) sums.x[j][e] = 0.0f;
-    const int wg = uniform(warpgroup()), first = TileW::first(first_column());
-    const bool speaks = speaks_for_warpgroup();
-    const uint64_t x0 = operand_slice<TileX, true>(smem + TileW::BYTES, WG_M == 2 ? wg * N : 0, 0);
-    // The products of a tile run while the weights of the next one come into registers: `own`, which the
-    // tile before the last one had. Not beside 128 sums: those tiles multiply without a pause anyway, and
-    // took 2 % longer so (2048 cubed); smaller ones take 2 to 5 % less. Nor in kernels for which ptxas has
-    // not the registers then, and lets all products wait for each other.
-#ifdef JM_IN_TURN
-    constexpr int RUNNING = 0;
-#else
-    constexpr int RUNNING = NT <= 24 ? 1 : 0;
-#endif
-    int before = -1;  // the slot whose products may still run
-    const auto step = [&](uint32_t (&own)[STEPS][4]) {
-      mbarrier_wait(&roles->full[at.slot], at.parity());
-      const int weights = shared_offset(smem + at.slot * STAGE_BYTES) + first;
-#pragma unroll
-      for (int s = 0; s < STEPS; ++s) TileW::fragment(own[s], weights, s * STEP);
-#pragma unroll
-      for (int s = 0; s < STEPS; ++s)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) own[s][i] = to_tf32(bitcast<float>(own[s][i]));
-      const uint64_t x = wgmma_descriptor_at(x0, at.slot * STAGE_BYTES);
-      wgmma_fence();
-#pragma unroll
-      for (int s = 0; s < STEPS; ++s)
-        wgmma_tf32_registers(sums.x, own[s], operand_slice<TileX, true>(x, 0, s * STEP));
-      wgmma_commit();
-      wgmma_wait<RUNNING>();
-      if (!RUNNING) before = at.slot;
-      if (before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
-      before = at.slot;
-      at.template next<SLOTS>();
-    };
-    uint32_t even[STEPS][4], odd[STEPS][4];
-#pragma unroll 1
-    for (int t = 0; t < tiles; t += 2) {
-      step(even);
-      if (t + 1 == tiles) break;  // with the second step behind a branch ptxas lets products wait (13.5)
-      step(odd);
-    }
-    wgmma_wait<0>();
-    if (RUNNING && before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
-  }
-
-  // For every LANES (at most 4) neighbouring columns of TAPS neighbouring rows: f(r, c, sums) with
-  // sums[TAPS][LANES].
-  template <int TAPS, int LANES, class F>
-  JM_DEVICE static void finish_windows(unsigned char* smem, Accumulators& sums, const F& f) {
-    Staged::template windows<TAPS, LANES>(
-        reinterpret_cast<float*>(smem + STAGING) + fresh(warp_id()) * (Staged::BYTES / 4), sums.x,
-        [&](int r, int c, const float (&x)[TAPS][LANES]) { f(first_row() + r, first_column() + c, x); });
-  }
-
-  // Calls f(r, c, sums, fetch(r, c)) for every LANES (at most 4) neighbouring elements of a row.
-  template <int LANES, class Fetch, class F>
-  JM_DEVICE static void finish(unsigned char* smem, Accumulators& sums, const Fetch& fetch, const F& f) {
-    Staged::template rows<LANES>(
-        reinterpret_cast<float*>(smem + STAGING) + fresh(warp_id()) * (Staged::BYTES / 4), sums.x,
-        [&](int r, int c) { return fetch(first_row() + r, first_column() + c); },
-        [&](int r, int c, const float (&x)[LANES], const auto& early) {
-          f(first_row() + r, first_column() + c, x, early);
-        });
   }
 };
 

@@ -121,18 +121,24 @@ constexpr bool EVEN_ODD = sizeof(T) == 1 && !K_MAJOR;
 // 32 k x 16 columns of bytes at (k, col) of a [k][cols] tile, four neighbouring k in a register:
 // even columns and k < 16, odd columns, the same for k >= 16. One ldmatrix and four byte permutations.
 // A matrix of it has two rows of each four, chosen so that its 8 rows are in different banks.
-template <class TileT>
-JM_DEVICE void load_bytes_transposed(uint32_t (&out)[4], unsigned char* tile, int k, int col) {
-  const int lane = lane_id(), mat = lane >> 3, t = lane >> 1 & 3;
-  const int row = (mat >> 1) * 16 + t * 4 + ((mat & 1) ^ (t >> 1)) * 2 + (lane & 1);
+JM_DEVICE int transposed_row(int lane) {
+  const int mat = lane >> 3, t = lane >> 1 & 3;
+  return (mat >> 1) * 16 + t * 4 + ((mat & 1) ^ (t >> 1)) * 2 + (lane & 1);
+}
+// piece: this lane's, of row transposed_row(lane).
+JM_DEVICE void ldmatrix_transposed_bytes(uint32_t (&out)[4], const void* piece) {
   uint32_t x[4];
-  ldmatrix_x4_trans(x, TileT::at(tile, k + row, col));
+  ldmatrix_x4_trans(x, piece);
   // Lanes of the upper half of each four hold the later two k in the first matrix.
-  const uint32_t even = lane & 2 ? 0x2064u : 0x6420u, odd = even + 0x1111u;
+  const uint32_t even = lane_id() & 2 ? 0x2064u : 0x6420u, odd = even + 0x1111u;
   out[0] = byte_permute(x[0], x[1], even);
   out[1] = byte_permute(x[0], x[1], odd);
   out[2] = byte_permute(x[2], x[3], even);
   out[3] = byte_permute(x[2], x[3], odd);
+}
+template <class TileT>
+JM_DEVICE void load_bytes_transposed(uint32_t (&out)[4], unsigned char* tile, int k, int col) {
+  ldmatrix_transposed_bytes(out, TileT::at(tile, k + transposed_row(lane_id()), col));
 }
 
 // A 16 x K fragment at (row, k) of the left operand. K_MAJOR: the tile is [rows][k], else [k][rows].

@@ -227,6 +227,65 @@ JM_DEVICE void wgmma_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64
 
 #undef JM_WGMMA
 #undef JM_WGMMA_TYPED
+
+#define JM_WGMMA_TYPED(NT, N, TYPES, A0, A1, A2, A3, B)                                     \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k32.f32." TYPES                      \
+               " {" JM_R##NT "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B            \
+               ", 1, 1, 1;"                                                                 \
+               : JM_D##NT                                                                   \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define JM_WGMMA(COUNT, N, A0, A1, A2, A3, BT, ...)                                         \
+  else if constexpr (NT == COUNT) {                                                         \
+    if constexpr (is_same<A, f8e4m3> && is_same<B, f8e4m3>)                                 \
+      JM_WGMMA_TYPED(COUNT, N, "e4m3.e4m3", A0, A1, A2, A3, BT);                            \
+    else if constexpr (is_same<A, f8e4m3>)                                                  \
+      JM_WGMMA_TYPED(COUNT, N, "e4m3.e5m2", A0, A1, A2, A3, BT);                            \
+    else if constexpr (is_same<B, f8e4m3>)                                                  \
+      JM_WGMMA_TYPED(COUNT, N, "e5m2.e4m3", A0, A1, A2, A3, BT);                            \
+    else JM_WGMMA_TYPED(COUNT, N, "e5m2.e5m2", A0, A1, A2, A3, BT);                         \
+  }
+
+// Bytes, the left operand in registers, as a fragment of mma_m16n8k32: of 16 rows a warp. As wgmma_f8.
+template <class A, class B, int NT>
+JM_DEVICE void wgmma_bytes_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(is_f8<A> && is_f8<B>, "");
+  static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
+  if constexpr (false) {
+  }
+  JM_WGMMA_SIZES
+}
+
+#undef JM_WGMMA
+#undef JM_WGMMA_TYPED
+#undef JM_D
+#define JM_D(J) "+r"(d[J][0]), "+r"(d[J][1]), "+r"(d[J][2]), "+r"(d[J][3])
+
+#define JM_WGMMA_TYPED(NT, N, TYPES, A0, A1, A2, A3, B)                                     \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k32.s32." TYPES                      \
+               " {" JM_R##NT "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", 1;"     \
+               : JM_D##NT                                                                   \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define JM_WGMMA(COUNT, N, A0, A1, A2, A3, BT, ...)                                         \
+  else if constexpr (NT == COUNT) {                                                         \
+    if constexpr (is_signed<A> && is_signed<B>)                                             \
+      JM_WGMMA_TYPED(COUNT, N, "s8.s8", A0, A1, A2, A3, BT);                                \
+    else if constexpr (is_signed<A>) JM_WGMMA_TYPED(COUNT, N, "s8.u8", A0, A1, A2, A3, BT); \
+    else if constexpr (is_signed<B>) JM_WGMMA_TYPED(COUNT, N, "u8.s8", A0, A1, A2, A3, BT); \
+    else JM_WGMMA_TYPED(COUNT, N, "u8.u8", A0, A1, A2, A3, BT);                             \
+  }
+
+// A, B: int8_t or uint8_t, in any mixture. Sums wrap.
+template <class A, class B, int NT>
+JM_DEVICE void wgmma_bytes_registers(uint32_t (&d)[NT][4], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(sizeof(A) == 1 && sizeof(B) == 1 && !is_f8<A> && !is_f8<B>, "");
+  static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
+  if constexpr (false) {
+  }
+  JM_WGMMA_SIZES
+}
+
+#undef JM_WGMMA
+#undef JM_WGMMA_TYPED
 #undef JM_WGMMA_SIZES
 #undef JM_D
 

@@ -49,10 +49,11 @@ struct SplitK {
   static_assert(G::BN % 4 == 0, "rows move in 16-byte pieces");
 
   // Writes four neighbouring elements of this block's partial tile.
-  JM_DEVICE static void put(float* workspace, int split, int r, int c, const float (&x)[4]) {
+  template <class Acc>
+  JM_DEVICE static void put(float* workspace, int split, int r, int c, const Acc (&x)[4]) {
     float* const to = workspace + split * TILE + r * G::BN + c;
     if constexpr (MAILED) mail(to, x);
-    else store<float, 4>(to, Vec<float, 4>{x[0], x[1], x[2], x[3]});
+    else store<Acc, 4>(reinterpret_cast<Acc*>(to), Vec<Acc, 4>{x[0], x[1], x[2], x[3]});
   }
 
   // Writes this block's partial tile and waits until all SPLIT are there; where they are mailed, `read`

@@ -245,8 +245,8 @@ struct StagedRows {
   }
 
   // The next columns move to where these were: their registers are named at compile time.
-  template <int COLUMNS>
-  JM_DEVICE static void advance(float (&x)[NT][4]) {
+  template <int COLUMNS, class Sum>
+  JM_DEVICE static void advance(Sum (&x)[NT][4]) {
 #pragma unroll
     for (int j = 0; j + COLUMNS / 8 < NT; ++j)
 #pragma unroll

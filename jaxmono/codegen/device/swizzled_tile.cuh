@@ -59,7 +59,7 @@ struct IsStrided<L, decltype(void(L::IS_STRIDED))> {
 // Pieces of a row that a strip of threads takes at a time, where so many are left.
 constexpr int strip_pieces(int left) { return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
 
-// ROWS x COLS elements of 16 or 32 bits as panels of 64 or 32 columns. A panel row has 128 bytes, whose
+// ROWS x COLS elements of 8, 16 or 32 bits as panels of 128, 64 or 32 columns. A panel row has 128 bytes, whose
 // 16-byte pieces are permuted by the row: the 128-byte swizzle of wgmma. Tiles begin at multiples of
 // 1024.
 template <class T, int ROWS_, int COLS_>
@@ -69,7 +69,7 @@ struct SwizzledTile {
   static constexpr int PIECES = COLS / PIECE;
   static constexpr int PANEL = ROWS * 128;
   static constexpr int BYTES = (COLS + ACROSS - 1) / ACROSS * PANEL;
-  static_assert(sizeof(T) == 2 || sizeof(T) == 4, "bytes go in pairs");
+  static_assert(sizeof(T) == 1 || sizeof(T) == 2 || sizeof(T) == 4, "");
   static_assert(ROWS % 8 == 0 && COLS % PIECE == 0, "rows of eight, 16-byte pieces");
 
   JM_DEVICE static T* at(unsigned char* base, int row, int col) {

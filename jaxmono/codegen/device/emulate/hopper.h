@@ -17,11 +17,12 @@ void fence_proxy_async();
 
 enum WgmmaForm : uint32_t {
   WGMMA_F16 = 1, WGMMA_A_MN = 2, WGMMA_B_MN = 4, WGMMA_ZERO = 8, WGMMA_A_REGISTERS = 16,
-  WGMMA_F8 = 32, WGMMA_A_E5M2 = 64, WGMMA_B_E5M2 = 128, WGMMA_TF32 = 256
+  WGMMA_F8 = 32, WGMMA_A_OTHER = 64, WGMMA_B_OTHER = 128, WGMMA_TF32 = 256,
+  WGMMA_INTEGERS = 512  // s8, or the other: u8; of WGMMA_F8 e4m3, or e5m2
 };
 
 struct Wgmma {
-  float* d;  // [columns / 8][4]
+  float* d;  // [columns / 8][4]; integers are as wide
   uint64_t a, b;
   const uint32_t* registers;  // in place of a
   uint32_t columns, form;

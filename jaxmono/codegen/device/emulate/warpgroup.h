@@ -10,8 +10,9 @@ namespace jaxmono::emulate {
 namespace {
 
 constexpr int WG_ROWS = 64, WG_K = 16, WG_MAX_COLUMNS = 256;
-// Floats: accumulators, a, b.
-constexpr size_t WG_SCRATCH = WG_ROWS * WG_MAX_COLUMNS + 2 * WG_K * (WG_ROWS + WG_MAX_COLUMNS);
+// Floats: accumulators, a, b, one product of integers.
+constexpr size_t WG_SCRATCH =
+    2 * WG_ROWS * WG_MAX_COLUMNS + 2 * WG_K * (WG_ROWS + WG_MAX_COLUMNS);
 
 // A descriptor's fields, in bytes.
 struct Operand {
@@ -133,6 +134,40 @@ void expand_registers(float* out, const Product& p) {
     }
 }
 
+// The same of bytes, as float [32 k][64].
+template <class T>
+void expand_byte_registers(float* out, const Product& p) {
+  for (int t = 0; t < 128; ++t)
+    for (int i = 0; i < 4; ++i) {
+      float x[4];
+      T::expand(x, p.registers[t][i]);
+      const int row = t / 32 * 16 + t % 32 / 4 + i % 2 * 8, k = t % 4 * 4 + i / 2 * 16;
+      for (int e = 0; e < 4; ++e) out[(k + e) * WG_ROWS + row] = x[e];
+    }
+}
+
+// A product of bytes. Integers are exact in f32 over its 32 k, and are added to sums that wrap.
+template <int FIRST, int OTHER>
+void multiply_bytes(float* d, float* a, float* b, const unsigned char* memory, const Product& p) {
+  const int n = static_cast<int>(p.columns);
+  const bool a_other = p.form & WGMMA_A_OTHER, b_other = p.form & WGMMA_B_OTHER;
+  if (p.form & WGMMA_A_REGISTERS)
+    (a_other ? expand_byte_registers<Byte<OTHER>> : expand_byte_registers<Byte<FIRST>>)(a, p);
+  else
+    (a_other ? expand_bytes<Byte<OTHER>> : expand_bytes<Byte<FIRST>>)(a, memory, p.a, WG_ROWS);
+  (b_other ? expand_bytes<Byte<OTHER>> : expand_bytes<Byte<FIRST>>)(b, memory, p.b, n);
+  if (FIRST != MMA_S8) return multiply(d, a, b, n, 2 * WG_K);
+  float* const one = b + 2 * WG_K * WG_MAX_COLUMNS;
+  memset(one, 0, sizeof(float) * static_cast<size_t>(WG_ROWS * n));
+  multiply(one, a, b, n, 2 * WG_K);
+  for (int i = 0; i < WG_ROWS * n; ++i) {
+    uint32_t sum;
+    memcpy(&sum, d + i, 4);
+    sum += static_cast<uint32_t>(static_cast<int32_t>(one[i]));
+    memcpy(d + i, &sum, 4);
+  }
+}
+
 // The same of f32, as float [8 k][64].
 void expand_word_registers(float* out, const Product& p) {
   for (int t = 0; t < 128; ++t)
@@ -164,14 +199,9 @@ void multiply_until(Lane& me, Warpgroup& g, uint64_t end) {
     // Products into the same accumulators one after another, without going through the fragments.
     do {
       const Product& q = g.ring[g.done & g.mask];
-      if (q.form & WGMMA_F8) {
-        const auto left = q.form & WGMMA_A_E5M2 ? expand_bytes<Byte<MMA_E5M2>>
-                                                : expand_bytes<Byte<MMA_E4M3>>;
-        const auto right = q.form & WGMMA_B_E5M2 ? expand_bytes<Byte<MMA_E5M2>>
-                                                 : expand_bytes<Byte<MMA_E4M3>>;
-        left(a, memory, q.a, WG_ROWS);
-        right(b, memory, q.b, n);
-        multiply(d, a, b, n, 2 * WG_K);
+      if (q.form & (WGMMA_F8 | WGMMA_INTEGERS)) {
+        (q.form & WGMMA_F8 ? multiply_bytes<MMA_E4M3, MMA_E5M2>
+                           : multiply_bytes<MMA_S8, MMA_U8>)(d, a, b, memory, q);
         ++g.done;
         continue;
       }

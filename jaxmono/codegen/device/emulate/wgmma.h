@@ -41,6 +41,13 @@ void issue(float (&d)[NT][4], uint64_t a, uint64_t b, const uint32_t* registers,
   Wgmma arg = {&d[0][0], a, b, registers, 8 * NT, (is_same<T, f16> ? WGMMA_F16 : 0u) | form};
   collective(&arg, wgmma_issue, "wgmma");
 }
+// Of operands of bytes.
+template <class A, class B>
+constexpr uint32_t byte_form() {
+  constexpr int FIRST = is_f8<A> ? MMA_E4M3 : MMA_S8;
+  return (is_f8<A> ? WGMMA_F8 : WGMMA_INTEGERS) | (mma_format<A> == FIRST ? 0u : WGMMA_A_OTHER) |
+         (mma_format<B> == FIRST ? 0u : WGMMA_B_OTHER);
+}
 }  // namespace emulate
 
 template <class T, bool A_MN, bool B_MN, bool ZERO = false, int NT>
@@ -54,9 +61,17 @@ inline void wgmma_f8(float (&d)[NT][4], uint64_t a, uint64_t b) {
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
   using namespace emulate;
   Wgmma arg = {&d[0][0], a, b, nullptr, 8 * NT,
-               WGMMA_F8 | (mma_format<A> == MMA_E5M2 ? WGMMA_A_E5M2 : 0u) |
-                   (mma_format<B> == MMA_E5M2 ? WGMMA_B_E5M2 : 0u)};
+               byte_form<A, B>()};
   collective(&arg, wgmma_issue, "wgmma_f8");
+}
+template <class A, class B, class Sum, int NT>
+inline void wgmma_bytes_registers(Sum (&d)[NT][4], const uint32_t (&a)[4], uint64_t b) {
+  static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");
+  static_assert(is_same<Sum, float> == is_f8<A> && is_f8<A> == is_f8<B>, "");
+  using namespace emulate;
+  Wgmma arg = {reinterpret_cast<float*>(&d[0][0]), 0, b, a, 8 * NT,
+               byte_form<A, B>() | WGMMA_A_REGISTERS};
+  collective(&arg, wgmma_issue, "wgmma_bytes_registers");
 }
 template <int NT>
 inline void wgmma_tf32(float (&d)[NT][4], uint64_t a, uint64_t b) {

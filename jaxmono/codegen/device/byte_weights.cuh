@@ -1,0 +1,119 @@
+// Weights of bytes as the left operand of wgmma, in registers: how their tiles lie in shared memory, and how
+// fragments come out of them.
+//
+// wgmma reads bytes along k only, and both operands of one type. Through registers neither matters:
+//
+//   [k][n]   ldmatrix transposes pairs of bytes, of two neighbouring columns. So the first 8 rows of a
+//            fragment are the even columns of a warp's 16, the others the odd ones (INTERLEAVED)
+//   16 bits  beside rows of bf16 or f16 bytes are widened (widened.cuh)
+#pragma once
+#include "jaxmono/mma.cuh"
+#include "jaxmono/opaque.cuh"
+#include "jaxmono/ptx.cuh"
+#include "jaxmono/roles.cuh"
+#include "jaxmono/swizzled_tile.cuh"
+#include "jaxmono/tf32_tile.cuh"
+#include "jaxmono/types.cuh"
+#include "jaxmono/widened.cuh"
+#include "jaxmono/wgmma_operand.cuh"
+
+namespace jaxmono {
+
+// ROWS x COLS bytes, rows of 128 or 64, whose 16-byte pieces are permuted: any 8 rows that differ in their
+// last 3 bits (of 64 bytes: that ldmatrix reads together here) have a piece in 8 groups of four banks.
+template <int ROWS, int COLS>
+struct ByteTile {
+  static_assert(COLS == 128 || COLS == 64, "");
+  static constexpr int BYTES = ROWS * COLS, PIECES = COLS / 16;
+  JM_DEVICE static int swizzle(int row) { return COLS == 128 ? row & 7 : row >> 1 & 3; }
+  JM_DEVICE static int at(int row, int piece) { return row * COLS + (piece ^ swizzle(row)) * 16; }
+
+  // Of a Strided operand: where this thread begins. load: (to, row, col).
+  template <int THREADS, class Load>
+  JM_DEVICE static auto begin(int thread, int row0, int col0, const Load& load) {
+    const unsigned t = static_cast<unsigned>(thread);
+    if constexpr (IsStrided<Load>::value)
+      return opaque(load.at(row0 + static_cast<int>(t / PIECES), col0 + static_cast<int>(t % PIECES) * 16));
+    else return 0;
+  }
+  template <int THREADS, class Load, class From>
+  JM_DEVICE static void fill(unsigned char* base, int thread, int row0, int col0, const Load& load,
+                             From from) {
+    constexpr int STEP = THREADS / PIECES, COUNT = ROWS / STEP;
+    static_assert(STEP % 8 == 0 && ROWS % STEP == 0, "one swizzle for all rows of a thread");
+    const int row = static_cast<int>(static_cast<unsigned>(thread) / PIECES);
+    const int piece = static_cast<int>(static_cast<unsigned>(thread) % PIECES);
+    unsigned char* const to = base + at(row, piece);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      void* const place = to + i * (STEP * COLS);
+      if constexpr (IsStrided<Load>::value)
+        load.copy(place, from + i * STEP * Load::PITCH, row0 + row + i * STEP, col0 + piece * 16);
+      else load(place, row0 + row + i * STEP, col0 + piece * 16);
+    }
+  }
+};
+
+// W: the weights' type. X: the rows'. BN: columns of a tile. K_MAJOR: weights are [n][k].
+template <class W, class X, int BN, bool K_MAJOR>
+struct ByteWeights {
+  static_assert(sizeof(W) == 1 && sizeof(X) <= 2, "");
+  static constexpr bool WIDENS = sizeof(X) == 2, INTERLEAVED = !K_MAJOR;
+  static constexpr int BK = 128 / sizeof(X), STEP = 32 / sizeof(X), STEPS = BK / STEP;
+  using Sum = Conditional<is_float<X>, float, uint32_t>;
+  using Tile = ByteTile<K_MAJOR ? BN : BK, K_MAJOR ? BK : BN>;
+  static constexpr int BYTES = Tile::BYTES;
+
+  // Where this thread's part of a fragment of 16 columns of weights begins in a tile.
+  JM_DEVICE static int first(int column) {
+    const int lane = fresh(lane_id());
+    if constexpr (K_MAJOR && WIDENS)
+      return Tile::at(column + (lane >> 2), 0) + (lane & 3) * 2;
+    else if constexpr (K_MAJOR)
+      return Tile::at(column + (lane & 15), lane >> 4);
+    else if constexpr (WIDENS)
+      return Tile::at(lane, column / 16);
+    else
+      return Tile::at(transposed_row(lane), column / 16);
+  }
+
+  // All fragments of a tile. at: shared_offset(tile) + first(column); tiles begin at multiples of 1024.
+  JM_DEVICE static void fragments(uint32_t (&x)[STEPS][4], int at) {
+    unsigned char* const smem = dynamic_shared();
+    if constexpr (K_MAJOR && WIDENS) {
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {  // 8 rows or 8 k further
+          const auto two = *reinterpret_cast<const uint16_t*>(smem + (at ^ (s * 16 + i / 2 * 8)) +
+                                                              i % 2 * (8 * BK));
+          x[s][i] = widened_near<X, W>(two);
+        }
+    } else if constexpr (K_MAJOR) {
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s) ldmatrix_x4(x[s], smem + (at ^ s * 32));
+    } else if constexpr (WIDENS) {
+#pragma unroll
+      for (int s = 0; s < STEPS; s += 2) {
+        uint32_t two[4];  // of 32 k
+        ldmatrix_x4_trans(two, smem + at + s * (16 * BN));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          x[s + i / 2][i % 2 * 2] = widened_pair<X, W>(two[i]);
+          x[s + i / 2][i % 2 * 2 + 1] = widened_odd<X, W>(two[i]);
+        }
+      }
+    } else {
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s) ldmatrix_transposed_bytes(x[s], smem + at + s * (32 * BN));
+    }
+  }
+
+  template <int NT>
+  JM_DEVICE static void multiply(Sum (&sums)[NT][4], const uint32_t (&own)[4], uint64_t x) {
+    if constexpr (WIDENS) wgmma_registers<X, false>(sums, own, x);
+    else wgmma_bytes_registers<W, X>(sums, own, x);
+  }
+};
+
+}  // namespace jaxmono

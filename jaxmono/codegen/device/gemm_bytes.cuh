@@ -1,0 +1,67 @@
+// One output tile of a contraction whose weights are stored as bytes: by rows of bytes (integers with sums
+// in s32, 8-bit floats), or widened to the 16 bits of the rows. They are the left operand of wgmma, in
+// registers (weights_left.cuh, byte_weights.cuh): it reads bytes along k only, and JAX's x @ w has weights
+// [k][n].
+//
+// Producers bring both operands by cp.async, weights as they lie in memory.
+#pragma once
+#include "jaxmono/byte_weights.cuh"
+#include "jaxmono/marching.cuh"
+#include "jaxmono/weights_left.cuh"
+
+namespace jaxmono {
+
+// W, X: types of the weights and the rows. W_K_MAJOR: weights are [n][k].
+template <class W, class X, int BM, int BN, int SLOTS, int WG_M, int WG_N, bool W_K_MAJOR>
+struct GemmBytes : WeightsLeft<ByteWeights<W, X, BN, W_K_MAJOR>,
+                               SwizzledTile<X, BM, 128 / sizeof(X)>, BM, BN, SLOTS, WG_M, WG_N> {
+  using Weights = ByteWeights<W, X, BN, W_K_MAJOR>;
+  using TileX = SwizzledTile<X, BM, Weights::BK>;
+  static constexpr int BK = Weights::BK, STAGE_BYTES = Weights::BYTES + TileX::BYTES;
+
+  // Of the first AHEAD tiles the weights do not wait for ready().
+  template <int AHEAD, class Ready, class LoadX, class LoadW>
+  JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int m0, int n0, int k0,
+                                int tiles, const Ready& ready, const LoadX& load_x,
+                                const LoadW& load_w) {
+    const int thread = fresh(thread_id()) - CONSUMERS;
+    const auto from = Weights::Tile::template begin<PRODUCERS>(thread, W_K_MAJOR ? n0 : k0,
+                                                               W_K_MAJOR ? k0 : n0, load_w);
+    const Marching<X, TileX, BK, true, false, 0, LoadX> x(thread, m0, k0, load_x);
+    const auto fill = [&](int slot, int t) {
+      const int k = k0 + t * BK;
+      unsigned char* const to = smem + slot * STAGE_BYTES;
+      const auto ahead = [&] {
+        if constexpr (IsStrided<LoadW>::value) return from + t * (W_K_MAJOR ? BK : BK * LoadW::PITCH);
+        else return 0;
+      }();
+      Weights::Tile::template fill<PRODUCERS>(to, thread, W_K_MAJOR ? n0 : k, W_K_MAJOR ? k : n0, load_w,
+                                              ahead);
+    };
+    constexpr int FIRST = AHEAD < SLOTS ? AHEAD : SLOTS;
+    Place first = at;
+#pragma unroll 1
+    for (int t = 0; t < FIRST && t < tiles; ++t) {
+      mbarrier_wait(&roles->empty[first.slot], first.parity() ^ 1);
+      fill(first.slot, t);
+      first.template next<SLOTS>();
+    }
+    ready();
+    const auto rest = [&](int t) {
+      x.fill(smem + at.slot * STAGE_BYTES + Weights::BYTES, t);
+      cp_async_mbarrier_arrive(&roles->full[at.slot]);
+      at.template next<SLOTS>();
+    };
+    int t = 0;
+#pragma unroll 1
+    for (; t < FIRST && t < tiles; ++t) rest(t);
+#pragma unroll 1
+    for (; t < tiles; ++t) {
+      mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
+      fill(at.slot, t);
+      rest(t);
+    }
+  }
+};
+
+}  // namespace jaxmono

@@ -1,0 +1,114 @@
+// The consumers of products whose weights, right operand of the contraction, are the left one of wgmma and
+// pass through registers:
+//
+//   y[m, n] = x[m, k] w[k, n]      as      y^T = w^T x^T: 64 or 128 columns of w are the rows of a
+//                                          product, 16 to 256 rows of x its columns
+//
+// Rows lie in shared memory as wgmma reads them, [m][k]; weights in any way. Coordinates are those of y.
+#pragma once
+#include "jaxmono/gemm_wgmma.cuh"
+#include "jaxmono/staged_columns.cuh"
+
+namespace jaxmono {
+
+// Weights: a tile of weights and its fragments, as Tf32Weights (gemm_tf32.cuh) and ByteWeights
+// (byte_weights.cuh). The warpgroups share the tile along m (WG_M) or n (WG_N); one of them is 2.
+template <class Weights, class TileX_, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N>
+struct WeightsLeft {
+  static constexpr int BM = BM_, BN = BN_, BK = Weights::BK, SLOTS = SLOTS_;
+  static constexpr int N = BM / WG_M, NT = N / 8, STEPS = Weights::STEPS, STEP = Weights::STEP;
+  static_assert(WG_M * WG_N == 2 && BN == 64 * WG_N && BM % WG_M == 0, "two warpgroups of 64 columns");
+  static_assert(N % 16 == 0 && N <= 256 && BM <= 256 && SLOTS >= 2 && SLOTS <= MAX_SLOTS, "");
+
+  using TileX = TileX_;
+  using Sum = typename Weights::Sum;
+  using Acc = Sum;
+  static constexpr int STAGE_BYTES = Weights::BYTES + TileX::BYTES;
+  using Staged = StagedColumns<NT, Sum, Weights::INTERLEAVED>;
+
+  // Layout: ring of weights | x | staging.
+  static constexpr int STAGING = SLOTS * STAGE_BYTES;
+  static constexpr int SHARED_BYTES = STAGING + 8 * Staged::BYTES;
+
+  struct Accumulators {
+    Sum x[NT][4];
+  };
+
+  JM_DEVICE static int warpgroup() { return fresh(warp_id()) / 4; }
+  JM_DEVICE static int first_column() {
+    const int warp = fresh(warp_id());
+    return (WG_N == 2 ? warp / 4 * 64 : 0) + warp % 4 * 16;
+  }
+  JM_DEVICE static int first_row() { return WG_M == 2 ? warpgroup() * N : 0; }
+
+  JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
+                                Accumulators& sums) {
+#pragma unroll
+    for (int j = 0; j < NT; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums.x[j][e] = Sum(0);
+    const int wg = uniform(warpgroup()), first = Weights::first(first_column());
+    const bool speaks = speaks_for_warpgroup();
+    const uint64_t x0 = operand_slice<TileX, true>(smem + Weights::BYTES, WG_M == 2 ? wg * N : 0, 0);
+    // The products of a tile run while the weights of the next one come into registers: `own`, which the
+    // tile before the last one had. Not beside 128 sums: those tiles multiply without a pause anyway, and
+    // took 2 % longer so (2048 cubed); smaller ones take 2 to 5 % less. Nor in kernels for which ptxas has
+    // not the registers then, and lets all products wait for each other.
+#ifdef JM_IN_TURN
+    constexpr int RUNNING = 0;
+#else
+    constexpr int RUNNING = NT <= 24 ? 1 : 0;
+#endif
+    int before = -1;  // the slot whose products may still run
+    const auto step = [&](uint32_t (&own)[STEPS][4]) {
+      mbarrier_wait(&roles->full[at.slot], at.parity());
+      Weights::fragments(own, shared_offset(smem + at.slot * STAGE_BYTES) + first);
+      const uint64_t x = wgmma_descriptor_at(x0, at.slot * STAGE_BYTES);
+      wgmma_fence();
+#pragma unroll
+      for (int s = 0; s < STEPS; ++s)
+        Weights::multiply(sums.x, own[s], operand_slice<TileX, true>(x, 0, s * STEP));
+      wgmma_commit();
+      wgmma_wait<RUNNING>();
+      if (!RUNNING) before = at.slot;
+      if (before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
+      before = at.slot;
+      at.template next<SLOTS>();
+    };
+    uint32_t even[STEPS][4], odd[STEPS][4];
+#pragma unroll 1
+    for (int t = 0; t < tiles; t += 2) {
+      step(even);
+      if (t + 1 == tiles) break;  // with the second step behind a branch ptxas lets products wait (13.5)
+      step(odd);
+    }
+    wgmma_wait<0>();
+    if (RUNNING && before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
+  }
+
+  // For every LANES (at most 4) neighbouring columns of TAPS neighbouring rows: f(r, c, sums) with
+  // sums[TAPS][LANES].
+  template <int TAPS, int LANES, class F>
+  JM_DEVICE static void finish_windows(unsigned char* smem, Accumulators& sums, const F& f) {
+    Staged::template windows<TAPS, LANES>(
+        staging(smem), sums.x,
+        [&](int r, int c, const Sum (&x)[TAPS][LANES]) { f(first_row() + r, first_column() + c, x); });
+  }
+
+  // Calls f(r, c, sums, fetch(r, c)) for every LANES (at most 4) neighbouring elements of a row.
+  template <int LANES, class Fetch, class F>
+  JM_DEVICE static void finish(unsigned char* smem, Accumulators& sums, const Fetch& fetch, const F& f) {
+    Staged::template rows<LANES>(
+        staging(smem), sums.x, [&](int r, int c) { return fetch(first_row() + r, first_column() + c); },
+        [&](int r, int c, const Sum (&x)[LANES], const auto& early) {
+          f(first_row() + r, first_column() + c, x, early);
+        });
+  }
+
+ private:
+  JM_DEVICE static Sum* staging(unsigned char* smem) {  // this warp's
+    return reinterpret_cast<Sum*>(smem + STAGING) + fresh(warp_id()) * (Staged::BYTES / 4);
+  }
+};
+
+}  // namespace jaxmono

@@ -1,0 +1,88 @@
+"""Tiles for products whose weights are stored as bytes and are wgmma's left operand
+(device/gemm_bytes.cuh), beside rows of bytes or of 16 bits.
+
+By the same kind of model as dot_schedule_tf32.py, whose constants those are that have its names.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+from jaxmono.codegen.dot_schedule import FEW, DotSchedule
+from jaxmono.codegen.dot_wgmma import BYTES, LOW_BYTES, MAX_SLOTS, ROLES_BYTES, left_staging_bytes
+from jaxmono.fusion.plan import Device
+
+MIN_ROWS = 9
+"""Fewer are the gemv family's."""
+MIN_COLUMNS = 64
+_LOAD_BYTES = 95_000.0
+_L2_READS = 3.2
+_FLOPS = {1: 13.0e6, 2: 6.4e6}
+"""By bytes of an element of rows."""
+_SHARED_BYTES = 240_000.0
+_K_TILE_US = {1: 0.06, 2: 0.08}
+"""Fragments of weights come, and are widened beside rows of 16 bits."""
+_LATENCY_US = {True: 1.7, False: 1.3}
+_EPILOGUE_BYTES = 40_000.0
+_AGAIN_US = 0.2
+_SPLIT_US = 1.6
+_SPLIT_BYTES = 28_000.0
+_SPLIT_TOTAL = {True: 0.42, False: 0.5}
+_COLD = 0.25
+_MOST_ROWS = {1: 256, 2: 128}
+
+
+def candidates_bytes(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Device,
+                     shared_bytes: int) -> list[tuple[float, DotSchedule]]:
+    """Every legal tile with its time in the model in microseconds, cheapest first.
+
+    Args:
+      itemsize: bytes of an element of the rows. shared_bytes: per block.
+    """
+    if m < MIN_ROWS or n < MIN_COLUMNS:
+        return []
+    found = _costed(batch, m, n, k, itemsize, device, shared_bytes)
+    return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
+
+
+def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
+            shared_bytes: int) -> Iterator[tuple[float, DotSchedule]]:
+    bk = 128 // itemsize
+    for (wm, wn), rows, split in itertools.product(((1, 2), (2, 1)), range(16, 257, 16),
+                                                   (1, 2, 4, 8)):
+        bm, bn = rows * wm, 64 * wn
+        if rows > _MOST_ROWS[wm] or (bm > 16 * wm and bm >= 2 * m) or (bn > 64 and bn >= 2 * n) \
+                or (split > 1 and k < 4 * bk * split):
+            continue
+        tiles = math.ceil(math.ceil(k / bk) / split)
+        room = shared_bytes - ROLES_BYTES - LOW_BYTES - left_staging_bytes(rows)
+        slots = min(room // (bn * bk + bm * 128), MAX_SLOTS, max(4 * tiles, 2))
+        if slots >= min(3, max(tiles, 2)):
+            s = DotSchedule(BYTES, bm, bn, bk, slots, (wm, wn, 1), split)
+            yield _cost(s, batch, m, n, k, itemsize, device), s
+
+
+def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int,
+          device: Device) -> float:
+    tiles = batch * math.ceil(m / s.bm) * math.ceil(n / s.bn) * s.split_k
+    if s.split_k > 1 and tiles > device.sm_count:
+        return math.inf  # the blocks of a tile wait for each other: only in a single wave
+    waves = math.ceil(tiles / device.sm_count)
+    depth = math.ceil(k / s.split_k / s.bk) * s.bk
+    size = (min(s.bm, m) * itemsize + min(s.bn, n)) * depth
+    load = max(size / _LOAD_BYTES + depth / s.bk * 0.01,
+               min(tiles, device.sm_count) * size / (_L2_READS * device.read_bytes_per_us))
+    wm, wn, _ = s.warps
+    # Written once; each product reads its 64 columns of weights and all of its rows.
+    passed = (s.bm + wn * s.bm) * itemsize + s.bn + wm * s.bn
+    work = max(2.0 * s.bm * s.bn * depth / _FLOPS[itemsize], passed * depth / _SHARED_BYTES) \
+        + depth / s.bk * _K_TILE_US[itemsize]
+    sums = s.bm * s.bn * 4
+    split = max(_SPLIT_US + sums / _SPLIT_BYTES, tiles * sums / (
+        _SPLIT_TOTAL[m <= FEW] * device.read_bytes_per_us)) if s.split_k > 1 else 0.0
+    cold = _COLD * batch * n * k / device.read_bytes_per_us if m <= FEW else 0.0
+    # While a tile is in its epilogue the next one's loads go on.
+    return (cold + _LATENCY_US[m <= FEW] + waves * (max(load, work) + sums / _EPILOGUE_BYTES)
+            + _AGAIN_US * (waves - 1) + split)
