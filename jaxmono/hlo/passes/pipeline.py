@@ -12,6 +12,7 @@ from jaxmono.hlo.passes.channels_last import channels_last
 from jaxmono.hlo.passes.common_subexpressions import common_subexpressions
 from jaxmono.hlo.passes.constant_folding import constant_folding
 from jaxmono.hlo.passes.dead_code import dead_code
+from jaxmono.hlo.passes.dequantise import dequantise
 from jaxmono.hlo.passes.expand import expand
 from jaxmono.hlo.passes.outer_products import outer_products
 
@@ -35,12 +36,14 @@ PASSES: tuple[Pass, ...] = (
     # Drops size-1 dimensions by reshapes that the algebraic rules then merge or cancel.
     canonicalise,
     algebraic,
+    # Behind those that merge conversions, and give scales the form that it looks for.
+    dequantise,
     # Last, because equal expressions are found by their form: the passes above bring them to
     # one. What it merges may enable them again (x and x), hence the outer loop.
     common_subexpressions,
 )
 OPTIONAL: Mapping[str, Pass] = {"channels_last": channels_last, "padding": align,
-                                "back_to_back": outer_products}
+                                "back_to_back": outer_products, "dequantise": dequantise}
 """Passes that `simplify` can go without, to measure what they are worth."""
 MAX_ROUNDS = 16
 """Each round leaves a graph that is no larger by a rule's own measure, and few programs need
