@@ -1,19 +1,22 @@
-"""Products of quantised operands, beside the standard table: bytes by bytes, and weights of bytes.
+"""Quantised products and models, beside the standard table: bytes by bytes, and weights of bytes.
 
     python -m benchmarks.run --models=quantised_table --dtype=bf16
+    python -m benchmarks.run --models=quantised_models
 
-``batch`` multiplies the rows. Whatever the operands are, results have the request's dtype, but
-those of ``s8``, which are the sums themselves.
+``batch`` multiplies the rows of products. Whatever the operands are, results have the request's
+dtype, but those of ``s8``, which are the sums themselves.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from benchmarks.workloads import bert, decoders
 from benchmarks.workloads.workload import Program, Request, Workload
 
 SHAPES = ((1, 8192, 2048), (1, 2048, 8192), (16, 3072, 768), (16, 8192, 2048), (128, 768, 3072),
@@ -99,5 +102,48 @@ def _workload(kind: str, m: int, n: int, k: int) -> Workload:
                     table="quantised_table")
 
 
-WORKLOADS: tuple[Workload, ...] = tuple(
-    _workload(kind, *shape) for kind in KINDS for shape in SHAPES)
+MODELS: dict[str, tuple[int, ...]] = {"llama_decode": (1, 16), "gpt2_decode": (1,),
+                                      "llama_prefill": (1,), "bert_base": (1, 16)}
+"""Models whose kernels are kept as s8 with a scale for each output feature, and their batches."""
+
+
+def _is_kernel(path: Any, leaf: Any) -> bool:
+    names = [str(getattr(p, "key", getattr(p, "name", p))) for p in path]
+    return "kernel" in names and leaf.ndim == 2
+
+
+def _int8_model(of: Workload) -> Workload:
+    """The same program on weights of bytes, which it dequantises where it begins."""
+    def build(request: Request) -> Program:
+        whole = of.build(request)
+
+        def quantise(state: Any) -> Any:
+            def one(path: Any, leaf: Any) -> Any:
+                if not _is_kernel(path, leaf):
+                    return leaf
+                scale = jnp.abs(leaf.astype(jnp.float32)).max(0) / 127
+                return {"q": jnp.round(leaf / scale).astype(jnp.int8), "scale": scale}
+            return jax.tree_util.tree_map_with_path(one, state)
+
+        def step(state: Any, carry: Any, *inputs: Any) -> tuple[Any, Any]:
+            def one(leaf: Any) -> Any:
+                if not isinstance(leaf, dict) or set(leaf) != {"q", "scale"}:
+                    return leaf
+                return leaf["q"].astype(request.jax_dtype) * leaf["scale"].astype(request.jax_dtype)
+            state = jax.tree.map(one, state, is_leaf=lambda x: isinstance(x, dict) and "q" in x)
+            return whole.step(state, carry, *inputs)
+
+        step.__name__ = f"int8_{of.name}"
+        weights = whole.weights
+        return dataclasses.replace(
+            whole, step=step, state=lambda: jax.jit(quantise)(whole.state()),
+            weights=None if weights is None else lambda: jax.eval_shape(quantise, weights()))
+
+    return Workload(f"int8_{of.name}", f"{of.title}, weights of int8", of.family, build,
+                    batches=MODELS[of.name], one_kernel=of.one_kernel, slow=of.slow,
+                    search=of.search, table="quantised_models")
+
+
+WORKLOADS: tuple[Workload, ...] = (
+    *(_workload(kind, *shape) for kind in KINDS for shape in SHAPES),
+    *(_int8_model(w) for w in (*bert.WORKLOADS, *decoders.WORKLOADS) if w.name in MODELS))

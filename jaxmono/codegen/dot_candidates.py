@@ -225,7 +225,8 @@ def bytes_candidates(sig: Sig, request: Request) -> list[Costed]:
     assert code.element is not None
     return candidates_bytes(form.batch.size * request.siblings, form.m.size, form.n.size,
                             form.k.size, code.element.itemsize, device=request.device,
-                            shared_bytes=request.shared_bytes)
+                            shared_bytes=request.shared_bytes,
+                            computed=not dot_wgmma.comes(code.lhs))
 
 
 def swapped_bound(sig: Sig, request: Request, family: str, cost: float) -> float:

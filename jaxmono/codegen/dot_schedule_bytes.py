@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule
-from jaxmono.codegen.dot_wgmma import BYTES, LOW_BYTES, MAX_SLOTS, ROLES_BYTES, left_staging_bytes
+from jaxmono.codegen.dot_wgmma import BYTES, LOW_BYTES, MAX_SLOTS, ROLES_BYTES, TOGETHER_BYTES
 from jaxmono.fusion.plan import Device
 
 MIN_ROWS = 9
@@ -32,23 +32,26 @@ _SPLIT_BYTES = 28_000.0
 _SPLIT_TOTAL = {True: 0.42, False: 0.5}
 _COLD = 0.25
 _MOST_ROWS = {1: 256, 2: 128}
+_PANEL_US = 0.03 / 1024
+"""Per byte of rows that are computed, as in dot_schedule_swapped.py."""
 
 
 def candidates_bytes(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Device,
-                     shared_bytes: int) -> list[tuple[float, DotSchedule]]:
+                     shared_bytes: int, computed: bool = False) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model in microseconds, cheapest first.
 
     Args:
-      itemsize: bytes of an element of the rows. shared_bytes: per block.
+      itemsize: bytes of an element of the rows. computed: they are, a task's share at once.
+      shared_bytes: per block.
     """
     if m < MIN_ROWS or n < MIN_COLUMNS:
         return []
-    found = _costed(batch, m, n, k, itemsize, device, shared_bytes)
+    found = _costed(batch, m, n, k, itemsize, device, shared_bytes, computed)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
 def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
-            shared_bytes: int) -> Iterator[tuple[float, DotSchedule]]:
+            shared_bytes: int, computed: bool) -> Iterator[tuple[float, DotSchedule]]:
     bk = 128 // itemsize
     for (wm, wn), rows, split in itertools.product(((1, 2), (2, 1)), range(16, 257, 16),
                                                    (1, 2, 4, 8)):
@@ -57,11 +60,12 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
                 or (split > 1 and k < 4 * bk * split):
             continue
         tiles = math.ceil(math.ceil(k / bk) / split)
-        room = shared_bytes - ROLES_BYTES - LOW_BYTES - left_staging_bytes(rows)
-        slots = min(room // (bn * bk + bm * 128), MAX_SLOTS, max(4 * tiles, 2))
+        panel, x = (tiles * bm * 128, 0) if computed else (0, bm * 128)
+        room = shared_bytes - ROLES_BYTES - LOW_BYTES - TOGETHER_BYTES - panel
+        slots = min(room // (bn * bk + x), MAX_SLOTS, max(4 * tiles, 2))
         if slots >= min(3, max(tiles, 2)):
             s = DotSchedule(BYTES, bm, bn, bk, slots, (wm, wn, 1), split)
-            yield _cost(s, batch, m, n, k, itemsize, device), s
+            yield _cost(s, batch, m, n, k, itemsize, device) + _PANEL_US * panel, s
 
 
 def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int,

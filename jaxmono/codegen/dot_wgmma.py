@@ -102,7 +102,8 @@ def shared_bytes(code: DotCode) -> int:
     """Dynamic shared memory of a task: panel, ring, staging (as the classes lay them out)."""
     s = code.s
     panel, slot = layout(code)
-    staging = left_staging_bytes(s.bm // s.warps[0]) if s.family in REGISTERS else \
+    staging = TOGETHER_BYTES if s.family == BYTES else \
+        left_staging_bytes(s.bm // s.warps[0]) if s.family == TF32 else \
         swapped_staging_bytes(s.bm, s.bn, s.warps[2]) if s.family == SWAPPED else \
         staging_bytes(s.bn // s.warps[1], s.warps[2])
     return LOW_BYTES + panel + s.stages * slot + staging
@@ -111,13 +112,14 @@ def shared_bytes(code: DotCode) -> int:
 def layout(code: DotCode) -> tuple[int, int]:
     """Bytes of the panel and of a slot."""
     s, (a_k, b_k) = code.s, shared_k_major(code)
+    panel = panel_columns(code)
     if s.family == BYTES:
-        return 0, s.bn * s.bk + s.bm * 128
+        rows = s.bm * 128
+        return rows * math.ceil(panel / s.bk), s.bn * s.bk + (0 if panel else rows)
     # A tile of 32-bit elements has as many bytes as [k][m] as it has as [m][k].
     depth = deep(code) // 2
     a, b = (operand_bytes(rows, depth, k_major, width) for rows, k_major, width in zip(
         (s.bm, s.bn), (a_k, b_k), widths(code), strict=True))
-    panel = panel_columns(code)
     if s.resident:
         return code.k_tiles * b, a
     return s.bm * 128 * math.ceil(panel / s.bk), b if panel else a + b
@@ -188,6 +190,10 @@ def has_halves(n: int, k_warpgroups: int) -> bool:
 def swapped_staging_bytes(bm: int, bn: int, k_warpgroups: int) -> int:
     """Shared memory for the sums of a tile with swapped operands."""
     return k_warpgroups * bm * (bn + 4) * 4
+
+
+TOGETHER_BYTES = 2 * 2 * 16 * 68 * 4
+"""Shared memory of `StagedTogether` (device/staged_together.cuh), of both warpgroups."""
 
 
 def left_staging_bytes(rows: int) -> int:
@@ -439,7 +445,9 @@ def _lanes(code: DotCode, per_thread: int) -> int:
     """Elements per thread at a time in the epilogue: 16 bytes where the stores allow it."""
     stores = code.form.elements
     widest = legal_lanes(code.sig.body, stores, code.form.n, 8, code.reduced_roots)
-    if code.s.family in _ON_THE_LEFT:  # 16 bytes of sums, whichever threads that leaves
+    if code.s.family == BYTES:
+        per_thread = 8
+    elif code.s.family in _ON_THE_LEFT:  # 16 bytes of sums, whichever threads that leaves
         widest, per_thread = min(widest, 4), 4
     fits = [n for n in (8, 4, 2, 1)
             if n <= min(widest, max(per_thread, 1)) and code.form.n.size % n == 0]
@@ -494,7 +502,8 @@ def _gemm(code: DotCode) -> str:
     if s.family == BYTES:
         assert code.rhs_element is not None
         return (f"GemmBytes<{c_type(code.rhs_element)}, {c_type(code.element)}, {s.bm}, {s.bn}, "
-                f"{s.stages}, {s.warps[0]}, {s.warps[1]}, {_cpp(code.rhs.k_major)}>")
+                f"{s.stages}, {s.warps[0]}, {s.warps[1]}, {_cpp(code.rhs.k_major)}"
+                f"{f', {panel // s.bk}' if (panel := panel_columns(code)) else ''}>")
     if s.family == TF32:
         return (f"GemmTf32<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "
                 f"{_cpp(code.rhs.k_major)}>")

@@ -7,7 +7,7 @@ from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_wgmma import comes
 from jaxmono.codegen.gathered import parts_of
 from jaxmono.codegen.names import is_f8
-from jaxmono.codegen.operand import PIECE_BYTES, is_strided, stride
+from jaxmono.codegen.operand import PIECE_BYTES, is_strided, is_unaligned, stride
 from jaxmono.fusion.plan import DotForm
 from jaxmono.hlo.types import DType
 
@@ -67,9 +67,9 @@ def takes_bytes(form: DotForm, code: DotCode) -> str | None:
     if code.element not in (DType.BF16, DType.F16) and code.rhs.stored is not None:
         return "bytes are widened to 16 bits"
     if form.row_prologue or form.taps > 1:
-        return "rows are computed, or read in windows"
-    if code.lhs.param is None or not code.lhs.k_major:
-        return "rows are computed, or their k are no neighbours"
+        return "rows are normalised while they are loaded, or read in windows"
+    if not code.lhs.k_major or is_unaligned(code.lhs):
+        return "the k of rows are no neighbours, or begin anywhere"
     return _imprecise(form) if is_f8(code.rhs_element) and code.rhs.stored is None else None
 
 

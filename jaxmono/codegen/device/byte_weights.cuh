@@ -58,8 +58,9 @@ struct ByteTile {
 template <class W, class X, int BN, bool K_MAJOR>
 struct ByteWeights {
   static_assert(sizeof(W) == 1 && sizeof(X) <= 2, "");
-  static constexpr bool WIDENS = sizeof(X) == 2, INTERLEAVED = !K_MAJOR;
+  static constexpr bool WIDENS = sizeof(X) == 2, INTERLEAVED = !K_MAJOR, TOGETHER = true;
   static constexpr int BK = 128 / sizeof(X), STEP = 32 / sizeof(X), STEPS = BK / STEP;
+  using Row = X;
   using Sum = Conditional<is_float<X>, float, uint32_t>;
   using Tile = ByteTile<K_MAJOR ? BN : BK, K_MAJOR ? BK : BN>;
   static constexpr int BYTES = Tile::BYTES;

@@ -11,15 +11,17 @@
 
 namespace jaxmono {
 
-// W, X: types of the weights and the rows. W_K_MAJOR: weights are [n][k].
-template <class W, class X, int BM, int BN, int SLOTS, int WG_M, int WG_N, bool W_K_MAJOR>
-struct GemmBytes : WeightsLeft<ByteWeights<W, X, BN, W_K_MAJOR>,
-                               SwizzledTile<X, BM, 128 / sizeof(X)>, BM, BN, SLOTS, WG_M, WG_N> {
+// W, X: types of the weights and the rows. W_K_MAJOR: weights are [n][k]. The others: as of WeightsLeft.
+template <class W, class X, int BM, int BN, int SLOTS, int WG_M, int WG_N, bool W_K_MAJOR, int PANEL = 0>
+struct GemmBytes : WeightsLeft<ByteWeights<W, X, BN, W_K_MAJOR>, SwizzledTile<X, BM, 128 / sizeof(X)>, BM,
+                               BN, SLOTS, WG_M, WG_N, PANEL> {
   using Weights = ByteWeights<W, X, BN, W_K_MAJOR>;
   using TileX = SwizzledTile<X, BM, Weights::BK>;
-  static constexpr int BK = Weights::BK, STAGE_BYTES = Weights::BYTES + TileX::BYTES;
+  using Left = WeightsLeft<Weights, TileX, BM, BN, SLOTS, WG_M, WG_N, PANEL>;
+  static constexpr int BK = Weights::BK;
 
-  // Of the first AHEAD tiles the weights do not wait for ready().
+  // Of the first AHEAD tiles the weights do not wait for ready(), beside a panel of as many as there is room
+  // for.
   template <int AHEAD, class Ready, class LoadX, class LoadW>
   JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int m0, int n0, int k0,
                                 int tiles, const Ready& ready, const LoadX& load_x,
@@ -27,10 +29,13 @@ struct GemmBytes : WeightsLeft<ByteWeights<W, X, BN, W_K_MAJOR>,
     const int thread = fresh(thread_id()) - CONSUMERS;
     const auto from = Weights::Tile::template begin<PRODUCERS>(thread, W_K_MAJOR ? n0 : k0,
                                                                W_K_MAJOR ? k0 : n0, load_w);
-    const Marching<X, TileX, BK, true, false, 0, LoadX> x(thread, m0, k0, load_x);
+    const auto x = [&] {
+      if constexpr (PANEL > 0) return 0;
+      else return Marching<X, TileX, BK, true, false, 0, LoadX>(thread, m0, k0, load_x);
+    }();
     const auto fill = [&](int slot, int t) {
       const int k = k0 + t * BK;
-      unsigned char* const to = smem + slot * STAGE_BYTES;
+      unsigned char* const to = Left::slot(smem, slot);
       const auto ahead = [&] {
         if constexpr (IsStrided<LoadW>::value) return from + t * (W_K_MAJOR ? BK : BK * LoadW::PITCH);
         else return 0;
@@ -38,7 +43,7 @@ struct GemmBytes : WeightsLeft<ByteWeights<W, X, BN, W_K_MAJOR>,
       Weights::Tile::template fill<PRODUCERS>(to, thread, W_K_MAJOR ? n0 : k, W_K_MAJOR ? k : n0, load_w,
                                               ahead);
     };
-    constexpr int FIRST = AHEAD < SLOTS ? AHEAD : SLOTS;
+    constexpr int FIRST = PANEL && AHEAD ? SLOTS : AHEAD < SLOTS ? AHEAD : SLOTS;
     Place first = at;
 #pragma unroll 1
     for (int t = 0; t < FIRST && t < tiles; ++t) {
@@ -48,7 +53,7 @@ struct GemmBytes : WeightsLeft<ByteWeights<W, X, BN, W_K_MAJOR>,
     }
     ready();
     const auto rest = [&](int t) {
-      x.fill(smem + at.slot * STAGE_BYTES + Weights::BYTES, t);
+      if constexpr (PANEL == 0) x.fill(Left::slot(smem, at.slot) + Weights::BYTES, t);
       cp_async_mbarrier_arrive(&roles->full[at.slot]);
       at.template next<SLOTS>();
     };

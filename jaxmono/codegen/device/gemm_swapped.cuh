@@ -9,6 +9,7 @@
 // families.
 #pragma once
 #include "jaxmono/gemm_wgmma.cuh"
+#include "jaxmono/row_panel.cuh"
 
 namespace jaxmono {
 
@@ -37,30 +38,10 @@ struct GemmSwapped {
     G::template produce<AHEAD, true>(smem, roles, at, n0, m0, k0, tiles, ready, load_w, load_x);
   }
 
-  // The consumers' part of the loads: `tiles` k tiles of x, which load_x computes in pieces of 16 bytes.
-  // Pieces wait in registers, so that the loads of several are in flight.
+  // The consumers' part of the loads: `tiles` k tiles of x.
   template <class LoadX>
   JM_DEVICE static void fill(unsigned char* smem, int m0, int k0, int tiles, const LoadX& load_x) {
-    constexpr int BATCH = 8;
-    const int pieces = tiles * BM * 8;
-#pragma unroll 1
-    for (int base = thread_id(); base < pieces; base += BATCH * CONSUMERS) {
-      Piece<T> x[BATCH];
-#pragma unroll
-      for (int j = 0; j < BATCH; ++j) {
-        const int i = base + j * CONSUMERS < pieces ? base + j * CONSUMERS : pieces - 1;
-        load_x(static_cast<void*>(&x[j]), m0 + i / 8 % BM, k0 + i / (8 * BM) * 64 + i % 8 * 8);
-      }
-#pragma unroll
-      for (int j = 0; j < BATCH; ++j) {
-        const int i = base + j * CONSUMERS;
-        if (i < pieces)
-          *reinterpret_cast<Piece<T>*>(G::TileB::at(smem, i / 8 % BM, i / (8 * BM) * 64 + i % 8 * 8)) =
-              x[j];
-      }
-    }
-    fence_proxy_async();
-    syncthreads();
+    fill_panel<T, BM>(smem, m0, k0, tiles, load_x);
   }
 
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,

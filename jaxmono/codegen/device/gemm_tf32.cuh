@@ -26,9 +26,10 @@ namespace jaxmono {
 template <int BN, bool K_MAJOR>
 struct Tf32Weights : Tf32Left<BN, K_MAJOR> {
   using Tile = Tf32Left<BN, K_MAJOR>;
+  using Row = float;
   using Sum = float;
   static constexpr int BK = 32, STEP = 8, STEPS = 4;
-  static constexpr bool INTERLEAVED = false;
+  static constexpr bool INTERLEAVED = false, TOGETHER = false;
 
   // at: shared_offset(tile) + first(column).
   JM_DEVICE static void fragments(uint32_t (&x)[STEPS][4], int at) {

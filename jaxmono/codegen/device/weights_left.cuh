@@ -7,13 +7,16 @@
 // Rows lie in shared memory as wgmma reads them, [m][k]; weights in any way. Coordinates are those of y.
 #pragma once
 #include "jaxmono/gemm_wgmma.cuh"
+#include "jaxmono/row_panel.cuh"
 #include "jaxmono/staged_columns.cuh"
+#include "jaxmono/staged_together.cuh"
 
 namespace jaxmono {
 
 // Weights: a tile of weights and its fragments, as Tf32Weights (gemm_tf32.cuh) and ByteWeights
-// (byte_weights.cuh). The warpgroups share the tile along m (WG_M) or n (WG_N); one of them is 2.
-template <class Weights, class TileX_, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N>
+// (byte_weights.cuh). The warpgroups share the tile along m (WG_M) or n (WG_N); one of them is 2. PANEL: k
+// tiles of rows that the consumers compute while the first weights arrive; 0: rows are streamed with them.
+template <class Weights, class TileX_, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int PANEL = 0>
 struct WeightsLeft {
   static constexpr int BM = BM_, BN = BN_, BK = Weights::BK, SLOTS = SLOTS_;
   static constexpr int N = BM / WG_M, NT = N / 8, STEPS = Weights::STEPS, STEP = Weights::STEP;
@@ -23,12 +26,18 @@ struct WeightsLeft {
   using TileX = TileX_;
   using Sum = typename Weights::Sum;
   using Acc = Sum;
-  static constexpr int STAGE_BYTES = Weights::BYTES + TileX::BYTES;
-  using Staged = StagedColumns<NT, Sum, Weights::INTERLEAVED>;
+  static constexpr int STAGE_BYTES = Weights::BYTES + (PANEL ? 0 : TileX::BYTES);
+  static constexpr bool TOGETHER = Weights::TOGETHER;  // the warps of a warpgroup stage their sums
+  using Staged = Conditional<TOGETHER, StagedTogether<NT, Sum, Weights::INTERLEAVED>,
+                             StagedColumns<NT, Sum, Weights::INTERLEAVED>>;
 
-  // Layout: ring of weights | x | staging.
-  static constexpr int STAGING = SLOTS * STAGE_BYTES;
-  static constexpr int SHARED_BYTES = STAGING + 8 * Staged::BYTES;
+  // Layout: panel | ring | staging. A slot: weights | x.
+  static constexpr int PANEL_BYTES = PANEL * TileX::BYTES;
+  static constexpr int STAGING = PANEL_BYTES + SLOTS * STAGE_BYTES;
+  static constexpr int SHARED_BYTES = STAGING + (TOGETHER ? 2 : 8) * Staged::BYTES;
+  JM_DEVICE static unsigned char* slot(unsigned char* smem, int i) {
+    return smem + PANEL_BYTES + i * STAGE_BYTES;
+  }
 
   struct Accumulators {
     Sum x[NT][4];
@@ -41,6 +50,12 @@ struct WeightsLeft {
   }
   JM_DEVICE static int first_row() { return WG_M == 2 ? warpgroup() * N : 0; }
 
+  template <class LoadX>
+  JM_DEVICE static void fill(unsigned char* smem, int m0, int k0, int tiles, const LoadX& load_x) {
+    syncthreads();  // the previous task is done with the panel
+    fill_panel<typename Weights::Row, BM>(smem, m0, k0, tiles, load_x);
+  }
+
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
                                 Accumulators& sums) {
 #pragma unroll
@@ -49,7 +64,8 @@ struct WeightsLeft {
       for (int e = 0; e < 4; ++e) sums.x[j][e] = Sum(0);
     const int wg = uniform(warpgroup()), first = Weights::first(first_column());
     const bool speaks = speaks_for_warpgroup();
-    const uint64_t x0 = operand_slice<TileX, true>(smem + Weights::BYTES, WG_M == 2 ? wg * N : 0, 0);
+    const uint64_t x0 = operand_slice<TileX, true>(PANEL ? smem : slot(smem, 0) + Weights::BYTES,
+                                                   WG_M == 2 ? wg * N : 0, 0);
     // The products of a tile run while the weights of the next one come into registers: `own`, which the
     // tile before the last one had. Not beside 128 sums: those tiles multiply without a pause anyway, and
     // took 2 % longer so (2048 cubed); smaller ones take 2 to 5 % less. Nor in kernels for which ptxas has
@@ -60,10 +76,10 @@ struct WeightsLeft {
     constexpr int RUNNING = NT <= 24 ? 1 : 0;
 #endif
     int before = -1;  // the slot whose products may still run
-    const auto step = [&](uint32_t (&own)[STEPS][4]) {
+    const auto step = [&](uint32_t (&own)[STEPS][4], int t) {
       mbarrier_wait(&roles->full[at.slot], at.parity());
-      Weights::fragments(own, shared_offset(smem + at.slot * STAGE_BYTES) + first);
-      const uint64_t x = wgmma_descriptor_at(x0, at.slot * STAGE_BYTES);
+      Weights::fragments(own, shared_offset(slot(smem, at.slot)) + first);
+      const uint64_t x = wgmma_descriptor_at(x0, PANEL ? t * TileX::BYTES : at.slot * STAGE_BYTES);
       wgmma_fence();
 #pragma unroll
       for (int s = 0; s < STEPS; ++s)
@@ -78,9 +94,9 @@ struct WeightsLeft {
     uint32_t even[STEPS][4], odd[STEPS][4];
 #pragma unroll 1
     for (int t = 0; t < tiles; t += 2) {
-      step(even);
+      step(even, t);
       if (t + 1 == tiles) break;  // with the second step behind a branch ptxas lets products wait (13.5)
-      step(odd);
+      step(odd, t + 1);
     }
     wgmma_wait<0>();
     if (RUNNING && before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
@@ -95,19 +111,22 @@ struct WeightsLeft {
         [&](int r, int c, const Sum (&x)[TAPS][LANES]) { f(first_row() + r, first_column() + c, x); });
   }
 
-  // Calls f(r, c, sums, fetch(r, c)) for every LANES (at most 4) neighbouring elements of a row.
+  // Calls f(r, c, sums, fetch(r, c)) for every LANES (at most 4; 8 if TOGETHER) neighbouring elements of a
+  // row.
   template <int LANES, class Fetch, class F>
   JM_DEVICE static void finish(unsigned char* smem, Accumulators& sums, const Fetch& fetch, const F& f) {
+    const auto column = [] { return !TOGETHER ? first_column() : WG_N == 2 ? warpgroup() * 64 : 0; };
     Staged::template rows<LANES>(
-        staging(smem), sums.x, [&](int r, int c) { return fetch(first_row() + r, first_column() + c); },
+        staging(smem), sums.x, [&](int r, int c) { return fetch(first_row() + r, column() + c); },
         [&](int r, int c, const Sum (&x)[LANES], const auto& early) {
-          f(first_row() + r, first_column() + c, x, early);
+          f(first_row() + r, column() + c, x, early);
         });
   }
 
  private:
-  JM_DEVICE static Sum* staging(unsigned char* smem) {  // this warp's
-    return reinterpret_cast<Sum*>(smem + STAGING) + fresh(warp_id()) * (Staged::BYTES / 4);
+  JM_DEVICE static Sum* staging(unsigned char* smem) {  // this warp's, or warpgroup's
+    return reinterpret_cast<Sum*>(smem + STAGING) +
+           (TOGETHER ? warpgroup() : fresh(warp_id())) * (Staged::BYTES / 4);
   }
 };
 
