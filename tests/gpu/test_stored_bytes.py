@@ -50,7 +50,7 @@ def test_widened_weights(spec: str, rows: Any, t: Any) -> None:
         size = np.abs(exact).mean()
         ours = np.abs(np.asarray(step(x, w)) - exact).max() / size
         theirs = np.abs(np.asarray(jax.jit(product)(x, w)) - exact).max() / size
-        assert ours <= max(1.5 * theirs, 1e-5), (m, k, n)
+        assert ours <= max(1.5 * theirs, 5e-5), (m, k, n)  # tensor cores cut sums' last bits off
 
 
 @pytest.mark.parametrize("t", [S8, U8])
@@ -96,6 +96,6 @@ def test_quantised_block() -> None:
                 rng.uniform(1e-3, 2e-3, 2048).astype(np.float32), stored(rng, (2048, 512), S8),
                 rng.uniform(1e-3, 2e-3, 512).astype(np.float32))
         step = mono(block)
-        assert step.explain(*args).count("kernel") >= 1
+        assert "left to XLA" not in str(step.explain(*args))
         found, wanted = (np.asarray(f(*args), np.float32) for f in (step, jax.jit(block)))
         np.testing.assert_allclose(found, wanted, rtol=3e-2, atol=3e-2 * np.abs(wanted).mean())
