@@ -43,7 +43,7 @@ written: by fragments of wgmma 512x1024x4096 (64 KB) took 6 % longer so than wit
 rows."""
 
 
-STORED_FAMILIES = frozenset({"bytes"})
+STORED_FAMILIES = frozenset({"gemv", "bytes"})
 """Families that convert weights of bytes on their way to the products (`Operand.stored`)."""
 
 
@@ -66,7 +66,8 @@ class DotCode:
         assert isinstance(form, DotForm)
         t = fma_type(form) if s.family in ("gemv", FMA) else \
             operand_type(form) if s.family != "simt" else None
-        return DotCode(sig, form, s, t, *_operands(sig, t, s.family in STORED_FAMILIES))
+        stored = t is not None and s.family in STORED_FAMILIES
+        return DotCode(sig, form, s, t, *_operands(sig, t, stored))
 
     @property
     def tiles_m(self) -> int:
@@ -118,8 +119,8 @@ class DotCode:
 
     @property
     def rhs_element(self) -> DType | None:
-        """``element`` of the right operand, as it is stored; bytes may be of two types, it is the
-        left's."""
+        """``element`` of the right operand: bytes may be of two types, it is the left's, and what
+        is converted behind shared memory comes as it is `stored`."""
         if self.rhs.stored is not None:
             return self.rhs.stored
         mixed = self.element is not None and self.element.itemsize == 1

@@ -161,6 +161,23 @@ def late_us(sig: Sig, request: Request, s: DotSchedule) -> float:
     return ahead_us(request, form.m.size, gathered=False) if s.family == "mma" else 0.0
 
 
+def _streamed(sig: Sig) -> DotCode:
+    """To ask of what is the same in all tiles of the gemv family."""
+    return DotCode.of(sig, DotSchedule("gemv", 1, 8, dot_gemv_shape.GRANULE, 1, (1, 1, 1)))
+
+
+def streams_bytes(sig: Sig) -> bool:
+    """Whether the gemv family has weights that are bytes in memory, of other types in products."""
+    return _streamed(sig).rhs.stored is not None
+
+
+def _weight_bytes(sig: Sig) -> int:
+    """Of an element of the right operand in memory."""
+    form = sig.form
+    assert isinstance(form, DotForm)
+    return (_streamed(sig).rhs.stored or form.dot.rhs.type.dtype).itemsize
+
+
 def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
     """What the gemv family can do for a Sig, cheapest first."""
     form = sig.form
@@ -170,11 +187,11 @@ def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
         return []
     batch, m, n, k = form.batch.size, form.m.size, form.n.size, form.k.size
     own = (batch, n, k)
-    code = DotCode.of(sig, DotSchedule("gemv", m, 8, dot_gemv_shape.GRANULE, 1, (1, 1, 1)))
+    code = _streamed(sig)
     picked = _PICKED if is_unaligned(code.rhs) else 1.0
     return [(cost * picked, s) for cost, s in candidates_gemv(
-        batch, m, n, k, t.itemsize, k_major=code.rhs.k_major, device=request.device,
-        threads=request.threads,
+        batch, m, n, k, _weight_bytes(sig), k_major=code.rhs.k_major, device=request.device,
+        threads=request.threads, x_itemsize=t.itemsize,
         shared_bytes=room(request),
         blocks=blocks_of(own, request.stage or (own,), request.device.sm_count),
         row_prologue=form.row_prologue, behind=request.behind)]
@@ -251,7 +268,7 @@ def stage_bytes(sig: Sig, request: Request) -> int:
     assert isinstance(form, DotForm)
     own = (form.batch.size, form.n.size, form.k.size)
     size = sum(b * n * k for b, n, k in request.stage or (own,))
-    return size * form.dot.rhs.type.dtype.itemsize
+    return size * _weight_bytes(sig)
 
 
 def varied(choice: DotSchedule, families: Iterable[list[Costed]]) -> tuple[DotSchedule, ...]:

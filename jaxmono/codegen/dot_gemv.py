@@ -3,6 +3,8 @@
     NAME_prefetch   before the grid barrier: the first steps of the task's weights
     NAME            x into shared memory, the stream of weights, epilogue
 
+Weights may be bytes in memory (`Operand.stored`), of which a piece has 16.
+
 Where x is the result of a stage without a barrier behind it (`fusion.flags`), all that a thread
 needs of it is asked for at once, and again until it is there.
 
@@ -36,10 +38,10 @@ _HELD_PIECES = 24
 
 
 def shape(code: DotCode, threads: int) -> Shape:
-    assert code.element is not None
+    assert code.element is not None and code.rhs_element is not None
     f = code.form
-    return Shape(code.s, m=f.m.size, n=f.n.size, k=f.k.size, itemsize=code.element.itemsize,
-                 k_major=code.rhs.k_major, threads=threads)
+    return Shape(code.s, m=f.m.size, n=f.n.size, k=f.k.size, itemsize=code.rhs_element.itemsize,
+                 k_major=code.rhs.k_major, threads=threads, x_itemsize=code.element.itemsize)
 
 
 def is_whole(code: DotCode, threads: int) -> bool:
@@ -256,7 +258,7 @@ def _begin(w: Writer, code: DotCode, threads: int) -> None:
     ``ks``: elements of k of the task.
     """
     s, form = code.s, code.form
-    assert code.element is not None
+    assert code.element is not None and code.rhs_element is not None
     of = shape(code, threads)
     tile = "task"
     if s.split_k > 1:
@@ -270,10 +272,11 @@ def _begin(w: Writer, code: DotCode, threads: int) -> None:
     w.line(f"const int b = {tile} / {code.tiles_n};")
     w.line("(void)b;")
     wk = s.warps[2] if code.rhs.k_major else 1
+    stored = f", {c_type(code.rhs_element)}" if code.rhs_element is not code.element else ""
     w.line(f"using G = Gemv<{c_type(code.element)}, {form.m.size}, {form.n.size}, {form.k.size}, "
            f"{s.bn}, {of.share}, {s.stages}, {of.u}, {wk}, {threads}, "
            f"{'true' if code.rhs.k_major else 'false'}, {'true' if of.mma else 'false'}"
-           f"{', true' if of.empty else ''}>;")
+           f"{', true' if of.empty else ', false' if stored else ''}{stored}>;")
     w.line(f"static_assert(G::SHARED_BYTES == {of.shared_bytes}, \"shared memory\");")
 
 
@@ -281,12 +284,12 @@ def _emit_load_b(w: Writer, code: DotCode, pointers: Mapping[Value, str],
                  read_only: Sequence[Value], threads: int) -> None:
     """``load_b(to, row, col)``, with a test wherever ``Gemv`` may ask for k = K or n = N."""
     form, s, of = code.form, code.s, shape(code, threads)
-    assert code.element is not None
+    assert code.rhs_element is not None
     # emit_loader tests an index whose tile does not divide the size; one more than it does not.
     tiles = {form.n: form.n.size + 1 if of.n_tail else s.bn,
              form.k: form.k.size + 1 if of.k_tail else 1}
-    emit_loader(w, "load_b", code.sig.body, code.rhs, code.element, pointers, {form.batch: "b"},
-                read_only, tiles, copy="cp_async_stream")
+    emit_loader(w, "load_b", code.sig.body, code.rhs, code.rhs_element, pointers,
+                {form.batch: "b"}, read_only, tiles, copy="cp_async_stream")
 
 
 def _emit_x(w: Writer, code: DotCode, pointers: Mapping[Value, str], read_only: Sequence[Value],

@@ -38,16 +38,18 @@ class Shape:
     """The constants of a ``Gemv`` as device/gemv.cuh has them."""
 
     def __init__(self, s: DotSchedule, *, m: int, n: int, k: int, itemsize: int, k_major: bool,
-                 threads: int) -> None:
+                 threads: int, x_itemsize: int = 0) -> None:
+        """``itemsize``: of weights as they are stored; of x as well, unless that has its own."""
         self.e = 16 // itemsize
+        self.bytes, self.x_itemsize = itemsize == 1, x_itemsize or itemsize
         warps = threads // 32
-        self.mma = is_mma(m, s.bn, itemsize, k_major, warps)
+        self.mma = is_mma(m, s.bn, itemsize, k_major, warps, x_itemsize)
         wk = s.warps[2] if k_major else 1
         self.share = math.ceil(math.ceil(k / s.bk) / s.split_k) * s.bk if s.split_k > 1 else k
         if k_major:
             self.u = U if self.mma else rows_at_once(s.bn, warps // wk, m)
             group = warps // wk * (16 if self.mma else self.u)
-            self.span = wk * (64 if self.mma else 32 * self.e)
+            self.span = wk * (8 if self.mma else 32) * self.e
             self.groups, parts = math.ceil(s.bn / group), wk
             self.busy = s.bn / (self.groups * group)
         else:
@@ -57,7 +59,7 @@ class Shape:
             rows = warps * lane_rows if packed else threads // c
             parts = warps if packed else rows
             if self.mma:
-                rows, parts = threads // c, warps // (s.bn // 64)
+                rows, parts = threads // c, warps // (s.bn // (8 * self.e))
             self.u = U
             self.span, self.groups = rows * U, 1
             self.busy = rows * c / threads
@@ -66,10 +68,11 @@ class Shape:
         self.busy *= self.share / (self.spans * self.span)
         self.steps = self.spans * self.groups
         self.pitch = pitch = math.ceil(self.spans * self.span / 8) * 8 if not self.mma else (
-            math.ceil(self.spans * self.span / 64) * 64 + (32 if k_major else 16))
+            math.ceil(self.spans * self.span / 64) * 64 + (
+                16 if not k_major else 8 if self.bytes else 32))
         self.slot_bytes = self.u * threads * 16
         sums = math.ceil(parts * m * s.bn * 4 / 128) * 128
-        self.fixed = SCRATCH + math.ceil(m * pitch * itemsize / 128) * 128
+        self.fixed = SCRATCH + math.ceil(m * pitch * self.x_itemsize / 128) * 128
         ring = s.stages * self.slot_bytes
         self.shared_bytes = self.fixed + (sums + ring if k_major else max(sums, ring))
         if k_major:
@@ -87,10 +90,11 @@ U = 4
 """Pieces of a step for weights [k][n]: neighbouring rows of one column."""
 
 
-def is_mma(m: int, bn: int, itemsize: int, k_major: bool, warps: int) -> bool:
+def is_mma(m: int, bn: int, itemsize: int, k_major: bool, warps: int, x_itemsize: int = 0) -> bool:
     """Whether the tensor cores multiply: many rows, and a tile that fragments can be made of."""
-    return m > FMA_ROWS and itemsize == 2 and (
-        k_major or (bn % 64 == 0 and warps % (bn // 64) == 0))
+    columns = 8 * 16 // itemsize
+    return m > FMA_ROWS and (x_itemsize or itemsize) == 2 and (
+        k_major or (bn % columns == 0 and warps % (bn // columns) == 0))
 
 
 def rows_at_once(bn: int, warps: int, m: int) -> int:

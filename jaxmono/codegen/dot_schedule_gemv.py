@@ -61,6 +61,13 @@ _FRAGMENTS = 5.0
 transposed by the way. Measured with 4 rows 28 KB a microsecond and SM, with 16 rows 14 to 20."""
 _SUMS = 0.8
 """Likewise in ordinary arithmetic."""
+_WIDENED = {False: 1.0, True: 2.25}
+"""Instructions that make f32 of an element of weights, by whether it is a byte (bytes.cuh)."""
+_PAIRED = 30.0
+"""Those that make 16-bit elements of the bytes of a piece, for the tensor cores: of 48 in all."""
+_LESS = 0.05
+"""Of the shorter of both times, what tiles of bytes take longer: not measured, it decides between
+equal ones (1x2048x8192 of bytes [n][k] in 78 or 64 instructions a piece)."""
 _RING_BYTES = 160 * 1024
 """Of weights on their way, and so of what is requested before a stage's grid barrier opens."""
 _FIRST_RING_BYTES = {True: 96 * 1024, False: 64 * 1024}
@@ -104,14 +111,16 @@ def _tasks(group: Group, size: int) -> int:
 
 def candidates_gemv(batch: int, m: int, n: int, k: int, itemsize: int, *, k_major: bool,
                     device: Device, threads: int, shared_bytes: int, blocks: int,
-                    row_prologue: bool = False, behind: bool = False,
+                    row_prologue: bool = False, behind: bool = False, x_itemsize: int = 0,
                     ) -> list[tuple[float, DotSchedule]]:
     """Every sensible tile with its time in the model in microseconds, cheapest first.
 
     Args:
+      itemsize: of weights as they are stored; of x as well, unless it has an ``x_itemsize``.
       blocks: that this contraction has for itself. k_major: weights are [n][k]. behind: a grid
         barrier is in front of its stage.
     """
+    x_itemsize = x_itemsize or itemsize
     out: list[tuple[float, DotSchedule]] = []
     splits = [x for x in _SPLITS if x == 1 or (not row_prologue and k >= 4 * GRANULE * x)]
     tiles = _rows(m, n, batch, blocks, splits, threads) if k_major else _columns(
@@ -119,9 +128,10 @@ def candidates_gemv(batch: int, m: int, n: int, k: int, itemsize: int, *, k_majo
     for bn, wk, split in dict.fromkeys(tiles):
         s = DotSchedule("gemv", m, bn, GRANULE, 1, (1, threads // 32 // wk, wk), split)
         room = _RING_BYTES if behind or k_major else _FIRST_RING_BYTES[split > 1]
-        fitted = _fit(s, m, n, k, itemsize, k_major, threads, room, shared_bytes)
+        fitted = _fit(s, m, n, k, itemsize, x_itemsize, k_major, threads, room, shared_bytes)
         if fitted is not None:
-            of = Shape(fitted, m=m, n=n, k=k, itemsize=itemsize, k_major=k_major, threads=threads)
+            of = Shape(fitted, m=m, n=n, k=k, itemsize=itemsize, k_major=k_major, threads=threads,
+                       x_itemsize=x_itemsize)
             if m > MAX_ROWS and not of.mma:
                 continue
             out.append((_cost(fitted, of, batch, m, n, k, itemsize, k_major, device, blocks,
@@ -158,12 +168,13 @@ def _rows(m: int, n: int, batch: int, blocks: int, splits: Sequence[int], thread
                     yield bn, wk, split
 
 
-def _fit(s: DotSchedule, m: int, n: int, k: int, itemsize: int, k_major: bool, threads: int,
-         ring_bytes: int, shared_bytes: int) -> DotSchedule | None:
+def _fit(s: DotSchedule, m: int, n: int, k: int, itemsize: int, x_itemsize: int, k_major: bool,
+         threads: int, ring_bytes: int, shared_bytes: int) -> DotSchedule | None:
     """``s`` with the deepest ring that fits, or None."""
     def of(slots: int) -> Shape:
         made = DotSchedule(s.family, s.bm, s.bn, s.bk, slots, s.warps, s.split_k)
-        return Shape(made, m=m, n=n, k=k, itemsize=itemsize, k_major=k_major, threads=threads)
+        return Shape(made, m=m, n=n, k=k, itemsize=itemsize, k_major=k_major, threads=threads,
+                     x_itemsize=x_itemsize)
 
     one = of(1)
     if one.empty:
@@ -194,11 +205,16 @@ def _cost(s: DotSchedule, of: Shape, batch: int, m: int, n: int, k: int, itemsiz
     load = max(size / (alone * fair), min(tasks, blocks) * size / rate * (
         device.sm_count / blocks if blocks < device.sm_count else 1.0))
     # A piece: loads of it and of x, unpacking, products, address and request of the next.
-    each = 14 + 4 * math.ceil(m / 8) if of.mma else of.e * m + of.e + 12 + m * (1 + 8 / of.u)
-    work = size / 16 / 32 * each / _WARP_SLOTS / of.busy
+    beside = 16 if of.bytes and k_major else 8  # elements of x to a piece, which its rows share
+    each = 14 + 4 * math.ceil(m / 8) if of.mma else (
+        of.e * m + of.e * _WIDENED[of.bytes] + 12 + m * (1 + beside / of.u))
     if not k_major:
-        work *= _FRAGMENTS if of.mma else _SUMS
-    x = 0.0 if k_major else m * of.share * itemsize / _X_BYTES
+        each *= _FRAGMENTS if of.mma else _SUMS
+    each += _PAIRED if of.mma and of.bytes else 0.0
+    work = size / 16 / 32 * each / _WARP_SLOTS / of.busy
+    x = 0.0 if k_major else m * of.share * of.x_itemsize / _X_BYTES
     split = _SPLIT_US[k_major] + _SHARE_US[k_major] * s.split_k if s.split_k > 1 else 0.0
+    # Of tiles of bytes that memory bounds alike, the one that threads have less to do with.
+    less = _LESS * min(load, work) if of.bytes else 0.0
     # A block's next task starts with an empty ring.
-    return waves * (LATENCY_US + max(load, work) + x + _EPILOGUE_US) + split
+    return waves * (LATENCY_US + max(load, work) + less + x + _EPILOGUE_US) + split

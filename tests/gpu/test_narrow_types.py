@@ -159,6 +159,84 @@ def test_scaled_rows_into_bytes() -> None:
     assert np.abs(found - wanted).max() <= 0.02 * np.abs(wanted).max()
 
 
+BYTES = [S8, jnp.uint8, E4M3, E5M2]
+
+
+def weights_of(t: Any, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(seed)
+    if jnp.issubdtype(t, jnp.integer):
+        low, high = np.iinfo(t).min, np.iinfo(t).max
+        return rng.integers(low, high, shape, t, endpoint=True)
+    return rng.standard_normal(shape).astype(t)
+
+
+def widened(spec: str, out: Any = None) -> Any:
+    """A product of activations with weights that are bytes in memory."""
+    return lambda x, w: jnp.einsum(spec, x, w.astype(x.dtype), preferred_element_type=out,
+                                   precision="highest")
+
+
+@pytest.mark.parametrize("x_type", [BF16, F16, F32])
+@pytest.mark.parametrize("t", BYTES)
+@pytest.mark.parametrize("m", [1, 2, 8, 16])
+def test_weights_of_bytes(m: int, t: Any, x_type: Any) -> None:
+    """Few rows, of which the gemv family streams the bytes; shapes with tails and shares of k, and
+    rows that are no whole pieces (1000 columns). The same bits every time."""
+    for spec, k, n in (("mk,kn->mn", 8208, 528), ("mk,nk->mn", 8208, 520),
+                       ("mk,kn->mn", 1040, 8208), ("mk,nk->mn", 1040, 8200),
+                       ("mk,kn->mn", 1040, 1000)):
+        a, b = arguments(spec, m, k, n)
+        x = np.random.default_rng(k).standard_normal(a).astype(x_type)
+        w = weights_of(t, b, n)
+        exact = np.einsum(spec, x.astype(np.float64), w.astype(np.float64), optimize=True)
+        step = mono(widened(spec, F32))
+        found = [np.asarray(step(x, w)) for _ in range(3)]
+        assert all(y.tobytes() == found[0].tobytes() for y in found)
+        np.testing.assert_allclose(found[0], exact, rtol=1e-4, atol=1e-4 * np.abs(exact).max(),
+                                   err_msg=f"{spec} {m}x{n}x{k}")
+
+
+@pytest.mark.parametrize("x_type", [BF16, F16, F32])
+@pytest.mark.parametrize("t", BYTES)
+def test_every_byte_of_weights_is_converted_exactly(t: Any, x_type: Any) -> None:
+    """In every place of a word, by multiply-adds (1 row) and on tensor cores (8 rows of 16 bits).
+    Only one row of weights is not zero: NaN and infinities reach the elements of their column."""
+    codes = np.arange(256, dtype=np.uint8)
+    for m, at in ((1, 0), (1, 5), (1, 130), (1, 255), (8, 0), (8, 5), (8, 130), (8, 255)):
+        x = np.zeros((m, 512), x_type)
+        x[:, at] = [1 << i for i in range(m)]
+        w, v = np.zeros((512, 256), np.uint8), np.zeros((256, 512), np.uint8)
+        w[at] = v[:, at] = codes + np.uint8(at)
+        with np.errstate(all="ignore"):
+            wanted = w[at].view(t).astype(np.float32) * x[:, at:at + 1].astype(np.float32)
+        for spec, weights in (("mk,kn->mn", w), ("mk,nk->mn", v)):
+            np.testing.assert_array_equal(mono(widened(spec, F32))(x, weights.view(t)), wanted)
+
+
+@pytest.mark.parametrize("m", [1, 4])
+@pytest.mark.parametrize("t", [S8, E4M3])
+def test_layers_of_weights_of_bytes(t: Any, m: int) -> None:
+    """A norm, scales of columns, a residual: stages whose weights are requested in front of their
+    barriers, and are held in registers where a task's ring has all of them."""
+    def step(x: Any, scale: Any, *weights: Any) -> Any:
+        for up, down in zip(weights[::2], weights[1::2], strict=True):
+            y = x.astype(F32)
+            y = (y * jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-5)).astype(x.dtype)
+            h = jax.nn.relu(widened("mk,kn->mn")(y, up) * scale)
+            x = x + widened("mk,nk->mn")(h, down) * scale
+        return x
+
+    size = 64.0 if t == S8 else 1.0
+    scale = np.asarray(1 / 32 / size, BF16)
+    x = np.random.default_rng(0).standard_normal((m, 1024)).astype(BF16)
+    weights = [weights_of(t, shape, i) for i, shape in enumerate([(1024, 4096), (1024, 4096)] * 4)]
+    given = (x, scale, *weights)
+    found, wanted = (np.asarray(f(step)(*given), np.float64) for f in (mono, jax.jit))
+    np.testing.assert_allclose(found, wanted, rtol=5e-2, atol=1e-1 * np.abs(wanted).mean())
+    again = np.asarray(mono(step)(*given), np.float64)
+    np.testing.assert_array_equal(found, again)
+
+
 def test_f32_values_that_are_rounded_later_keep_subnormal_results() -> None:
     """e^-88 is subnormal: a flushed one would make these infinite and NaN (codegen/narrowed.py)."""
     x = np.full((4, 64), -88, np.float32).astype(jnp.bfloat16)

@@ -5,8 +5,9 @@
 //
 //   [k][n]   ldmatrix transposes pairs of bytes, of two neighbouring columns. So the first 8 rows of a
 //            fragment are the even columns of a warp's 16, the others the odd ones (INTERLEAVED)
-//   16 bits  beside rows of bf16 or f16 bytes are widened (widened.cuh)
+//   16 bits  beside rows of bf16 or f16 bytes are widened (bytes.cuh)
 #pragma once
+#include "jaxmono/bytes.cuh"
 #include "jaxmono/mma.cuh"
 #include "jaxmono/opaque.cuh"
 #include "jaxmono/ptx.cuh"
@@ -14,7 +15,6 @@
 #include "jaxmono/swizzled_tile.cuh"
 #include "jaxmono/tf32_tile.cuh"
 #include "jaxmono/types.cuh"
-#include "jaxmono/widened.cuh"
 #include "jaxmono/wgmma_operand.cuh"
 
 namespace jaxmono {
@@ -88,7 +88,7 @@ struct ByteWeights {
         for (int i = 0; i < 4; ++i) {  // 8 rows or 8 k further
           const auto two = *reinterpret_cast<const uint16_t*>(smem + (at ^ (s * 16 + i / 2 * 8)) +
                                                               i % 2 * (8 * BK));
-          x[s][i] = widened_near<X, W>(two);
+          x[s][i] = pair_of_word<X, W>(two, 0);
         }
     } else if constexpr (K_MAJOR) {
 #pragma unroll
@@ -100,8 +100,8 @@ struct ByteWeights {
         ldmatrix_x4_trans(two, smem + at + s * (16 * BN));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          x[s + i / 2][i % 2 * 2] = widened_pair<X, W>(two[i]);
-          x[s + i / 2][i % 2 * 2 + 1] = widened_odd<X, W>(two[i]);
+          x[s + i / 2][i % 2 * 2] = pair_of_second_bytes<X, W>(two[i], 0);
+          x[s + i / 2][i % 2 * 2 + 1] = pair_of_second_bytes<X, W>(two[i], 1);
         }
       }
     } else {

@@ -21,7 +21,15 @@
 //
 //   [n][k]   lane (g, t) has rows g and g + 8, 8 elements of k from 8 t: two products of 16 k
 //   [k][n]   lane (g, t) has columns 8 g .. 8 g + 7 of 64, rows 4 t .. 4 t + 3: four products of 16 n
+//
+// Weights may be stored as bytes (W), which threads convert between the ring and the products (bytes.cuh).
+// A piece has 16 elements, and takes 66 instructions with one row: 36 of int8 (28 of 8-bit floats) to f32, 16
+// multiply-adds, the rest as ever. With MMA it is 48 up to 8 rows, 32 of them conversions (f16: 40, 24):
+//
+//   [n][k]   lane (g, t) has rows g and g + 8, 16 elements of k from 16 t: four products of 16 k
+//   [k][n]   lane (g, t) has columns 16 g .. 16 g + 15 of 128, rows 4 t .. 4 t + 3: eight products of 16 n
 #pragma once
+#include "jaxmono/bytes.cuh"
 #include "jaxmono/deal.cuh"
 #include "jaxmono/mma.cuh"
 #include "jaxmono/opaque.cuh"
@@ -33,23 +41,24 @@ namespace jaxmono {
 
 // T: bf16, f16 or float. K, N: of the whole operand; KS: elements of k of a task (the last one of a
 // tile may have fewer, or none at all if EMPTY). Loads at k = K or n = N are outside: the loader writes
-// zeros.
+// zeros. W: what weights are stored as, T or a type of bytes.
 template <class T, int M, int N, int K, int BN_, int KS, int SLOTS, int U, int WK, int THREADS_,
-          bool K_MAJOR, bool MMA = false, bool EMPTY = false>
+          bool K_MAJOR, bool MMA = false, bool EMPTY = false, class W = T>
 struct Gemv {
   static constexpr int BM = M, BN = BN_, THREADS = THREADS_, WARPS = THREADS / 32;
-  static constexpr int E = 16 / sizeof(T);  // elements of a piece
+  static constexpr int E = 16 / sizeof(W), EX = 16 / sizeof(T);  // elements of a piece; of one of x
+  static constexpr bool BYTES = sizeof(W) == 1;
 
   // [k][n]: C pieces a row of the tile. Where they pack well, a warp has whole rows, whose sums meet
   // in shuffles; otherwise they are dealt to the block's threads.
   static constexpr int C = K_MAJOR ? 1 : BN / E;
   static constexpr int LANE_ROWS = C <= 32 ? 32 / C : 0;
   static constexpr bool PACKED = LANE_ROWS * C >= 28 && !MMA;
-  static constexpr int WC = MMA && !K_MAJOR ? BN / 64 : 1;  // warps side by side, of 64 columns each
+  static constexpr int WC = MMA && !K_MAJOR ? BN / (8 * E) : 1;  // warps side by side, of 8 pieces each
   static constexpr int ROWS = MMA ? WARPS / WC * 4 : PACKED ? WARPS * LANE_ROWS : THREADS / C;
   static_assert(K_MAJOR || (BN % E == 0 && C <= THREADS), "a row is a whole number of pieces");
   static_assert(!MMA || (sizeof(T) == 2 && U == 4), "fragments of 16-bit elements");
-  static_assert(!MMA || K_MAJOR || (BN % 64 == 0 && WARPS % WC == 0), "warps have 64 columns");
+  static_assert(!MMA || K_MAJOR || (BN % (8 * E) == 0 && WARPS % WC == 0), "warps have 8 pieces");
 
   // [n][k]: rows of all warps in one step.
   static constexpr int WN = WARPS / WK, GROUP = WN * (MMA ? 16 : U);
@@ -57,7 +66,7 @@ struct Gemv {
   static_assert(MMA || !K_MAJOR || M * U <= 32, "sums of a warp are dealt to its lanes");
 
   // Elements of k in one step.
-  static constexpr int SPAN = K_MAJOR ? WK * (MMA ? 64 : 32 * E) : ROWS * U;
+  static constexpr int SPAN = K_MAJOR ? WK * (MMA ? 8 : 32) * E : ROWS * U;
   static constexpr int SPANS = (KS + SPAN - 1) / SPAN;
   static constexpr int GROUPS = K_MAJOR ? (BN + GROUP - 1) / GROUP : 1;
   static constexpr int STEPS = GROUPS * SPANS;
@@ -69,7 +78,8 @@ struct Gemv {
   // those of [n][k] are finished while the ring is in use.
   static constexpr int SCRATCH = 1024;
   // Rows of x: with MMA the lanes of a warp read 8 of them at once, which must lie in other banks.
-  static constexpr int PITCH = MMA ? (SPANS * SPAN + 63) / 64 * 64 + (K_MAJOR ? 32 : 16)
+  // A lane reads 16 bytes, 8 for [k][n], and 32, 16 at a time, beside bytes for [n][k].
+  static constexpr int PITCH = MMA ? (SPANS * SPAN + 63) / 64 * 64 + (!K_MAJOR ? 16 : BYTES ? 8 : 32)
                                    : (SPANS * SPAN + 7) / 8 * 8;
   static constexpr int X_BYTES = (M * PITCH * int(sizeof(T)) + 127) / 128 * 128;
   static constexpr int SUM_BYTES = (PARTS * M * BN * 4 + 127) / 128 * 128;
@@ -78,8 +88,18 @@ struct Gemv {
       SCRATCH + X_BYTES +
       (K_MAJOR ? SUM_BYTES + RING_BYTES : RING_BYTES > SUM_BYTES ? RING_BYTES : SUM_BYTES);
 
+  // Likewise, a lane's piece of bytes takes TURNS pieces of x, neighbours in k: eight lanes at a time read
+  // the same number of them, which must lie in other banks.
+  static constexpr int TURNS = K_MAJOR && !MMA ? E / EX : 1;
   JM_DEVICE static T* x(unsigned char* smem, int m, int k) {
+    if constexpr (TURNS > 1) k ^= static_cast<int>(static_cast<uint32_t>(k) / (8 * EX) % TURNS * EX);
     return reinterpret_cast<T*>(smem + SCRATCH) + m * PITCH + k;
+  }
+  // Piece p of all rows.
+  JM_DEVICE static Piece<T>* x_piece(unsigned char* smem, int p) {
+    if constexpr (TURNS > 1)
+      return reinterpret_cast<Piece<T>*>(x(smem, p / (PITCH / EX), p % (PITCH / EX) * EX));
+    else return reinterpret_cast<Piece<T>*>(x(smem, 0, 0)) + p;
   }
   JM_DEVICE static float* sums(unsigned char* smem) {
     return reinterpret_cast<float*>(smem + SCRATCH + X_BYTES);
@@ -106,7 +126,7 @@ struct Gemv {
   // This thread's first row (of k for [k][n], of n for [n][k]) in a step, and its element of the
   // other index. Piece u is at row_step(u), col_step(u) from there.
   JM_DEVICE static constexpr int row_step(int u) { return MMA && K_MAJOR ? u % 2 * 8 : u; }
-  JM_DEVICE static constexpr int col_step(int u) { return MMA && K_MAJOR ? u / 2 * 32 : 0; }
+  JM_DEVICE static constexpr int col_step(int u) { return MMA && K_MAJOR ? u / 2 * (4 * E) : 0; }
   JM_DEVICE static int own_row() {
     if constexpr (MMA && K_MAJOR) return warp_id() % WN * 16 + lane_id() / 4;
     else if constexpr (MMA) return (warp_id() / WC * 4 + lane_id() % 4) * U;
@@ -114,8 +134,8 @@ struct Gemv {
     else return (PACKED ? warp_id() * LANE_ROWS + lane_id() / C : thread_id() / C) * U;
   }
   JM_DEVICE static int own_col() {
-    if constexpr (MMA && K_MAJOR) return warp_id() / WN * 64 + lane_id() % 4 * E;
-    else if constexpr (MMA) return warp_id() % WC * 64 + lane_id() / 4 * E;
+    if constexpr (MMA && K_MAJOR) return warp_id() / WN * (8 * E) + lane_id() % 4 * E;
+    else if constexpr (MMA) return warp_id() % WC * (8 * E) + lane_id() / 4 * E;
     else if constexpr (K_MAJOR) return (warp_id() / WN * 32 + lane_id()) * E;
     else return (PACKED ? lane_id() % C : thread_id() % C) * E;
   }
@@ -176,19 +196,19 @@ struct Gemv {
   template <class X, class Between>
   JM_DEVICE static void stage_x(unsigned char* smem, int k0, int ks, const X& piece,
                                 const Between& between) {
-    constexpr int PER_ROW = PITCH / E, TOTAL = M * PER_ROW;
+    constexpr int PER_ROW = PITCH / EX, TOTAL = M * PER_ROW;
     constexpr int TRIPS = (TOTAL + THREADS - 1) / THREADS, HELD = TRIPS < 4 ? TRIPS : 4;
     constexpr bool WHOLE = PITCH == KS && !K_TAIL;
     Piece<T> held[HELD];
     const auto request = [&](int p) {
       const int i = TOTAL % THREADS == 0 || p < TOTAL ? p : TOTAL - 1;
-      const int m = i / PER_ROW, k = i % PER_ROW * E;
+      const int m = i / PER_ROW, k = i % PER_ROW * EX;
       return piece(m, WHOLE || k < ks ? k0 + k : 0);
     };
     const auto put = [&](int p, const Piece<T>& value) {
       if (TOTAL % THREADS != 0 && p >= TOTAL) return;
-      const bool there = WHOLE || p % PER_ROW * E < ks;
-      reinterpret_cast<Piece<T>*>(x(smem, 0, 0))[p] = there ? value : Piece<T>{};
+      const bool there = WHOLE || p % PER_ROW * EX < ks;
+      *x_piece(smem, p) = there ? value : Piece<T>{};
     };
 #pragma unroll
     for (int i = 0; i < HELD; ++i) held[i] = request(thread_id() + i * THREADS);
@@ -208,13 +228,13 @@ struct Gemv {
   template <class Words, class Ask, class There, class X, class Between>
   JM_DEVICE static void stage_flagged(unsigned char* smem, int k0, int ks, const Ask& ask,
                                       const There& there, const X& piece, const Between& between) {
-    constexpr int PER_ROW = PITCH / E, TOTAL = M * PER_ROW;
+    constexpr int PER_ROW = PITCH / EX, TOTAL = M * PER_ROW;
     constexpr int TRIPS = (TOTAL + THREADS - 1) / THREADS, HELD = TRIPS < 4 ? TRIPS : 4;
     constexpr bool WHOLE = PITCH == KS && !K_TAIL;
     Words words[HELD];
     const auto place = [&](int p, const auto& at) {
       const int i = TOTAL % (HELD * THREADS) == 0 || p < TOTAL ? p : TOTAL - 1;
-      const int m = i / PER_ROW, k = i % PER_ROW * E;
+      const int m = i / PER_ROW, k = i % PER_ROW * EX;
       return at(m, WHOLE || k < ks ? k0 + k : 0);
     };
     const auto request = [&](int i, int p) {
@@ -243,8 +263,8 @@ struct Gemv {
         const int p = first + i * THREADS;
         if (TOTAL % (HELD * THREADS) != 0 && p >= TOTAL) continue;
         const Piece<T> value = place(p, [&](int m, int k) { return piece(words[i], m, k); });
-        const bool inside = WHOLE || p % PER_ROW * E < ks;
-        reinterpret_cast<Piece<T>*>(x(smem, 0, 0))[p] = inside ? value : Piece<T>{};
+        const bool inside = WHOLE || p % PER_ROW * EX < ks;
+        *x_piece(smem, p) = inside ? value : Piece<T>{};
       }
     }
     syncthreads();
@@ -254,7 +274,7 @@ struct Gemv {
 
   static constexpr int XN = (M + 7) / 8;  // columns of 8 rows of x, with MMA
   static constexpr int OUTER = MMA ? XN : M;
-  static constexpr int WIDTH = MMA ? (K_MAJOR ? 4 : 16) : K_MAJOR ? U : E;
+  static constexpr int WIDTH = MMA ? (K_MAJOR ? 4 : 2 * E) : K_MAJOR ? U : E;
   using Sums = float[OUTER][WIDTH];
 
   // After prologue and x: runs the task's stream and leaves the sums in shared memory, all warps
@@ -301,26 +321,26 @@ struct Gemv {
   // but its own loads and the multiply-adds.
   static constexpr int PIECES = STEPS * U;
   static constexpr bool HOLDS = !K_MAJOR && !MMA && STEPS <= SLOTS && PIECES <= 24;
-  static constexpr bool WIDE = PIECES <= 12;  // as f32: 96 registers
+  static constexpr bool WIDE = PIECES <= (BYTES ? 6 : 12);  // as f32: 96 registers
   struct Held {
-    Conditional<WIDE, Vec<float, E>, Piece<T>> w[HOLDS ? PIECES : 1]{};
+    Conditional<WIDE, Vec<float, E>, Piece<W>> w[HOLDS ? PIECES : 1]{};
 
     Held() = default;
     JM_DEVICE explicit Held(unsigned char* smem) {
       if (!active()) return;
 #pragma unroll
       for (int i = 0; i < PIECES; ++i) {
-        const T* const p = reinterpret_cast<const T*>(piece(smem, i / U, i % U));
+        const W* const p = reinterpret_cast<const W*>(piece(smem, i / U, i % U));
         if constexpr (WIDE) {
-          w[i] = wide<E>(p);
+          w[i] = weights(p);
 #pragma unroll
           for (int e = 0; e < E; ++e) w[i].x[e] = made(w[i].x[e]);
-        } else w[i] = *reinterpret_cast<const Piece<T>*>(p);
+        } else w[i] = *reinterpret_cast<const Piece<W>*>(p);
       }
     }
     JM_DEVICE Vec<float, E> get(int i) const {
       if constexpr (WIDE) return w[i];
-      else return wide<E>(w[i].x);
+      else return weights(w[i].x);
     }
   };
 
@@ -369,6 +389,10 @@ struct Gemv {
       for (int i = 0; i < WIDTH; ++i) acc[m][i] = 0.0f;
   }
 
+  struct alignas(16) Words4 {
+    uint32_t x[4];
+  };
+
   // COUNT elements in f32. bf16 by words: from halves the compiler makes three instructions of every
   // second element, which was a quarter of the stream's loop.
   template <int COUNT>
@@ -390,16 +414,42 @@ struct Gemv {
     }
   }
 
+  // A piece of weights.
+  JM_DEVICE static Vec<float, E> weights(const W* p) {
+    if constexpr (BYTES) {
+      Vec<float, E> out;
+      bytes_to_floats<W>(out.x, reinterpret_cast<const Words4*>(p)->x);
+      return out;
+    } else {
+      return wide<E>(p);
+    }
+  }
+  // Of x, what a piece of weights [n][k] is multiplied with. SPAN is a multiple of what changes places.
+  JM_DEVICE static Vec<float, E> beside(unsigned char* smem, int m, const Step& at) {
+    if constexpr (BYTES) {
+      Vec<float, E> out;
+#pragma unroll
+      for (int i = 0; i < E; i += EX) {
+        const Vec<float, EX> part = wide<EX>(x(smem, m, own_col() + i) + at.k);
+#pragma unroll
+        for (int e = 0; e < EX; ++e) out.x[i + e] = part.x[e];
+      }
+      return out;
+    } else {
+      return wide<E>(x(smem, m, at.k + own_col()));
+    }
+  }
+
   JM_DEVICE static void multiply(Sums& acc, unsigned char* smem, int slot, const Step& at) {
     Vec<float, E> w[U];
 #pragma unroll
     for (int u = 0; u < U; ++u)
-      w[u] = wide<E>(reinterpret_cast<const T*>(piece(smem, slot, u)));
+      w[u] = weights(reinterpret_cast<const W*>(piece(smem, slot, u)));
     const int k = at.k + (K_MAJOR ? own_col() : own_row());
 #pragma unroll
     for (int m = 0; m < M; ++m) {
       if constexpr (K_MAJOR) {
-        const Vec<float, E> f = wide<E>(x(smem, m, k));
+        const Vec<float, E> f = beside(smem, m, at);
 #pragma unroll
         for (int e = 0; e < E; ++e)
 #pragma unroll
@@ -484,9 +534,6 @@ struct Gemv {
 
   // ---- the same on tensor cores --------------------------------------------------------------
 
-  struct alignas(16) Words4 {
-    uint32_t x[4];
-  };
   struct alignas(8) Words2 {
     uint32_t x[2];
   };
@@ -505,7 +552,9 @@ struct Gemv {
     Words4 w[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) w[u] = *reinterpret_cast<const Words4*>(piece(smem, slot, u));
-    if constexpr (K_MAJOR) {
+    if constexpr (BYTES) {
+      multiply_bytes(acc, smem, w, at);
+    } else if constexpr (K_MAJOR) {
 #pragma unroll
       for (int c = 0; c < U / 2; ++c) {
         const int k = at.k + own_col() + col_step(2 * c);
@@ -530,6 +579,52 @@ struct Gemv {
       for (int j = 0; j < 4; ++j) {  // columns 2 j and 2 j + 1 of the piece: rows g and g + 8
         const uint32_t a[4] = {low_halves(w[0].x[j], w[1].x[j]), high_halves(w[0].x[j], w[1].x[j]),
                                low_halves(w[2].x[j], w[3].x[j]), high_halves(w[2].x[j], w[3].x[j])};
+#pragma unroll
+        for (int i = 0; i < XN; ++i) {
+          float(&d)[4] = *reinterpret_cast<float(*)[4]>(&acc[i][j * 4]);
+          const uint32_t b[2] = {f[i].x[0], f[i].x[1]};
+          product(d, a, b);
+        }
+      }
+    }
+  }
+  // The same of bytes, which become fragments where they lie.
+  JM_DEVICE static void multiply_bytes(Sums& acc, unsigned char* smem, const Words4 (&w)[U],
+                                       const Step& at) {
+    if constexpr (K_MAJOR) {
+#pragma unroll
+      for (int c = 0; c < U / 2; ++c) {
+        const int k = at.k + own_col() + col_step(2 * c);
+        Words4 f[XN][2];
+#pragma unroll
+        for (int i = 0; i < XN; ++i)
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+            f[i][h] = *reinterpret_cast<const Words4*>(x(smem, x_row(i), k + h * EX));
+#pragma unroll
+        for (int h = 0; h < 4; ++h) {
+          const uint32_t p = w[2 * c].x[h], q = w[2 * c + 1].x[h];
+          const uint32_t a[4] = {pair_of_word<T, W>(p, 0), pair_of_word<T, W>(q, 0),
+                                 pair_of_word<T, W>(p, 1), pair_of_word<T, W>(q, 1)};
+#pragma unroll
+          for (int i = 0; i < XN; ++i) {
+            const uint32_t b[2] = {f[i][h / 2].x[h % 2 * 2], f[i][h / 2].x[h % 2 * 2 + 1]};
+            product(acc[i], a, b);
+          }
+        }
+      }
+    } else {
+      Words2 f[XN];
+#pragma unroll
+      for (int i = 0; i < XN; ++i)
+        f[i] = *reinterpret_cast<const Words2*>(x(smem, x_row(i), at.k + own_row()));
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        uint32_t a[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e)  // column 2 j + e % 2, rows 0 and 1 or 2 and 3
+          a[e] = pair_of_words<T, W>(w[e / 2 * 2].x[j / 2], w[e / 2 * 2 + 1].x[j / 2],
+                                     j % 2 * 2 + e % 2);
 #pragma unroll
         for (int i = 0; i < XN; ++i) {
           float(&d)[4] = *reinterpret_cast<float(*)[4]>(&acc[i][j * 4]);
