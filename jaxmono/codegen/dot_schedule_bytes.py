@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule
-from jaxmono.codegen.dot_wgmma import BYTES, LOW_BYTES, MAX_SLOTS, ROLES_BYTES, TOGETHER_BYTES
+from jaxmono.codegen.dot_wgmma import BYTES, LOW_BYTES, MAX_SLOTS, ROLES_BYTES, together_bytes
 from jaxmono.fusion.plan import Device
 
 MIN_ROWS = 9
@@ -32,6 +32,8 @@ _SPLIT_BYTES = 28_000.0
 _SPLIT_TOTAL = {True: 0.42, False: 0.5}
 _COLD = 0.25
 _MOST_ROWS = {1: 256, 2: 128}
+_MOST_DEEP = 96
+"""Rows of tiles with two lines of k, whose fragments take 64 registers."""
 _PANEL_US = 0.03 / 1024
 """Per byte of rows that are computed, as in dot_schedule_swapped.py."""
 
@@ -50,21 +52,25 @@ def candidates_bytes(batch: int, m: int, n: int, k: int, itemsize: int, *, devic
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
+_LAYOUTS = ((1, 2, 1), (2, 1, 1), (1, 1, 2))
+"""Warpgroups along m, n, k: 128 columns of weights, or 64."""
+
+
 def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
             shared_bytes: int, computed: bool) -> Iterator[tuple[float, DotSchedule]]:
-    bk = 128 // itemsize
-    for (wm, wn), rows, split in itertools.product(((1, 2), (2, 1)), range(16, 257, 16),
-                                                   (1, 2, 4, 8)):
-        bm, bn = rows * wm, 64 * wn
-        if rows > _MOST_ROWS[wm] or (bm > 16 * wm and bm >= 2 * m) or (bn > 64 and bn >= 2 * n) \
-                or (split > 1 and k < 4 * bk * split):
+    for warps, rows, lines, split in itertools.product(_LAYOUTS, range(16, 257, 16), (1, 2),
+                                                       (1, 2, 4, 8)):
+        bm, bn, bk = rows * warps[0], 64 * warps[1], lines * 128 // itemsize
+        if rows > _MOST_ROWS[warps[0] * warps[2]] or (bm > 16 * warps[0] and bm >= 2 * m) \
+                or (bn > 64 and bn >= 2 * n) or (split > 1 and k < 4 * bk * split) \
+                or (lines > 1 and (itemsize == 1 or bm > _MOST_DEEP)):
             continue
         tiles = math.ceil(math.ceil(k / bk) / split)
-        panel, x = (tiles * bm * 128, 0) if computed else (0, bm * 128)
-        room = shared_bytes - ROLES_BYTES - LOW_BYTES - TOGETHER_BYTES - panel
+        panel, x = (tiles * bm * bk * itemsize, 0) if computed else (0, bm * bk * itemsize)
+        room = shared_bytes - ROLES_BYTES - LOW_BYTES - together_bytes(bm, warps[2]) - panel
         slots = min(room // (bn * bk + x), MAX_SLOTS, max(4 * tiles, 2))
         if slots >= min(3, max(tiles, 2)):
-            s = DotSchedule(BYTES, bm, bn, bk, slots, (wm, wn, 1), split)
+            s = DotSchedule(BYTES, bm, bn, bk, slots, warps, split)
             yield _cost(s, batch, m, n, k, itemsize, device) + _PANEL_US * panel, s
 
 

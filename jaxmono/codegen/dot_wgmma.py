@@ -102,7 +102,7 @@ def shared_bytes(code: DotCode) -> int:
     """Dynamic shared memory of a task: panel, ring, staging (as the classes lay them out)."""
     s = code.s
     panel, slot = layout(code)
-    staging = TOGETHER_BYTES if s.family == BYTES else \
+    staging = together_bytes(s.bm, s.warps[2]) if s.family == BYTES else \
         left_staging_bytes(s.bm // s.warps[0]) if s.family == TF32 else \
         swapped_staging_bytes(s.bm, s.bn, s.warps[2]) if s.family == SWAPPED else \
         staging_bytes(s.bn // s.warps[1], s.warps[2])
@@ -114,7 +114,7 @@ def layout(code: DotCode) -> tuple[int, int]:
     s, (a_k, b_k) = code.s, shared_k_major(code)
     panel = panel_columns(code)
     if s.family == BYTES:
-        rows = s.bm * 128
+        rows = s.bm * deep(code)
         return rows * math.ceil(panel / s.bk), s.bn * s.bk + (0 if panel else rows)
     # A tile of 32-bit elements has as many bytes as [k][m] as it has as [m][k].
     depth = deep(code) // 2
@@ -192,8 +192,10 @@ def swapped_staging_bytes(bm: int, bn: int, k_warpgroups: int) -> int:
     return k_warpgroups * bm * (bn + 4) * 4
 
 
-TOGETHER_BYTES = 2 * 2 * 16 * 68 * 4
-"""Shared memory of `StagedTogether` (device/staged_together.cuh), of both warpgroups."""
+def together_bytes(rows: int, k_warpgroups: int) -> int:
+    """The same of `StagedTogether` (device/staged_together.cuh)."""
+    chunk = 32 if k_warpgroups == 2 and rows % 32 == 0 else 16
+    return (2 if k_warpgroups == 2 else 4) * chunk * 68 * 4
 
 
 def left_staging_bytes(rows: int) -> int:
@@ -323,7 +325,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
         return
     lanes = _lanes(code, s.bm * s.bn // CONSUMERS // s.split_k)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
-    small = s.family != SWAPPED and s.warps[2] == 2 and not has_halves(s.bn, 2)
+    small = s.family == "wgmma" and s.warps[2] == 2 and not has_halves(s.bn, 2)
     source, bias = source_of(code), None if behind or small else _bias(code)
     root = (source.value, source.index) if source else None
     result = bias.total if bias else form.dot.result
@@ -501,9 +503,10 @@ def _gemm(code: DotCode) -> str:
     assert code.element is not None
     if s.family == BYTES:
         assert code.rhs_element is not None
+        lines, panel = deep(code) // 128, panel_columns(code) // s.bk
         return (f"GemmBytes<{c_type(code.rhs_element)}, {c_type(code.element)}, {s.bm}, {s.bn}, "
-                f"{s.stages}, {s.warps[0]}, {s.warps[1]}, {_cpp(code.rhs.k_major)}"
-                f"{f', {panel // s.bk}' if (panel := panel_columns(code)) else ''}>")
+                f"{s.stages}, {', '.join(map(str, s.warps))}, {_cpp(code.rhs.k_major)}"
+                f"{f', {lines}' if panel or lines > 1 else ''}{f', {panel}' if panel else ''}>")
     if s.family == TF32:
         return (f"GemmTf32<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "
                 f"{_cpp(code.rhs.k_major)}>")

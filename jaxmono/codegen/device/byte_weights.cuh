@@ -54,36 +54,37 @@ struct ByteTile {
   }
 };
 
-// W: the weights' type. X: the rows'. BN: columns of a tile. K_MAJOR: weights are [n][k].
-template <class W, class X, int BN, bool K_MAJOR>
+// W: the weights' type. X: the rows'. BN: columns of a tile. K_MAJOR: weights are [n][k]. LINES: of 128 bytes
+// of a row in a tile.
+template <class W, class X, int BN, bool K_MAJOR, int LINES = 1>
 struct ByteWeights {
   static_assert(sizeof(W) == 1 && sizeof(X) <= 2, "");
   static constexpr bool WIDENS = sizeof(X) == 2, INTERLEAVED = !K_MAJOR, TOGETHER = true;
-  static constexpr int BK = 128 / sizeof(X), STEP = 32 / sizeof(X), STEPS = BK / STEP;
+  static constexpr int BK = LINES * 128 / sizeof(X), STEP = 32 / sizeof(X), STEPS = BK / STEP;
   using Row = X;
   using Sum = Conditional<is_float<X>, float, uint32_t>;
   using Tile = ByteTile<K_MAJOR ? BN : BK, K_MAJOR ? BK : BN>;
   static constexpr int BYTES = Tile::BYTES;
 
-  // Where this thread's part of a fragment of 16 columns of weights begins in a tile.
-  JM_DEVICE static int first(int column) {
+  // Where this thread's part of a fragment of 16 columns of weights begins in a tile. SECOND: of the
+  // second half of its steps.
+  JM_DEVICE static int first(int column, bool second = false) {
     const int lane = fresh(lane_id());
     if constexpr (K_MAJOR && WIDENS)
-      return Tile::at(column + (lane >> 2), 0) + (lane & 3) * 2;
+      return (Tile::at(column + (lane >> 2), 0) + (lane & 3) * 2) ^ (second ? STEPS * 8 : 0);
     else if constexpr (K_MAJOR)
-      return Tile::at(column + (lane & 15), lane >> 4);
-    else if constexpr (WIDENS)
-      return Tile::at(lane, column / 16);
+      return Tile::at(column + (lane & 15), lane >> 4) ^ (second ? STEPS * 16 : 0);
     else
-      return Tile::at(transposed_row(lane), column / 16);
+      return Tile::at(WIDENS ? lane : transposed_row(lane), column / 16) + (second ? BK / 2 * BN : 0);
   }
 
-  // All fragments of a tile. at: shared_offset(tile) + first(column); tiles begin at multiples of 1024.
-  JM_DEVICE static void fragments(uint32_t (&x)[STEPS][4], int at) {
+  // COUNT fragments of a tile. at: shared_offset(tile) + first(column); tiles begin at multiples of 1024.
+  template <int COUNT>
+  JM_DEVICE static void fragments(uint32_t (&x)[COUNT][4], int at) {
     unsigned char* const smem = dynamic_shared();
     if constexpr (K_MAJOR && WIDENS) {
 #pragma unroll
-      for (int s = 0; s < STEPS; ++s)
+      for (int s = 0; s < COUNT; ++s)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {  // 8 rows or 8 k further
           const auto two = *reinterpret_cast<const uint16_t*>(smem + (at ^ (s * 16 + i / 2 * 8)) +
@@ -92,10 +93,11 @@ struct ByteWeights {
         }
     } else if constexpr (K_MAJOR) {
 #pragma unroll
-      for (int s = 0; s < STEPS; ++s) ldmatrix_x4(x[s], smem + (at ^ s * 32));
+      for (int s = 0; s < COUNT; ++s) ldmatrix_x4(x[s], smem + (at ^ s * 32));
     } else if constexpr (WIDENS) {
+      static_assert(COUNT % 2 == 0, "");
 #pragma unroll
-      for (int s = 0; s < STEPS; s += 2) {
+      for (int s = 0; s < COUNT; s += 2) {
         uint32_t two[4];  // of 32 k
         ldmatrix_x4_trans(two, smem + at + s * (16 * BN));
 #pragma unroll
@@ -106,7 +108,7 @@ struct ByteWeights {
       }
     } else {
 #pragma unroll
-      for (int s = 0; s < STEPS; ++s) ldmatrix_transposed_bytes(x[s], smem + at + s * (32 * BN));
+      for (int s = 0; s < COUNT; ++s) ldmatrix_transposed_bytes(x[s], smem + at + s * (32 * BN));
     }
   }
 

@@ -11,13 +11,16 @@
 
 namespace jaxmono {
 
-// W, X: types of the weights and the rows. W_K_MAJOR: weights are [n][k]. The others: as of WeightsLeft.
-template <class W, class X, int BM, int BN, int SLOTS, int WG_M, int WG_N, bool W_K_MAJOR, int PANEL = 0>
-struct GemmBytes : WeightsLeft<ByteWeights<W, X, BN, W_K_MAJOR>, SwizzledTile<X, BM, 128 / sizeof(X)>, BM,
-                               BN, SLOTS, WG_M, WG_N, PANEL> {
-  using Weights = ByteWeights<W, X, BN, W_K_MAJOR>;
+// W, X: types of the weights and the rows. W_K_MAJOR: weights are [n][k]. LINES: of 128 bytes of a row in a
+// k tile. The others: as of WeightsLeft.
+template <class W, class X, int BM, int BN, int SLOTS, int WG_M, int WG_N, int WG_K, bool W_K_MAJOR,
+          int LINES = 1, int PANEL = 0>
+struct GemmBytes
+    : WeightsLeft<ByteWeights<W, X, BN, W_K_MAJOR, LINES>, SwizzledTile<X, BM, LINES * 128 / sizeof(X)>, BM,
+                  BN, SLOTS, WG_M, WG_N, WG_K, PANEL> {
+  using Weights = ByteWeights<W, X, BN, W_K_MAJOR, LINES>;
   using TileX = SwizzledTile<X, BM, Weights::BK>;
-  using Left = WeightsLeft<Weights, TileX, BM, BN, SLOTS, WG_M, WG_N, PANEL>;
+  using Left = WeightsLeft<Weights, TileX, BM, BN, SLOTS, WG_M, WG_N, WG_K, PANEL>;
   static constexpr int BK = Weights::BK;
 
   // Of the first AHEAD tiles the weights do not wait for ready(), beside a panel of as many as there is room

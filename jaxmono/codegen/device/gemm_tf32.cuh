@@ -32,11 +32,12 @@ struct Tf32Weights : Tf32Left<BN, K_MAJOR> {
   static constexpr bool INTERLEAVED = false, TOGETHER = false;
 
   // at: shared_offset(tile) + first(column).
-  JM_DEVICE static void fragments(uint32_t (&x)[STEPS][4], int at) {
+  template <int COUNT>
+  JM_DEVICE static void fragments(uint32_t (&x)[COUNT][4], int at) {
 #pragma unroll
-    for (int s = 0; s < STEPS; ++s) Tile::fragment(x[s], at, s * STEP);
+    for (int s = 0; s < COUNT; ++s) Tile::fragment(x[s], at, s * STEP);
 #pragma unroll
-    for (int s = 0; s < STEPS; ++s)
+    for (int s = 0; s < COUNT; ++s)
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[s][i] = to_tf32(bitcast<float>(x[s][i]));
   }
@@ -49,7 +50,7 @@ struct Tf32Weights : Tf32Left<BN, K_MAJOR> {
 // W_K_MAJOR: weights are [n][k]. The others: as of WeightsLeft.
 template <int BM, int BN, int SLOTS, int WG_M, int WG_N, bool W_K_MAJOR>
 struct GemmTf32 : WeightsLeft<Tf32Weights<BN, W_K_MAJOR>, SwizzledTile<float, BM, 32>, BM, BN, SLOTS, WG_M,
-                              WG_N> {
+                              WG_N, 1> {
   using TileW = Tf32Weights<BN, W_K_MAJOR>;
   using TileX = SwizzledTile<float, BM, 32>;
   static_assert(SLOTS < TensorMaps::SLOTS, "");

@@ -14,13 +14,15 @@
 namespace jaxmono {
 
 // Weights: a tile of weights and its fragments, as Tf32Weights (gemm_tf32.cuh) and ByteWeights
-// (byte_weights.cuh). The warpgroups share the tile along m (WG_M) or n (WG_N); one of them is 2. PANEL: k
-// tiles of rows that the consumers compute while the first weights arrive; 0: rows are streamed with them.
-template <class Weights, class TileX_, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int PANEL = 0>
+// (byte_weights.cuh). The warpgroups share the tile along m (WG_M), n (WG_N) or k (WG_K: each has all of it
+// and half of each slot's steps, and the sums meet in the epilogue); one of them is 2. PANEL: k tiles of rows
+// that the consumers compute while the first weights arrive; 0: rows are streamed with them.
+template <class Weights, class TileX_, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int WG_K,
+          int PANEL = 0>
 struct WeightsLeft {
   static constexpr int BM = BM_, BN = BN_, BK = Weights::BK, SLOTS = SLOTS_;
-  static constexpr int N = BM / WG_M, NT = N / 8, STEPS = Weights::STEPS, STEP = Weights::STEP;
-  static_assert(WG_M * WG_N == 2 && BN == 64 * WG_N && BM % WG_M == 0, "two warpgroups of 64 columns");
+  static constexpr int N = BM / WG_M, NT = N / 8, STEPS = Weights::STEPS / WG_K, STEP = Weights::STEP;
+  static_assert(WG_M * WG_N * WG_K == 2 && BN == 64 * WG_N && BM % WG_M == 0, "two warpgroups of 64 columns");
   static_assert(N % 16 == 0 && N <= 256 && BM <= 256 && SLOTS >= 2 && SLOTS <= MAX_SLOTS, "");
 
   using TileX = TileX_;
@@ -28,13 +30,14 @@ struct WeightsLeft {
   using Acc = Sum;
   static constexpr int STAGE_BYTES = Weights::BYTES + (PANEL ? 0 : TileX::BYTES);
   static constexpr bool TOGETHER = Weights::TOGETHER;  // the warps of a warpgroup stage their sums
-  using Staged = Conditional<TOGETHER, StagedTogether<NT, Sum, Weights::INTERLEAVED>,
+  static_assert(WG_K == 1 || TOGETHER, "");
+  using Staged = Conditional<TOGETHER, StagedTogether<NT, Sum, Weights::INTERLEAVED, WG_K>,
                              StagedColumns<NT, Sum, Weights::INTERLEAVED>>;
 
   // Layout: panel | ring | staging. A slot: weights | x.
   static constexpr int PANEL_BYTES = PANEL * TileX::BYTES;
   static constexpr int STAGING = PANEL_BYTES + SLOTS * STAGE_BYTES;
-  static constexpr int SHARED_BYTES = STAGING + (TOGETHER ? 2 : 8) * Staged::BYTES;
+  static constexpr int SHARED_BYTES = STAGING + (WG_K == 2 ? 1 : TOGETHER ? 2 : 8) * Staged::BYTES;
   JM_DEVICE static unsigned char* slot(unsigned char* smem, int i) {
     return smem + PANEL_BYTES + i * STAGE_BYTES;
   }
@@ -53,7 +56,7 @@ struct WeightsLeft {
   template <class LoadX>
   JM_DEVICE static void fill(unsigned char* smem, int m0, int k0, int tiles, const LoadX& load_x) {
     syncthreads();  // the previous task is done with the panel
-    fill_panel<typename Weights::Row, BM>(smem, m0, k0, tiles, load_x);
+    fill_panel<typename Weights::Row, BM>(smem, m0, k0, tiles * (TileX::BYTES / (BM * 128)), load_x);
   }
 
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
@@ -62,10 +65,15 @@ struct WeightsLeft {
     for (int j = 0; j < NT; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) sums.x[j][e] = Sum(0);
-    const int wg = uniform(warpgroup()), first = Weights::first(first_column());
+    const int wg = uniform(warpgroup());
+    const int first = [&] {
+      if constexpr (WG_K == 2) return Weights::first(first_column(), wg == 1);
+      else return Weights::first(first_column());
+    }();
     const bool speaks = speaks_for_warpgroup();
     const uint64_t x0 = operand_slice<TileX, true>(PANEL ? smem : slot(smem, 0) + Weights::BYTES,
-                                                   WG_M == 2 ? wg * N : 0, 0);
+                                                   WG_M == 2 ? wg * N : 0,
+                                                   WG_K == 2 ? wg * STEPS * STEP : 0);
     // The products of a tile run while the weights of the next one come into registers: `own`, which the
     // tile before the last one had. Not beside 128 sums: those tiles multiply without a pause anyway, and
     // took 2 % longer so (2048 cubed); smaller ones take 2 to 5 % less. Nor in kernels for which ptxas has
@@ -124,9 +132,9 @@ struct WeightsLeft {
   }
 
  private:
-  JM_DEVICE static Sum* staging(unsigned char* smem) {  // this warp's, or warpgroup's
+  JM_DEVICE static Sum* staging(unsigned char* smem) {  // this warp's, or warpgroup's, or all
     return reinterpret_cast<Sum*>(smem + STAGING) +
-           (TOGETHER ? warpgroup() : fresh(warp_id())) * (Staged::BYTES / 4);
+           (WG_K == 2 ? 0 : TOGETHER ? warpgroup() : fresh(warp_id())) * (Staged::BYTES / 4);
   }
 };
 
