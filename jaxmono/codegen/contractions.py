@@ -27,7 +27,6 @@ from jaxmono.codegen.dot_candidates import (
     mapped_ahead_us,
     reducing,
     room,
-    streams_bytes,
     swapped_bound,
     swapped_candidates,
     tf32_candidates,
@@ -86,8 +85,7 @@ class _Dot:
         swapped = swapped_candidates(sig, request)
         if swapped and swapped[0][0] < swapped_bound(sig, request, s.family, cost):
             cost, s = swapped[0]
-        # 16 rows: llama_decode 1188 us, not 1423. Bytes other families convert one at a time.
-        few = form.m.size <= dot_gemv_shape.MAX_ROWS or streams_bytes(sig)
+        few = form.m.size <= dot_gemv_shape.MAX_ROWS  # 16 rows: llama_decode 1188 us, not 1423
         if skinny and (s.family == "simt" or (
                 few and skinny[0][0] < gemv_bound(sig, request, cost))):
             return skinny[0][1]

@@ -25,6 +25,7 @@ from jaxmono.codegen.dot import (
     matrix_flops,
     operand_type,
     picked_time,
+    stored_weights,
     weights_k_major,
 )
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule, candidates_mma, choose_simt
@@ -166,16 +167,11 @@ def _streamed(sig: Sig) -> DotCode:
     return DotCode.of(sig, DotSchedule("gemv", 1, 8, dot_gemv_shape.GRANULE, 1, (1, 1, 1)))
 
 
-def streams_bytes(sig: Sig) -> bool:
-    """Whether the gemv family has weights that are bytes in memory, of other types in products."""
-    return _streamed(sig).rhs.stored is not None
-
-
 def _weight_bytes(sig: Sig) -> int:
     """Of an element of the right operand in memory."""
     form = sig.form
     assert isinstance(form, DotForm)
-    return (_streamed(sig).rhs.stored or form.dot.rhs.type.dtype).itemsize
+    return (stored_weights(sig) or form.dot.rhs.type.dtype).itemsize
 
 
 def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:

@@ -51,6 +51,11 @@ _SPLIT_US = {True: 1.5, False: 0.8}
 """Sums out, sums of the others in; by whether weights are [n][k]. As fitted with a counter between
 them: mail takes 0.5 us less, but with less here more splits were chosen, and those took longer
 (4x1024x1024 5 %, 2048x2048 in Llama's decode step 1 %)."""
+_BYTES_SPLIT_US, _BYTES_WHOLE_US, _BYTES_SPAN_US = 0.3, 1.8, 0.01
+"""Of bytes [n][k], with shares of k and without: on an H100 64 rows of 2048 for each block take
+9.8 us, two blocks for 128 of them 8.5; 16 rows of 8192 10.1, two blocks for 32 8.3; with 4 rows of
+x 10.5 and 9.6, 12.2 and 9.3 (eight blocks for 128). Nobody knows why. Of equal ones those with
+fewer steps to a row are the faster: 8.5 us and 10.8."""
 _SHARE_US = {True: 0.0, False: 0.04}
 """Likewise of each share."""
 _EPILOGUE_US = 0.2
@@ -213,7 +218,10 @@ def _cost(s: DotSchedule, of: Shape, batch: int, m: int, n: int, k: int, itemsiz
     each += _PAIRED if of.mma and of.bytes else 0.0
     work = size / 16 / 32 * each / _WARP_SLOTS / of.busy
     x = 0.0 if k_major else m * of.share * of.x_itemsize / _X_BYTES
-    split = _SPLIT_US[k_major] + _SHARE_US[k_major] * s.split_k if s.split_k > 1 else 0.0
+    if k_major and itemsize == 1:
+        split = (_BYTES_SPLIT_US if s.split_k > 1 else _BYTES_WHOLE_US) + _BYTES_SPAN_US * of.spans
+    else:
+        split = _SPLIT_US[k_major] + _SHARE_US[k_major] * s.split_k if s.split_k > 1 else 0.0
     # Of tiles of bytes that memory bounds alike, the one that threads have less to do with.
     less = _LESS * min(load, work) if of.bytes else 0.0
     # A block's next task starts with an empty ring.

@@ -68,6 +68,25 @@ def rows(dtype: str) -> None:
         run(einsums, operands(*sizes, jnp.dtype(dtype)))
 
 
+def quantised(dtype: str) -> None:
+    """Streams of bytes, tiles of them beside rows of 16 bits (that are computed, too) and of
+    bytes; shares of k."""
+    t = jnp.dtype(dtype)
+
+    def block(x: jax.Array, w: jax.Array, u: jax.Array, v: jax.Array, s: jax.Array) -> jax.Array:
+        gate, up = jnp.split(x @ (w.astype(t) * s.astype(t)), 2, axis=1)
+        y = (jax.nn.silu(gate) * up) @ u.astype(t) * s[:512].astype(t)
+        q = jnp.round(jnp.clip(y.astype(jnp.float32), -1, 1) * 127).astype(jnp.int8)
+        return jnp.dot(q, v, preferred_element_type=jnp.int32).astype(jnp.float32) * s[:768]
+
+    rng = np.random.default_rng(0)
+    shapes = (512, 4096), (2048, 512), (512, 768)
+    weights = [rng.integers(-127, 128, s, np.int8) for s in shapes]
+    scale = rng.uniform(1e-3, 2e-3, 4096).astype(np.float32)
+    for m in (1, 4, 16, 48, 100, 400):
+        run(block, (rng.standard_normal((m, 512)).astype(t), *weights, scale))
+
+
 def show_order() -> None:
     """Every text from here on is one for racecheck."""
     bundle = compiling.bundle
@@ -80,7 +99,8 @@ def main(what: list[str]) -> None:
     if "ordered" in what:
         show_order()
         what = [spec for spec in what if spec != "ordered"]
-    for name, function in (("images:", images), ("rows:", rows)):
+    for name, function in (("images:", images), ("rows:", rows),
+                           ("quantised:", quantised)):
         for spec in [spec for spec in what if spec.startswith(name)]:
             function(spec.removeprefix(name))
             what.remove(spec)

@@ -98,4 +98,4 @@ def test_quantised_block() -> None:
         step = mono(block)
         assert "left to XLA" not in str(step.explain(*args))
         found, wanted = (np.asarray(f(*args), np.float32) for f in (step, jax.jit(block)))
-        np.testing.assert_allclose(found, wanted, rtol=3e-2, atol=3e-2 * np.abs(wanted).mean())
+        np.testing.assert_allclose(found, wanted, rtol=3e-2, atol=6e-2 * np.abs(wanted).mean())
