@@ -33,8 +33,9 @@ from jaxmono.fusion.plan import Store
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
 
-_HELD_PIECES = 24
-"""Of 16 bytes of weights, that a thread keeps in registers until x comes."""
+_HELD_PIECES = {False: 24, True: 8}
+"""Of 16 bytes of weights, that a thread keeps in registers until x comes, by whether it has to
+convert them."""
 
 
 def shape(code: DotCode, threads: int) -> Shape:
@@ -52,7 +53,7 @@ def is_whole(code: DotCode, threads: int) -> bool:
 def holds(code: DotCode, threads: int) -> bool:
     """``Gemv::HOLDS``."""
     of = shape(code, threads)
-    return not code.rhs.k_major and not of.mma and of.steps * of.u <= _HELD_PIECES
+    return not code.rhs.k_major and not of.mma and of.steps * of.u <= _HELD_PIECES[of.bytes]
 
 
 def can_flag(code: DotCode, param: Value) -> bool:

@@ -23,7 +23,7 @@ from typing import Protocol
 from jaxmono import _logging
 from jaxmono._errors import CompileError
 from jaxmono.codegen.cores import spare
-from jaxmono.codegen.dot_wgmma import REGISTERS
+from jaxmono.codegen.dot_wgmma import BYTES, REGISTERS
 from jaxmono.codegen.schedule import KernelSchedule
 
 _log = _logging.get("codegen")
@@ -86,6 +86,9 @@ def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
 
     # Fewer registers may serialize products, which then have to wait in turn: `rich` again.
     changes = [rich, flipped, in_turn, rich, richer, lean] if on_the_left else [flipped, lean]
+    if any(getattr(s, "family", "") == BYTES for s in made.schedule.sigs.values()):
+        # Enough for int8 BERT-base b16, Llama's prefill b1, and its decode step b16, of 436 bytes.
+        changes = [in_turn, *changes]
     bases = [made.schedule, flipped(made.schedule)]
     likely = [bases[1], *map(in_turn, bases)] if on_the_left else bases[1:]
     if made.spilled and on_the_left:

@@ -110,9 +110,10 @@ def test_an_ablation_has_keys_of_its_own() -> None:
     (kernel,) = ahead.planned(case, "monolithic")
     keys = {build(replace(kernel.job, without=frozenset(names)), _config.read(), plan_only=True).key
             for names in ([], *([name] for name in OPTIONAL), OPTIONAL)}
-    assert set(OPTIONAL) == {"back_to_back", "cache_rows", "channels_last", "epilogue_reduces",
-                             "padding", "recompute", "round_rows", "share_k", "window_rows"}
-    assert len(keys) == 11
+    assert set(OPTIONAL) == {"back_to_back", "cache_rows", "channels_last", "dequantise",
+                             "epilogue_reduces", "padding", "recompute", "round_rows", "share_k",
+                             "window_rows"}
+    assert len(keys) == 12
 
 
 @pytest.mark.slow

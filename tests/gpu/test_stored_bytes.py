@@ -98,4 +98,5 @@ def test_quantised_block() -> None:
         step = mono(block)
         assert "left to XLA" not in str(step.explain(*args))
         found, wanted = (np.asarray(f(*args), np.float32) for f in (step, jax.jit(block)))
-        np.testing.assert_allclose(found, wanted, rtol=3e-2, atol=6e-2 * np.abs(wanted).mean())
+        # A rounding to bytes turns out otherwise here and there: no bound of single elements.
+        assert np.linalg.norm(found - wanted) < 2e-2 * np.linalg.norm(wanted)

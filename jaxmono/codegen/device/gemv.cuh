@@ -320,8 +320,8 @@ struct Gemv {
   // way (all threads before the one barrier behind which x is whole), so that behind x there is nothing
   // but its own loads and the multiply-adds.
   static constexpr int PIECES = STEPS * U;
-  static constexpr bool HOLDS = !K_MAJOR && !MMA && STEPS <= SLOTS && PIECES <= 24;
-  static constexpr bool WIDE = PIECES <= (BYTES ? 6 : 12);  // as f32: 96 registers
+  static constexpr bool HOLDS = !K_MAJOR && !MMA && STEPS <= SLOTS && PIECES <= (BYTES ? 8 : 24);
+  static constexpr bool WIDE = BYTES || PIECES <= 12;  // as f32: 96 registers, of bytes up to 128
   struct Held {
     Conditional<WIDE, Vec<float, E>, Piece<W>> w[HOLDS ? PIECES : 1]{};
 
