@@ -327,7 +327,6 @@ def test_no_spills_where_x_comes_with_flags(k: int) -> None:
     plan, target = layers(k, S8, H200), cuda_target("sm_90a")
     program = generate(plan, target, H200, "test", default_schedule(plan, target, H200))
     assert "stage_flagged" in program.source
-    assert ("G::Held held;" in program.source) == (k == 768)
     assert program.resources["spill_stores"] == program.resources["spill_loads"] == 0
 
 
