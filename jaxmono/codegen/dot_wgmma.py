@@ -23,6 +23,7 @@ from jaxmono.codegen.early_loads import (
     emit_fetch,
     no_loads,
     touch_columns,
+    touch_rows,
 )
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.epilogue_reduces import declare, emit_take, refusal
@@ -343,6 +344,9 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     else:
         touch_columns(w, body, stores, result, m=form.m, n=form.n, tile_n=s.bn,
                       pointers=pointers, names=names)
+    if s.family == BYTES:
+        touch_rows(w, body, stores, result, m=form.m, n=form.n, tile_m=s.bm, pointers=pointers,
+                   names=names)
     if bias:
         emit_bias(w, body, bias, columns=form.n, tile_n=s.bn, pointers=pointers, names=names,
                   read_only=read_only)

@@ -176,6 +176,23 @@ def touch_columns(w: Writer, body: Graph, stores: Sequence[Store], result: Value
             w.line(f"prefetch_l1({pointers[v]} + {em.code(offset)});")
 
 
+def touch_rows(w: Writer, body: Graph, stores: Sequence[Store], result: Value, *, m: Var, n: Var,
+               tile_m: int, pointers: Mapping[Value, str], names: Mapping[Var, str]) -> None:
+    """The same of what the tile at row m0 reads by row, a thread each: scales of quantised rows,
+    one behind the other, were waited for by each piece."""
+    found = [(v, index) for v, index in reads(body, stores, result)
+             if any(i.depends_on(m) for i in index)
+             and all(i.is_static and not i.depends_on(n) for i in index)]
+    if not found:
+        return
+    with w.block(f"if (thread_id() < {tile_m})"):
+        w.line(f"const int m = min(m0 + thread_id(), {m.size - 1});")
+        em = BodyEmitter(w, body, pointers, var_names={**names, m: "m"})
+        for v, index in found:
+            offset: Index = linearize(index, v.type.dims)
+            w.line(f"prefetch_l1({pointers[v]} + {em.code(offset)});")
+
+
 def bind_early(em: BodyEmitter, loads: Sequence[Root], source: Root | None = None) -> None:
     """The members of the C variable ``early`` are those elements, and ``source`` the C variable."""
     found = [(x, f"early.x{k}") for k, x in enumerate(loads)]
