@@ -234,7 +234,7 @@ def test_choices(rows: Any, m: int, layout: str) -> None:
 
 WAITS = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_arrive|wgmma_wait<\w+>"
                    r"|wgmma_commit|wgmma_fence|ready|meet)\([^;{}]*\);")
-COUNTS = {"gemm_bytes.cuh": 4, "weights_left.cuh": 7, "staged_together.cuh": 3}
+COUNTS = {"weights_left.cuh": 11, "staged_together.cuh": 3}
 
 
 @functools.cache

@@ -47,28 +47,9 @@ struct GemmBytes
                                               ahead);
     };
     constexpr int FIRST = PANEL && AHEAD ? SLOTS : AHEAD < SLOTS ? AHEAD : SLOTS;
-    Place first = at;
-#pragma unroll 1
-    for (int t = 0; t < FIRST && t < tiles; ++t) {
-      mbarrier_wait(&roles->empty[first.slot], first.parity() ^ 1);
-      fill(first.slot, t);
-      first.template next<SLOTS>();
-    }
-    ready();
-    const auto rest = [&](int t) {
-      if constexpr (PANEL == 0) x.fill(Left::slot(smem, at.slot) + Weights::BYTES, t);
-      cp_async_mbarrier_arrive(&roles->full[at.slot]);
-      at.template next<SLOTS>();
-    };
-    int t = 0;
-#pragma unroll 1
-    for (; t < FIRST && t < tiles; ++t) rest(t);
-#pragma unroll 1
-    for (; t < tiles; ++t) {
-      mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
-      fill(at.slot, t);
-      rest(t);
-    }
+    Left::template request<FIRST>(roles, at, tiles, ready, fill, [&](int slot, int t) {
+      if constexpr (PANEL == 0) x.fill(Left::slot(smem, slot) + Weights::BYTES, t);
+    });
   }
 };
 

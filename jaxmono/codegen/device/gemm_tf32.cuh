@@ -53,6 +53,7 @@ struct GemmTf32 : WeightsLeft<Tf32Weights<BN, W_K_MAJOR>, SwizzledTile<float, BM
                               WG_N, 1> {
   using TileW = Tf32Weights<BN, W_K_MAJOR>;
   using TileX = SwizzledTile<float, BM, 32>;
+  using Left = WeightsLeft<TileW, TileX, BM, BN, SLOTS, WG_M, WG_N, 1>;
   static_assert(SLOTS < TensorMaps::SLOTS, "");
   static constexpr int BK = 32, STAGE_BYTES = TileW::BYTES + TileX::BYTES;
 
@@ -87,34 +88,18 @@ struct GemmTf32 : WeightsLeft<Tf32Weights<BN, W_K_MAJOR>, SwizzledTile<float, BM
       else return thread < WARP ? tensor_map(roles, load_x, box) : nullptr;
     }();
     constexpr int FIRST = AHEAD < SLOTS ? AHEAD : SLOTS;
-    Place first = at;
-#pragma unroll 1
-    for (int t = 0; t < FIRST && t < tiles; ++t) {
-      mbarrier_wait(&roles->empty[first.slot], first.parity() ^ 1);
-      fill(first.slot, t);
-      first.template next<SLOTS>();
-    }
-    ready();
-    if (!GATHERED && thread == 0)
-      fence_proxy_async_all();  // behind what blocks wrote, and what the ring's place held
-    const auto rest = [&](int t) {
-      unsigned char* const to = smem + at.slot * STAGE_BYTES + TileW::BYTES;
+    const auto opened = [&] {
+      ready();
+      if (!GATHERED && thread == 0)
+        fence_proxy_async_all();  // behind what blocks wrote, and what the ring's place held
+    };
+    Left::template request<FIRST>(roles, at, tiles, opened, fill, [&](int slot, int t) {
+      unsigned char* const to = smem + slot * STAGE_BYTES + TileW::BYTES;
       if constexpr (GATHERED)
         TileX::template gather<PRODUCERS>(to, thread, source, k0 / BK + t, load_x);
       else if (thread == 0)
-        tma_load(to, source, m0, k0 + t * BK, box, &roles->full[at.slot]);
-      cp_async_mbarrier_arrive(&roles->full[at.slot]);
-      at.template next<SLOTS>();
-    };
-    int t = 0;
-#pragma unroll 1
-    for (; t < FIRST && t < tiles; ++t) rest(t);
-#pragma unroll 1
-    for (; t < tiles; ++t) {
-      mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
-      fill(at.slot, t);
-      rest(t);
-    }
+        tma_load(to, source, m0, k0 + t * BK, box, &roles->full[slot]);
+    });
   }
 };
 

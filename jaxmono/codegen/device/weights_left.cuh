@@ -53,6 +53,35 @@ struct WeightsLeft {
   }
   JM_DEVICE static int first_row() { return WG_M == 2 ? warpgroup() * N : 0; }
 
+  // The producers' walk through the k tiles of a task: weights(slot, t), of the first FIRST tiles in front of
+  // ready(), and rows(slot, t).
+  template <int FIRST, class Ready, class FillW, class FillX>
+  JM_DEVICE static void request(Roles* roles, Place& at, int tiles, const Ready& ready,
+                                const FillW& weights, const FillX& rows) {
+    Place first = at;
+#pragma unroll 1
+    for (int t = 0; t < FIRST && t < tiles; ++t) {
+      mbarrier_wait(&roles->empty[first.slot], first.parity() ^ 1);
+      weights(first.slot, t);
+      first.template next<SLOTS>();
+    }
+    ready();
+    const auto rest = [&](int t) {
+      rows(at.slot, t);
+      cp_async_mbarrier_arrive(&roles->full[at.slot]);
+      at.template next<SLOTS>();
+    };
+    int t = 0;
+#pragma unroll 1
+    for (; t < FIRST && t < tiles; ++t) rest(t);
+#pragma unroll 1
+    for (; t < tiles; ++t) {
+      mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
+      weights(at.slot, t);
+      rest(t);
+    }
+  }
+
   template <class LoadX>
   JM_DEVICE static void fill(unsigned char* smem, int m0, int k0, int tiles, const LoadX& load_x) {
     syncthreads();  // the previous task is done with the panel
