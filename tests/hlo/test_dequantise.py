@@ -68,6 +68,9 @@ TAKEN: list[tuple[Callable[..., Any], tuple[Any, ...], tuple[str, str, str]]] = 
      (Spec((6, 32), S8), W, ROWS, COLUMNS), ("s8", "s8", "s32")),
     (lambda x, w, r, s: dequantised(x, r, BF16) @ dequantised(w, s, BF16),
      (Spec((6, 32), E4M3), Spec((32, 16), E5M2), ROWS, COLUMNS), ("f8e4m3fn", "f8e5m2", "f32")),
+    (lambda x, w, r, s: dequantised(x, r, F32) @ dequantised(w, s, F32),  # 14 bits are too few
+     (Spec((6, 32), E4M3), Spec((32, 16), E5M2), ROWS, COLUMNS),
+     ("f8e4m3fn as f32", "f8e5m2 as f32", "f32")),
     (lambda x, w: x.astype(F32) @ w.astype(F32), (Spec((6, 32), U8), W), ("u8", "s8", "s32")),
     (lambda x, w, r: dequantised(x, r, BF16) @ w, (Spec((6, 32), S8), Spec((32, 16), BF16), ROWS),
      ("s8 as bf16", "bf16", "f32")),
@@ -83,6 +86,7 @@ LEFT: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
     (lambda x, w: jnp.matmul(x.astype(F32), w.astype(F32), precision="highest"),
      (Spec((6, 32), E4M3), Spec((32, 16), E4M3))),
     (lambda x, w: x.astype(F32) @ w.astype(F32), (Spec((6, 32), E4M3), W)),
+    (lambda x, w: x.astype(F32) @ w.astype(F32), (Spec((6, 32), E4M3), Spec((32, 16), E4M3))),
 ]
 
 

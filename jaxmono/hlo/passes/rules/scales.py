@@ -3,8 +3,8 @@
     dot(x: bf16[m,k], convert(q: s8[k,n]) * broadcast(scale[n]))
       =>  convert(dot(x, convert(q)): f32 * broadcast(scale))
 
-    dot(convert(p: s8[m,k]) * a, convert(q: s8[k,n]) * b)    of integers, or of 8-bit floats
-      =>  convert(dot(p, q): s32) * a * b
+    dot(convert(p: s8[m,k]) * a, convert(q: s8[k,n]) * b)    of integers, or of 8-bit floats if
+      =>  convert(dot(p, q): s32) * a * b                    the result has 16 bits
 
 A product's own operand is then nothing but bytes, which it converts on the way: nobody writes and
 reads the weights once more, in a wider type. Results differ from those of the operations as written
@@ -71,8 +71,8 @@ def scaled_product(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
 def _multiplied(op: ops.DotGeneral, left: Value, right: Value) -> bool:
     """Whether two operands of bytes are multiplied as such."""
     types = {left.type.dtype, right.type.dtype}
-    if types <= set(FLOATS):  # with fewer digits in sums than converted ones have
-        return op.precision == ("DEFAULT", "DEFAULT")
+    if types <= set(FLOATS):  # sums of some 14 bits, of converted ones 24: enough for a bf16
+        return op.precision == ("DEFAULT", "DEFAULT") and op.result.type.dtype.itemsize == 2
     k = 1
     for d in op.lhs_contract:
         k *= op.lhs.type.dims[d]
