@@ -63,7 +63,8 @@ def supported_ops() -> str:
         f"in 8-bit floats, or with a body that is more than arithmetic on scalars; windows of more "
         f"than {reduce_window.MAX_READS} elements that read each element as often, and padded ones "
         f"whose reducer is not a single op; large products of 8-bit floats whose summed dimension "
-        f"is not the last one of the left operand; products of f64 of {support.F64_PRODUCT >> 20} "
+        f"is not the last one of the left operand, or whose weights are [k][n] with n no multiple "
+        f"of 16; products of f64 of {support.F64_PRODUCT >> 20} "
         f"million multiplications and more, of more than a few summed elements. `explain()` names "
         f"each with its reason and source line.")]
     return "\n".join(lines)

@@ -206,17 +206,13 @@ def picked_time(sig: Sig) -> float:
     of rows that begin anywhere: 1.4 to 2 times as long with one such operand, 3 to 4 with two; or
     convert bytes one by one: 16x3072x768 took 7.4 us of an H100, 128x768x3072 10.8."""
     code = any_tile(sig)
-    return 1.6 ** (is_unaligned(code.lhs) + is_unaligned(code.rhs) + streams_bytes(sig))
+    converts = any_stream(sig).rhs.stored is not None
+    return 1.6 ** (is_unaligned(code.lhs) + is_unaligned(code.rhs) + converts)
 
 
-def streams_bytes(sig: Sig) -> bool:
-    """Whether some families have weights that are bytes in memory, of other types in products."""
-    return stored_weights(sig) is not None
-
-
-def stored_weights(sig: Sig) -> DType | None:
-    """The type of such bytes."""
-    return DotCode.of(sig, DotSchedule("gemv", 1, 8, 64, 1, (1, 1, 1))).rhs.stored
+def any_stream(sig: Sig) -> DotCode:
+    """To ask of what is the same in all tiles of the gemv family."""
+    return DotCode.of(sig, DotSchedule("gemv", 1, 8, 64, 1, (1, 1, 1)))
 
 
 def any_tile(sig: Sig) -> DotCode:

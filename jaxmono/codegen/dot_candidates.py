@@ -20,12 +20,12 @@ from jaxmono.codegen import (
 )
 from jaxmono.codegen.dot import (
     DotCode,
+    any_stream,
     exact_tiles,
     fma_type,
     matrix_flops,
     operand_type,
     picked_time,
-    stored_weights,
     weights_k_major,
 )
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule, candidates_mma, choose_simt
@@ -162,16 +162,11 @@ def late_us(sig: Sig, request: Request, s: DotSchedule) -> float:
     return ahead_us(request, form.m.size, gathered=False) if s.family == "mma" else 0.0
 
 
-def _streamed(sig: Sig) -> DotCode:
-    """To ask of what is the same in all tiles of the gemv family."""
-    return DotCode.of(sig, DotSchedule("gemv", 1, 8, dot_gemv_shape.GRANULE, 1, (1, 1, 1)))
-
-
 def _weight_bytes(sig: Sig) -> int:
     """Of an element of the right operand in memory."""
     form = sig.form
     assert isinstance(form, DotForm)
-    return (stored_weights(sig) or form.dot.rhs.type.dtype).itemsize
+    return (any_stream(sig).rhs.stored or form.dot.rhs.type.dtype).itemsize
 
 
 def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
@@ -183,7 +178,7 @@ def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
         return []
     batch, m, n, k = form.batch.size, form.m.size, form.n.size, form.k.size
     own = (batch, n, k)
-    code = _streamed(sig)
+    code = any_stream(sig)
     picked = _PICKED if is_unaligned(code.rhs) else 1.0
     return [(cost * picked, s) for cost, s in candidates_gemv(
         batch, m, n, k, _weight_bytes(sig), k_major=code.rhs.k_major, device=request.device,

@@ -217,8 +217,9 @@ _F64_SUMMED = 16
 
 def _refused_product(op: ops.DotGeneral) -> str | None:
     """Large products of f64, and of 8-bit floats: Hopper multiplies these only where the summed
-    elements of rows are neighbours; weights pass through registers, in any layout. Others run as
-    f16 products, at a third of the rate; where the weights' bytes decide, that does not matter."""
+    elements of rows are neighbours; weights pass through registers, in either layout that lies in
+    pieces of 16 bytes. Others run as f16 products, at a third of the rate; where the weights' bytes
+    decide, that does not matter."""
     m, n, k = matrix_sizes(op)
     if op.result.type.dtype is DType.F64 and k > _F64_SUMMED \
             and op.result.type.size * k >= F64_PRODUCT:
@@ -226,10 +227,14 @@ def _refused_product(op: ops.DotGeneral) -> str | None:
     if op.lhs.type.dtype.itemsize > 1 or not op.lhs.type.dtype.is_float or min(m, n) <= 64 \
             or op.result.type.size * k < _F8_PRODUCT:
         return None
-    v, dims = op.lhs, op.lhs_contract
-    return None if tuple(dims) == tuple(range(v.type.rank - len(dims), v.type.rank)) else (
-        "a large product of 8-bit floats whose summed dimension is not the last one of the left "
-        "operand is not generated yet; transpose that")
+    left, right = (tuple(dims) == tuple(range(v.type.rank - len(dims), v.type.rank))
+                   for v, dims in ((op.lhs, op.lhs_contract), (op.rhs, op.rhs_contract)))
+    if not left:
+        return ("a large product of 8-bit floats whose summed dimension is not the last one of the "
+                "left operand is not generated yet; transpose that")
+    return None if right or op.rhs.type.dims[-1] % 16 == 0 else (
+        "a large product of 8-bit floats whose weights have rows of no multiple of 16 bytes is not "
+        "generated yet; pad or transpose them")
 
 
 def _refused_type(v: Value) -> str | None:

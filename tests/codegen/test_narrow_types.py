@@ -407,6 +407,18 @@ def test_reductions_are_refused_with_a_reason() -> None:
     assert op.results[0].type.dtype is DType.F8E5M2
 
 
+@pytest.mark.parametrize(("n", "layout", "taken"), [
+    (2056, "kn", False), (2056, "nk", True), (2064, "kn", True)])
+def test_rows_of_weights_need_pieces(n: int, layout: str, taken: bool) -> None:
+    """Others would be multiplied as f16."""
+    fn = functools.partial(jnp.einsum, f"mk,{layout}->mn", preferred_element_type=F32)
+    weights = Spec(tuple({"n": n, "k": 1024}[d] for d in layout), E4M3)
+    lowered = jax.jit(fn).lower(Spec((1024, 1024), E4M3), weights)
+    graph = import_module(lowered.compiler_ir("stablehlo")).graph
+    reasons = [r for o in graph.ops if (r := refusal(o))]
+    assert not reasons if taken else "multiple of 16 bytes" in reasons[0]
+
+
 @pytest.mark.parametrize(("spec", "m", "taken"), [
     ("mk,nk->mn", 1024, True), ("mk,kn->mn", 1024, True), ("km,kn->mn", 1024, False),
     ("km,kn->mn", 16, True)])

@@ -2,7 +2,6 @@
 // rows are columns of the result.
 //
 //   fragment          lane 4 g + t:  rows 8 j + 2 t, + 1  of columns g, g + 8      (stored)
-//                     INTERLEAVED:                        of columns 2 g, 2 g + 1
 //   piece             LANES neighbouring columns of a row                          (loaded)
 #pragma once
 #include "jaxmono/opaque.cuh"
@@ -15,8 +14,8 @@
 
 namespace jaxmono {
 
-// NT fragments of 8 rows each, some at a time. Sum: float or uint32_t.
-template <int NT, class Sum = float, bool INTERLEAVED = false>
+// NT fragments of 8 rows each, some at a time.
+template <int NT>
 struct StagedColumns {
   static constexpr int N = NT * 8;
   static constexpr int CHUNK = N % 32 == 0 ? 32 : 16;  // rows
@@ -25,28 +24,19 @@ struct StagedColumns {
   static constexpr int BYTES = CHUNK * PITCH * 4;
 
   // The next CHUNK rows.
-  JM_DEVICE static void put(Sum* to, const Sum (&x)[NT][4]) {
+  JM_DEVICE static void put(float* to, const float (&x)[NT][4]) {
     const int lane = fresh(lane_id());  // not known to be positive: no division
-    if constexpr (INTERLEAVED) {
-      Sum* const own = to + (lane & 3) * (2 * PITCH) + (lane >> 2) * 2;
+    float* const own = to + (lane & 3) * (2 * PITCH) + (lane >> 2);
 #pragma unroll
-      for (int j = 0; j < CHUNK / 8; ++j)
+    for (int j = 0; j < CHUNK / 8; ++j)
 #pragma unroll
-        for (int e = 0; e < 2; ++e)
-          store<Sum, 2>(own + (j * 8 + e) * PITCH, Vec<Sum, 2>{x[j][e], x[j][e + 2]});
-    } else {
-      Sum* const own = to + (lane & 3) * (2 * PITCH) + (lane >> 2);
-#pragma unroll
-      for (int j = 0; j < CHUNK / 8; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) own[(j * 8 + e % 2) * PITCH + e / 2 * 8] = x[j][e];
-    }
+      for (int e = 0; e < 4; ++e) own[(j * 8 + e % 2) * PITCH + e / 2 * 8] = x[j][e];
   }
 
   // Calls f(r, c, sums, fetch(r, c)) for every LANES neighbouring columns of a row, some pieces ahead as
   // StagedRows::rows. own: BYTES of the warp.
   template <int LANES, class Fetch, class F>
-  JM_DEVICE static void rows(Sum* own, Sum (&x)[NT][4], const Fetch& fetch, const F& f) {
+  JM_DEVICE static void rows(float* own, float (&x)[NT][4], const Fetch& fetch, const F& f) {
     static_assert(LANES <= 4, "rows begin at multiples of 16 bytes");
     using Early = decltype(fetch(0, 0));
     constexpr int PER_ROW = 16 / LANES, AT_ONCE = WARP / PER_ROW, TRIPS = CHUNK / AT_ONCE;
@@ -76,9 +66,9 @@ struct StagedColumns {
           put(own, x);
           syncwarp();
         }
-        Vec<Sum, LANES> sums[AHEAD];
+        Vec<float, LANES> sums[AHEAD];
 #pragma unroll
-        for (int k = 0; k < AHEAD; ++k) sums[k] = load<Sum, LANES>(own + row(k) * PITCH + column);
+        for (int k = 0; k < AHEAD; ++k) sums[k] = load<float, LANES>(own + row(k) * PITCH + column);
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) f(r0 + row(k), column, sums[k].x, early[k]);
       }
@@ -90,7 +80,7 @@ struct StagedColumns {
   // As `rows`, for every LANES neighbouring columns of TAPS neighbouring rows: f(r, c, sums) with
   // sums[TAPS][LANES].
   template <int TAPS, int LANES, class F>
-  JM_DEVICE static void windows(Sum* own, Sum (&x)[NT][4], const F& f) {
+  JM_DEVICE static void windows(float* own, float (&x)[NT][4], const F& f) {
     static_assert(LANES <= 4 && CHUNK % TAPS == 0, "whole windows, of 16 bytes a row");
     constexpr int PER_ROW = 16 / LANES, PIECES = CHUNK / TAPS * PER_ROW;
     const int lane = fresh(lane_id());
@@ -101,10 +91,10 @@ struct StagedColumns {
 #pragma unroll 1
       for (int i = lane; i < PIECES; i += WARP) {
         const int row = i / PER_ROW * TAPS, column = i % PER_ROW * LANES;
-        Sum sums[TAPS][LANES];
+        float sums[TAPS][LANES];
 #pragma unroll
         for (int t = 0; t < TAPS; ++t) {
-          const auto sum = load<Sum, LANES>(own + (row + t) * PITCH + column);
+          const auto sum = load<float, LANES>(own + (row + t) * PITCH + column);
 #pragma unroll
           for (int e = 0; e < LANES; ++e) sums[t][e] = sum.x[e];
         }

@@ -32,7 +32,7 @@ struct WeightsLeft {
   static constexpr bool TOGETHER = Weights::TOGETHER;  // the warps of a warpgroup stage their sums
   static_assert(WG_K == 1 || TOGETHER, "");
   using Staged = Conditional<TOGETHER, StagedTogether<NT, Sum, Weights::INTERLEAVED, WG_K>,
-                             StagedColumns<NT, Sum, Weights::INTERLEAVED>>;
+                             StagedColumns<NT>>;
 
   // Layout: panel | ring | staging. A slot: weights | x.
   static constexpr int PANEL_BYTES = PANEL * TileX::BYTES;
