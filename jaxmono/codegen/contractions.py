@@ -19,6 +19,7 @@ from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_candidates import (
     ahead_us,
+    bf16x6_candidates,
     bytes_candidates,
     dot_candidates,
     gemv_bound,
@@ -79,6 +80,9 @@ class _Dot:
         left, ahead = tf32_candidates(sig, request), mapped_ahead_us(request, form.m.size)
         if left and left[0][0] - ahead < cost:
             cost, s = left[0][0] - ahead, left[0][1]
+        exact = bf16x6_candidates(sig, request)
+        if exact and (s.family == "simt" or exact[0][0] < cost):
+            cost, s = exact[0]
         narrow = bytes_candidates(sig, request)
         if narrow and narrow[0][0] < cost:
             cost, s = narrow[0]

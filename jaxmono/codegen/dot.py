@@ -46,6 +46,9 @@ rows."""
 STORED_FAMILIES = frozenset({"gemv", "bytes"})
 """Families that convert weights of bytes on their way to the products (`Operand.stored`)."""
 
+EXACT_FAMILIES = frozenset({"gemv", FMA, "bf16x6"})
+"""Families that multiply f32 exactly."""
+
 
 @dataclass(frozen=True)
 class DotCode:
@@ -64,7 +67,7 @@ class DotCode:
     def of(sig: Sig, s: DotSchedule) -> DotCode:
         form = sig.form
         assert isinstance(form, DotForm)
-        t = fma_type(form) if s.family in ("gemv", FMA) else \
+        t = fma_type(form) if s.family in EXACT_FAMILIES else \
             operand_type(form) if s.family != "simt" else None
         stored = t is not None and s.family in STORED_FAMILIES
         return DotCode(sig, form, s, t, *_operands(sig, t, stored))

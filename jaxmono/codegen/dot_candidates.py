@@ -29,6 +29,7 @@ from jaxmono.codegen.dot import (
     weights_k_major,
 )
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule, candidates_mma, choose_simt
+from jaxmono.codegen.dot_schedule_bf16x6 import candidates_bf16x6
 from jaxmono.codegen.dot_schedule_bytes import candidates_bytes
 from jaxmono.codegen.dot_schedule_gemv import (
     LATENCY_US,
@@ -83,7 +84,7 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
         return reducing(sig, request)
     skinny = gemv_candidates(sig, request)
     if operand_type(form) is None:
-        return varied(choice, [skinny, _exact(sig, request)])
+        return varied(choice, [skinny, _exact(sig, request), bf16x6_candidates(sig, request)])
     return varied(choice, [*_tiles(sig, request), tf32_candidates(sig, request),
                            swapped_candidates(sig, request), bytes_candidates(sig, request),
                            skinny])
@@ -235,6 +236,22 @@ def bytes_candidates(sig: Sig, request: Request) -> list[Costed]:
                             form.k.size, code.element.itemsize, device=request.device,
                             shared_bytes=request.shared_bytes,
                             computed=not dot_wgmma.comes(code.lhs))
+
+
+def bf16x6_candidates(sig: Sig, request: Request) -> list[Costed]:
+    """What wgmma can do for a Sig of f32 that has to be exact, cheapest first."""
+    form = sig.form
+    assert isinstance(form, DotForm)
+    if not request.wgmma or form.reduced or operand_type(form) is not None \
+            or fma_type(form) is not DType.F32:
+        return []
+    code = DotCode.of(sig, DotSchedule(dot_wgmma.BF16X6, 64, 128, 32, 3, (1, 2, 1)))
+    if dot_wgmma_takes.takes_bf16x6(form, code) is not None:
+        return []
+    return candidates_bf16x6(form.batch.size * request.siblings, form.m.size, form.n.size,
+                             form.k.size, device=request.device,
+                             shared_bytes=request.shared_bytes,
+                             width=dot_wgmma.widths(code)[1])
 
 
 def swapped_bound(sig: Sig, request: Request, family: str, cost: float) -> float:

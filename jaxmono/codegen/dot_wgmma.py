@@ -28,7 +28,7 @@ from jaxmono.codegen.early_loads import (
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.epilogue_reduces import declare, emit_take, refusal
 from jaxmono.codegen.epilogue_source import source_operand
-from jaxmono.codegen.loaders import emit_loader
+from jaxmono.codegen.loaders import emit_element_loader, emit_loader
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.operand import Operand, copied_bytes, has_rows, is_unaligned
 from jaxmono.codegen.panel import Panel
@@ -76,7 +76,10 @@ tf32 when they are in shared memory (device/gemm_tf32.cuh)."""
 BYTES = "bytes"
 """Family of products whose weights are stored as bytes, on the left and in registers, beside rows
 of bytes or of 16 bits (device/gemm_bytes.cuh)."""
-REGISTERS = (TF32, BYTES)
+BF16X6 = "bf16x6"
+"""Family of exact products of f32, as six products of bf16 parts, with the weights on the left and
+in registers (device/gemm_bf16x6.cuh)."""
+REGISTERS = (TF32, BYTES, BF16X6)
 """Families whose weights pass through registers (device/weights_left.cuh)."""
 _ON_THE_LEFT = (SWAPPED, *REGISTERS)
 _IN_FLIGHT_BYTES = 80 * 1024
@@ -104,7 +107,7 @@ def shared_bytes(code: DotCode) -> int:
     s = code.s
     panel, slot = layout(code)
     staging = together_bytes(s.bm, s.warps[2]) if s.family == BYTES else \
-        left_staging_bytes(s.bm // s.warps[0]) if s.family == TF32 else \
+        left_staging_bytes(s.bm // s.warps[0]) if s.family in (TF32, BF16X6) else \
         swapped_staging_bytes(s.bm, s.bn, s.warps[2]) if s.family == SWAPPED else \
         staging_bytes(s.bn // s.warps[1], s.warps[2])
     return LOW_BYTES + panel + s.stages * slot + staging
@@ -117,6 +120,8 @@ def layout(code: DotCode) -> tuple[int, int]:
     if s.family == BYTES:
         rows = s.bm * deep(code)
         return rows * math.ceil(panel / s.bk), s.bn * s.bk + (0 if panel else rows)
+    if s.family == BF16X6:
+        return 0, parts_slot_bytes(s.bm, s.bn)
     # A tile of 32-bit elements has as many bytes as [k][m] as it has as [m][k].
     depth = deep(code) // 2
     a, b = (operand_bytes(rows, depth, k_major, width) for rows, k_major, width in zip(
@@ -197,6 +202,11 @@ def together_bytes(rows: int, k_warpgroups: int) -> int:
     """The same of `StagedTogether` (device/staged_together.cuh)."""
     chunk = 32 if k_warpgroups == 2 and rows % 32 == 0 else 16
     return (2 if k_warpgroups == 2 else 4) * chunk * 68 * 4
+
+
+def parts_slot_bytes(bm: int, bn: int) -> int:
+    """A slot of the family BF16X6: weights, and rows in place of which p0 and p1 come; p2."""
+    return bn * 128 + bm * (128 + 64)
 
 
 def left_staging_bytes(rows: int) -> int:
@@ -308,6 +318,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                     m=form.rows, n=form.n, tile_m=s.bm, tile_n=s.bn, read="", accumulator=t,
                     skip="", pointers=pointers, outputs=outputs, names=names,
                     read_only=read_only)
+    again = _emit_again(w, code, pointers, read_only, names)
     if _leaves_as_fragments(code):
         lanes = 4 if s.bn % 32 == 0 and _lanes(code, 4) == 4 else 2
         w.line("G::consume(smem, roles, at, k_tiles, sums);")
@@ -319,7 +330,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
         lanes = _lanes(code, 8)
         touch_columns(w, body, stores, form.dot.result, m=form.rows, n=form.n, tile_n=s.bn,
                       pointers=pointers, names=names)
-        w.line("G::consume(smem, roles, at, k_tiles, sums);")
+        w.line(f"G::consume(smem, roles, at, k_tiles, sums{again});")
         with w.block(f"G::finish_windows<{form.taps}, {lanes}>(smem, sums, "
                      f"[&](int r, int c, const {t} (&acc)[{form.taps}][{lanes}])", "});"):
             piece(lanes=lanes)
@@ -351,7 +362,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
         emit_bias(w, body, bias, columns=form.n, tile_n=s.bn, pointers=pointers, names=names,
                   read_only=read_only)
     held = f"<G::Source<{c_type(source.value.type.dtype)}>::GROUPS>" if source else ""
-    w.line(f"G::consume{held}(smem, roles, at, k_tiles, sums{', bias' if bias else ''});")
+    w.line(f"G::consume{held}(smem, roles, at, k_tiles, sums{', bias' if bias else again});")
     finish = f"finish{'_shared' if small else ''}<{lanes}>(smem, sums, {'first, ' if small else ''}"
     if s.split_k > 1:
         parts = s.split_k * s.bm * s.bn
@@ -371,6 +382,25 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     with w.block(head, "}, tiles);" if source else "});"):
         w.line("(void)early;")
         piece(lanes=lanes, early=early, source=root, result=result, then=then)
+
+
+def _emit_again(w: Writer, code: DotCode, pointers: Mapping[Value, str],
+                read_only: Sequence[Value], names: Mapping[Var, str]) -> str:
+    """What `consume` needs besides: how an element is summed once more, in multiply-adds."""
+    form, s, body = code.form, code.s, code.sig.body
+    if s.family != BF16X6:
+        return ""
+    for name, x, order in (("left", code.lhs, (form.m, form.k)),
+                           ("right", code.rhs, (form.k, form.n))):
+        emit_element_loader(w, name, body, x, order, "float", pointers, names, read_only)
+    with w.block("const auto again = [&](int r, int c)", "};"):
+        w.line("float sum = 0.0f;")
+        w.line("const int end = k0 + k_tiles * G::BK;", "elements outside are zero")
+        w.directive("#pragma unroll 1")
+        w.line("for (int k = k0; k < end && sum == sum; ++k) "
+               "sum += left(m0 + r, k) * right(k, n0 + c);")
+        w.line("return sum;")
+    return ", again"
 
 
 def _bias(code: DotCode) -> Bias | None:
@@ -412,7 +442,8 @@ def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
         per_row, mine = s.bn // lanes, f"min(thread_id(), {pieces - 1})"
         w.line(f"const auto early = fetch(split * {rows} + {mine} / {per_row}, "
                f"{mine} % {per_row} * {lanes});")
-    w.line("G::consume(smem, roles, at, k_tiles, sums);")
+    again = _emit_again(w, code, pointers, read_only, names)
+    w.line(f"G::consume(smem, roles, at, k_tiles, sums{again});")
     emit_split(w, code, workspace=workspace, mail=mail)
     w.line("const auto nothing = [](int, int) { return NoEarly{}; };")
     with w.block("G::finish<4>(smem, sums, nothing, "
@@ -511,6 +542,9 @@ def _gemm(code: DotCode) -> str:
         return (f"GemmBytes<{c_type(code.rhs_element)}, {c_type(code.element)}, {s.bm}, {s.bn}, "
                 f"{s.stages}, {', '.join(map(str, s.warps))}, {_cpp(code.rhs.k_major)}"
                 f"{f', {lines}' if panel or lines > 1 else ''}{f', {panel}' if panel else ''}>")
+    if s.family == BF16X6:
+        return (f"GemmBf16x6<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "
+                f"{_cpp(code.rhs.k_major)}>")
     if s.family == TF32:
         return (f"GemmTf32<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "
                 f"{_cpp(code.rhs.k_major)}>")

@@ -1,5 +1,5 @@
 """What the families on Hopper's warpgroups take (device/gemm_wgmma.cuh, gemm_swapped.cuh,
-gemm_tf32.cuh, gemm_bytes.cuh), with the reasons why not."""
+gemm_tf32.cuh, gemm_bytes.cuh, gemm_bf16x6.cuh), with the reasons why not."""
 
 from __future__ import annotations
 
@@ -71,6 +71,20 @@ def takes_bytes(form: DotForm, code: DotCode) -> str | None:
     if not code.lhs.k_major or is_unaligned(code.lhs):
         return "the k of rows are no neighbours, or begin anywhere"
     return _imprecise(form) if is_f8(code.rhs_element) and code.rhs.stored is None else None
+
+
+def takes_bf16x6(form: DotForm, code: DotCode) -> str | None:
+    """Why an exact product of f32 cannot be six of bf16 parts; None if it can. ``code``: of that
+    family."""
+    if code.element is not DType.F32:
+        return "parts are those of f32"
+    if code.rhs.param is None:
+        return "weights are computed"
+    if form.row_prologue or not comes(code.lhs):
+        return "rows are computed"
+    if not code.lhs.k_major and not is_gathered(code):
+        return "the k of rows are no neighbours"
+    return None
 
 
 def is_gathered(code: DotCode) -> bool:

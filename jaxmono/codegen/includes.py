@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from jaxmono.codegen.calls import Unit
 from jaxmono.codegen.dot_schedule_fma import FMA
-from jaxmono.codegen.dot_wgmma import BYTES, SWAPPED, TF32
+from jaxmono.codegen.dot_wgmma import BF16X6, BYTES, SWAPPED, TF32
 
 _KINDS = {
     "loop": ("padded",), "row": ("opaque", "reduce"),
@@ -14,7 +14,8 @@ _KINDS = {
     "attention": ("attention", "attention_flash", "reduce"),
 }
 _FAMILIES = {"gemv": ("gemv",), FMA: ("gemm_fma",), "few": ("attention_few",),
-             SWAPPED: ("gemm_swapped",), TF32: ("gemm_tf32",), BYTES: ("gemm_bytes",)}
+             SWAPPED: ("gemm_swapped",), TF32: ("gemm_tf32",), BYTES: ("gemm_bytes",),
+             BF16X6: ("gemm_bf16x6",)}
 """Besides those of their kind."""
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-# Before JAX starts a GPU backend: several processes share the GPU. Where there are several GPUs, the
-# workers of pytest-xdist (gw0, gw1, ...) take one each, in turn.
+# Before JAX starts a GPU backend: several processes share the GPU. Where there are several GPUs,
+# the workers of pytest-xdist (gw0, gw1, ...) take one each, in turn.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-_worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-_gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
-if _gpus > 1 and _worker and "CUDA_VISIBLE_DEVICES" not in os.environ:
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(int(_worker.removeprefix("gw")) % _gpus)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", str(
+        int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+        % max(len(list(Path("/dev").glob("nvidia[0-9]*"))), 1)))
 
 import jax
 import pytest

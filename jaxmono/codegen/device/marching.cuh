@@ -10,10 +10,11 @@ namespace jaxmono {
 
 // What a thread needs to request the first tile is known before it may be read: address arithmetic behind a
 // grid barrier is waited for. TileT: of BK elements of k. UNALIGNED: Load is an Unaligned; MORE: where in a
-// slot its further lines are, seen from its tile.
-template <class T, class TileT, int BK, bool K_MAJOR, bool UNALIGNED, int MORE, class Load>
+// slot its further lines are, seen from its tile. STRAIGHT: the tile lies as in memory.
+template <class T, class TileT, int BK, bool K_MAJOR, bool UNALIGNED, int MORE, class Load,
+          bool STRAIGHT = !is_same<T, float>>
 struct Marching {
-  static constexpr bool STEADY = !is_same<T, float> && IsStrided<Load>::value;
+  static constexpr bool STEADY = STRAIGHT && IsStrided<Load>::value;
   using Shifted = UnalignedTile<T, TileT::ROWS, TileT::COLS>;
   const int thread, outer, k0;
   const Load& load;

@@ -5,6 +5,7 @@
 // row r at place p ^ (r % 8). A tile begins at a multiple of 1024 bytes. An operand is stored as
 //   [rows][k] (K-major)   in panels of 64 k. A descriptor points at row % 8 == 0, k % 16 == 0;
 //                         stride_bytes = 1024 (8 rows); lead_bytes is not used, say 16
+//                         (in lines of 64 bytes, whose pieces are at p ^ r / 2 % 4: 512)
 //                         (f32: panels of 32 k, k % 8 == 0; bytes: 128 and 32)
 //   [k][rows] (MN)        16-bit elements only, in panels of 64 rows. A descriptor points at a panel's
 //                         first row, k % 8 == 0; stride_bytes = 1024 (8 k), lead_bytes: from panel to
@@ -41,10 +42,13 @@ JM_DEVICE void wgmma_results(float (&d)[NT][4]) {
     asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
 }
 
+// LINE: bytes that are permuted, 128 or 64.
+template <int LINE = 128>
 JM_DEVICE uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t stride_bytes) {
+  static_assert(LINE == 128 || LINE == 64, "");
   return static_cast<uint64_t>((shared_address(smem) & 0x3ffff) >> 4) |
          static_cast<uint64_t>(lead_bytes >> 4) << 16 |
-         static_cast<uint64_t>(stride_bytes >> 4) << 32 | 1ull << 62;
+         static_cast<uint64_t>(stride_bytes >> 4) << 32 | (LINE == 128 ? 1ull : 2ull) << 62;
 }
 
 // The operand `bytes` behind (or before, within shared memory) that of a descriptor. Only the low word
@@ -203,20 +207,24 @@ JM_DEVICE void wgmma_f8(float (&d)[NT][4], uint64_t a, uint64_t b) {
 #undef JM_WGMMA_TYPED
 
 // A0 .. A3, B, TB: the numbers of the other operands.
-#define JM_WGMMA_TYPED(NT, N, TYPE, A0, A1, A2, A3, B, TB)                                  \
+#define JM_WGMMA_TYPED(NT, N, TYPE, Z, A0, A1, A2, A3, B, TB)                               \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE              \
                " {" JM_R##NT "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B            \
-               ", 1, 1, 1, %" #TB ";"                                                       \
+               ", " Z ", 1, 1, %" #TB ";"                                                   \
                : JM_D##NT                                                                   \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(B_MN ? 1 : 0))
 #define JM_WGMMA(COUNT, N, A0, A1, A2, A3, B, TB)                                           \
   else if constexpr (NT == COUNT) {                                                         \
-    if constexpr (is_same<T, bf16>) JM_WGMMA_TYPED(COUNT, N, "bf16", A0, A1, A2, A3, B, TB); \
-    else JM_WGMMA_TYPED(COUNT, N, "f16", A0, A1, A2, A3, B, TB);                            \
+    if constexpr (ZERO && is_same<T, bf16>)                                                 \
+      JM_WGMMA_TYPED(COUNT, N, "bf16", "0", A0, A1, A2, A3, B, TB);                         \
+    else if constexpr (ZERO) JM_WGMMA_TYPED(COUNT, N, "f16", "0", A0, A1, A2, A3, B, TB);   \
+    else if constexpr (is_same<T, bf16>)                                                    \
+      JM_WGMMA_TYPED(COUNT, N, "bf16", "1", A0, A1, A2, A3, B, TB);                         \
+    else JM_WGMMA_TYPED(COUNT, N, "f16", "1", A0, A1, A2, A3, B, TB);                       \
   }
 
 // The left operand in registers, as a fragment of mma: of 16 rows a warp.
-template <class T, bool B_MN, int NT>
+template <class T, bool B_MN, bool ZERO = false, int NT>
 JM_DEVICE void wgmma_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64_t b) {
   static_assert(is_narrow<T> && !is_f8<T>, "wgmma multiplies bf16 or f16");
   static_assert(NT % 2 == 0 && NT >= 2 && NT <= 32, "N is a multiple of 16 up to 256");

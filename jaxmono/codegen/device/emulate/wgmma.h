@@ -21,11 +21,12 @@ inline void wgmma_wait() {
   if (!arg.done) emulate::wgmma_await(N);
 }
 
+template <int LINE = 128>
 inline uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t stride_bytes) {
   emulate::check_shared(emulate::self(), smem, 16, "wgmma_descriptor");
   const uint64_t offset = static_cast<const unsigned char*>(smem) - emulate::self().shared;
   return offset >> 4 | static_cast<uint64_t>(lead_bytes >> 4) << 16 |
-         static_cast<uint64_t>(stride_bytes >> 4) << 32 | 1ull << 62;
+         static_cast<uint64_t>(stride_bytes >> 4) << 32 | (LINE == 128 ? 1ull : 2ull) << 62;
 }
 
 inline uint64_t wgmma_descriptor_at(uint64_t first, int bytes) {
@@ -87,10 +88,11 @@ inline void wgmma_tf32_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint
   Wgmma arg = {&d[0][0], 0, b, a, 8 * NT, WGMMA_TF32 | WGMMA_A_REGISTERS};
   collective(&arg, wgmma_issue, "wgmma_tf32_registers");
 }
-template <class T, bool B_MN, int NT>
+template <class T, bool B_MN, bool ZERO = false, int NT>
 inline void wgmma_registers(float (&d)[NT][4], const uint32_t (&a)[4], uint64_t b) {
   emulate::issue<T>(d, 0, b, a,
-                    emulate::WGMMA_A_REGISTERS | (B_MN ? emulate::WGMMA_B_MN : 0u));
+                    emulate::WGMMA_A_REGISTERS | (B_MN ? emulate::WGMMA_B_MN : 0u) |
+                        (ZERO ? emulate::WGMMA_ZERO : 0u));
 }
 
 template <int N>
