@@ -544,7 +544,7 @@ def _gemm(code: DotCode) -> str:
                 f"{f', {lines}' if panel or lines > 1 else ''}{f', {panel}' if panel else ''}>")
     if s.family == BF16X6:
         return (f"GemmBf16x6<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "
-                f"{_cpp(code.rhs.k_major)}>")
+                f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}>")
     if s.family == TF32:
         return (f"GemmTf32<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "
                 f"{_cpp(code.rhs.k_major)}>")

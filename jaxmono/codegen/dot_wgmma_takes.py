@@ -82,8 +82,6 @@ def takes_bf16x6(form: DotForm, code: DotCode) -> str | None:
         return "weights are computed"
     if form.row_prologue or not comes(code.lhs):
         return "rows are computed"
-    if not code.lhs.k_major and not is_gathered(code):
-        return "the k of rows are no neighbours"
     return None
 
 

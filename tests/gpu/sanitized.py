@@ -1,13 +1,14 @@
 """Runs generated kernels and next to nothing else, for `compute-sanitizer` to watch.
 
     PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] [images:DTYPE] [rows:DTYPE] \\
-        NUMBER... MODEL:BATCH[:DTYPE]...
+        [quantised:DTYPE] [exact:DTYPE] NUMBER... MODEL:BATCH[:DTYPE]...
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
 models of the yardstick at their published sizes. ``images``: convolutions with channels first, and
-rows that read windows. ``rows``: products whose rows are no multiples of 16 bytes. ``ordered``:
-with what racecheck sees the order of producers and consumers by (JM_RACECHECK in
-device/roles.cuh), in kernels that no cache keeps.
+rows that read windows. ``rows``: products whose rows are no multiples of 16 bytes. ``quantised``:
+weights of bytes. ``exact``: products of f32 at precision HIGHEST. ``ordered``: with what racecheck
+sees the order of producers and consumers by (JM_RACECHECK in device/roles.cuh), in kernels that no
+cache keeps.
 """
 
 from __future__ import annotations
@@ -87,6 +88,25 @@ def quantised(dtype: str) -> None:
         run(block, (rng.standard_normal((m, 512)).astype(t), *weights, scale))
 
 
+def exact(dtype: str) -> None:
+    """Products in parts of bf16: rows that are gathered, lie [k][m], begin anywhere, are a batch's
+    own; shares of k, and sums that are made once more."""
+    def block(x: jax.Array, w: jax.Array, u: jax.Array, v: jax.Array) -> Any:
+        y = jax.nn.relu(lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+        y = y.reshape(-1, y.shape[-1])
+        z = y @ u
+        halves = z.reshape(2, -1, z.shape[-1])
+        return z, y.T @ z, jnp.einsum("bmk,bnk->bmn", halves[:, :256], halves[:, 256:512]), z @ v
+
+    rng = np.random.default_rng(0)
+    shapes = (2, 28, 28, 32), (3, 3, 32, 64), (64, 257), (257, 192)
+    given = [rng.standard_normal(s).astype(jnp.dtype(dtype)) for s in shapes]
+    given[3][5, 7] = np.inf
+    with jax.default_matmul_precision("highest"):
+        run(block, given)
+
+
 def show_order() -> None:
     """Every text from here on is one for racecheck."""
     bundle = compiling.bundle
@@ -100,7 +120,7 @@ def main(what: list[str]) -> None:
         show_order()
         what = [spec for spec in what if spec != "ordered"]
     for name, function in (("images:", images), ("rows:", rows),
-                           ("quantised:", quantised)):
+                           ("quantised:", quantised), ("exact:", exact)):
         for spec in [spec for spec in what if spec.startswith(name)]:
             function(spec.removeprefix(name))
             what.remove(spec)

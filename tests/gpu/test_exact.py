@@ -55,6 +55,61 @@ def test_other_values_stay_in_their_rows() -> None:
     assert np.isfinite(np.delete(found, [5, 77, 300, 639], 0)).all()
 
 
+@pytest.mark.parametrize("bits", [24, 17, 12, 7])
+def test_products_that_f32_holds_are_exact(bits: int) -> None:
+    """One k of each row is no zero: x of any size below 2^110, subnormal ones, too, by powers of
+    two; and 17 bits by 7, 12 by 12, 7 by 17."""
+    rng = np.random.default_rng(bits)
+    m, n, k = 256, 192, 512
+
+    def of(bits: int, low: int, high: int, shape: tuple[int, ...]) -> Any:
+        whole = rng.integers(1 << (bits - 1), 1 << bits, shape) * rng.choice([-1, 1], shape)
+        return np.ldexp(whole.astype(np.float64), rng.integers(low, high, shape) - bits)
+
+    x = np.zeros((m, k))
+    values = of(bits, -125, 110, (m,))
+    if bits == 24:
+        values[:32] = np.ldexp(rng.integers(-(1 << 23), 1 << 23, 32).astype(np.float64), -149)
+    x[np.arange(m), rng.permutation(k)[:m]] = values
+    w = of(max(24 - bits, 1), 1 if bits == 24 else -20, 16, (k, n))
+    wanted = x @ w
+    assert np.array_equal(x, x.astype(np.float32)) and np.array_equal(w, w.astype(np.float32))
+    step = jaxmono.jit(lambda x, w: jnp.matmul(x, w, precision="highest"), on_unsupported="error")
+    given = x.astype(np.float32), w.astype(np.float32)
+    assert "GemmBf16x6<" in step.lower(*given).as_text("cuda")
+    held = np.abs(wanted) >= np.ldexp(1.0, -126)  # smaller ones may lose bits
+    held |= (bits == 24) | (wanted == 0)
+    np.testing.assert_array_equal(np.asarray(step(*given))[held], wanted.astype(np.float32)[held])
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-19, 1e15, 1e-38])
+def test_of_any_size(size: float) -> None:
+    """Results as near to those in f64 as XLA's, where parts of bf16 would underflow."""
+    x, w = random(0, 512, 640) * size, random(1, 640, 384)
+    step = jaxmono.jit(lambda x, w: jnp.matmul(x, w, precision="highest"), on_unsupported="error")
+    assert "GemmBf16x6<" in step.lower(x, w).as_text("cuda")
+    theirs = jax.jit(lambda x, w: jnp.matmul(x, w, precision="highest"))(x, w)
+    wanted = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    assert error(step(x, w), wanted) <= 1.1 * error(theirs, wanted)
+
+
+def convolved(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(x, w, (2, 2), "SAME", precision="highest",
+                                        dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def test_convolutions() -> None:
+    x, w = random(0, 8, 56, 56, 64), random(1, 3, 3, 64, 96)
+    step = jaxmono.jit(convolved, on_unsupported="error")
+    text = step.lower(x, w).as_text("cuda")
+    assert "GemmBf16x6<" in text and "gathered<" in text
+    theirs, found = jax.jit(convolved)(x, w), step(x, w)
+    with jax.enable_x64(True):
+        wanted = np.asarray(jax.jit(convolved, backend="cpu")(
+            np.asarray(x, np.float64), np.asarray(w, np.float64)))
+    assert error(found, wanted) <= max(1.5 * error(theirs, wanted), 2e-7)
+
+
 def layers(x: jax.Array, weights: list[jax.Array]) -> jax.Array:
     for w in weights:
         y = jax.nn.gelu(jnp.matmul(x, w, precision="highest"))

@@ -26,12 +26,12 @@ struct Bf16x6Weights : PartsLeft<BN, K_MAJOR> {
   static constexpr bool INTERLEAVED = false, TOGETHER = false;
 };
 
-// W_K_MAJOR: weights are [n][k]. The others: as of WeightsLeft.
-template <int BM, int BN, int SLOTS, int WG_M, int WG_N, bool W_K_MAJOR>
-struct GemmBf16x6
-    : WeightsLeft<Bf16x6Weights<BN, W_K_MAJOR>, PartsRight<BM>, BM, BN, SLOTS, WG_M, WG_N, 1> {
+// X_K_MAJOR: rows are [m][k]. W_K_MAJOR: weights are [n][k]. The others: as of WeightsLeft.
+template <int BM, int BN, int SLOTS, int WG_M, int WG_N, bool X_K_MAJOR, bool W_K_MAJOR>
+struct GemmBf16x6 : WeightsLeft<Bf16x6Weights<BN, W_K_MAJOR>, PartsRight<BM, X_K_MAJOR>, BM, BN, SLOTS,
+                                WG_M, WG_N, 1> {
   using Weights = Bf16x6Weights<BN, W_K_MAJOR>;
-  using TileX = PartsRight<BM>;
+  using TileX = PartsRight<BM, X_K_MAJOR>;
   using Left = WeightsLeft<Weights, TileX, BM, BN, SLOTS, WG_M, WG_N, 1>;
   using typename Left::Accumulators;
   using Left::first_column, Left::first_row, Left::warpgroup;
@@ -52,7 +52,7 @@ struct GemmBf16x6
     const auto rows = [&] {
       if constexpr (IsGathered<LoadX>::value)
         return typename TileX::template Rows<PRODUCERS>(thread, m0, load_x);
-      else return Marching<float, TileX, BK, true, false, 0, LoadX, true>(thread, m0, k0, load_x);
+      else return Marching<float, TileX, BK, X_K_MAJOR, false, 0, LoadX, X_K_MAJOR>(thread, m0, k0, load_x);
     }();
     constexpr int FIRST = AHEAD < SLOTS ? AHEAD : SLOTS;
     Place first = at;
