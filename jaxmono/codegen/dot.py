@@ -31,7 +31,13 @@ from jaxmono.fusion.demand import Demand, reduction_index
 from jaxmono.fusion.dots import demanded
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device, DotForm, Sig, Store
-from jaxmono.fusion.support import byte_product, exact_matrix, exact_vector, plain_algorithm
+from jaxmono.fusion.support import (
+    byte_product,
+    exact_algorithm,
+    exact_matrix,
+    exact_vector,
+    plain_algorithm,
+)
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import DType
@@ -166,7 +172,8 @@ def fma_type(form: DotForm) -> DType | None:
     """Element type of both operands where products may be f32 multiply-adds; None elsewhere."""
     d = form.dot
     t = d.lhs.type.dtype
-    if t != d.rhs.type.dtype or not plain_algorithm(d.algorithm, t):
+    if t != d.rhs.type.dtype or not (
+            plain_algorithm(d.algorithm, t) or (t is DType.F32 and exact_algorithm(d.algorithm))):
         return None
     if d.result.type.dtype not in (DType.BF16, DType.F16, DType.F32):
         return None

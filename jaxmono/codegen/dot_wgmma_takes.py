@@ -82,6 +82,8 @@ def takes_bf16x6(form: DotForm, code: DotCode) -> str | None:
         return "weights are computed"
     if form.row_prologue or not comes(code.lhs):
         return "rows are computed"
+    if "num_primitive_operations = 9," in form.dot.algorithm:
+        return "nine products are asked for"
     return None
 
 

@@ -37,14 +37,16 @@ from jaxmono.fusion.demand import reduction_index
 from jaxmono.fusion.dots import dot_dims, result_index
 from jaxmono.fusion.draft import ANCHORS, Draft, State, depths
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
+from jaxmono.fusion.plan import Device
 from jaxmono.fusion.rows import kept_shape, reduced_shape
 from jaxmono.fusion.split_reduce import in_f32, neutral, rounded, why_ordered
+from jaxmono.fusion.support import matrix_dtype
 from jaxmono.fusion.walk import Walk, leaves
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes import dead_code
 from jaxmono.hlo.rewrite import Builder, binary_kind
-from jaxmono.hlo.types import TensorType
+from jaxmono.hlo.types import DType, TensorType
 
 if TYPE_CHECKING:
     from jaxmono.fusion.formulate import Formulation
@@ -57,6 +59,10 @@ MIN_ROWS = 256
 MIN_BYTES = 1 << 20
 """Of what the reduce would read. Convolutions with their batch's mean and variance on an H100: of
 51 MB 0.67 of the time, of 13 MB 0.84, of 6 and 3 MB 0.996 and 0.97."""
+EXACT_DEPTH = 96
+"""Summed elements of an exact product of f32 from which on it is no place for a reduce: those are
+2.4 times as fast as products of bf16 parts, whose tiles cannot reduce (device/gemm_bf16x6.cuh).
+By the rates of both, and 8 bytes of an element that is not written and read, 84 cost as much."""
 KEPT_COLUMNS = 1 << 14
 """Of a row, which a block can keep in registers. Longer ones are read once more for each reduce
 that needs another's result: the sum of a softmax that needs the largest."""
@@ -135,7 +141,7 @@ def _choose(graph: Graph, form: Formulation) -> tuple[dict[ops.Reduce, Begun], d
         begun = {o: b for o in reduces if (b := _begun(graph, o, depth)) is not None}
         reason = ""
         if begun:
-            misfits = (_misfit(o, b) for o, b in begun.items())
+            misfits = (_misfit(o, b, form.state.device) for o, b in begun.items())
             reason = _refusal(draft, reduces, begun) or next(filter(None, misfits), "") \
                 or _unpaid(form, draft, begun)
         for o, b in begun.items() if reason else ():
@@ -229,10 +235,13 @@ def _unpaid(form: Formulation, draft: Draft, begun: Mapping[ops.Reduce, Begun]) 
     return "" if saved >= MIN_BYTES else f"{saved >> 10} KiB are read in little time"
 
 
-def _misfit(o: ops.Reduce, b: Begun) -> str:
+def _misfit(o: ops.Reduce, b: Begun, device: Device) -> str:
     dims = dot_dims(b.dot)
     if dims.m < MIN_ROWS or dims.n < COLUMNS:
         return f"{dims.m} rows and {dims.n} columns are fewer than {MIN_ROWS} and {COLUMNS}"
+    if device.wgmma and dims.k >= EXACT_DEPTH and b.dot.lhs.type.dtype is DType.F32 \
+            and matrix_dtype(b.dot) is None:
+        return f"an exact product of {dims.k} summed elements takes longer so"
     if not b.only and b.waits:
         return "the contraction would wait for what else is reduced"
     if len(o.args) == 1 and binary_kind(o.body) is not None and neutral(o) is None:

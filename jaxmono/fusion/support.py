@@ -182,6 +182,19 @@ def plain_algorithm(algorithm: str, t: DType) -> bool:
     return all(w in algorithm for w in wanted)
 
 
+def exact_algorithm(algorithm: str) -> bool:
+    """Whether a dot algorithm asks of f32 operands for no more than f32 multiply-adds are: these
+    themselves (``F32_F32_F32``), or several products of parts (``BF16_BF16_F32_X3``, ``_X6`` and
+    ``_X9``, ``TF32_TF32_F32_X3``). "" asks for nothing."""
+    if not algorithm:
+        return True
+    asked = {t: all(f"{side}_precision_type = {t}," in algorithm for side in ("lhs", "rhs"))
+             for t in ("f32", "bf16", "tf32")}
+    one = "num_primitive_operations = 1," in algorithm
+    return "accumulation_type = f32," in algorithm and (
+        asked["f32"] if one else asked["bf16"] or asked["tf32"])
+
+
 def attention_bytes(n: int, k: int, v: int, itemsize: int) -> int:
     """Shared memory of the smallest attention tile, whatever the layout of its operands: 16 rows
     of f32 scores, their probabilities, the rows' queries, and two slots of 64 keys."""

@@ -32,6 +32,7 @@ from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_wgmma_takes import takes_bf16x6
 from jaxmono.codegen.generate import default_schedule, emit
 from jaxmono.fusion.plan import Device, DotForm, Plan
+from jaxmono.fusion.support import exact_algorithm
 
 Spec = jax.ShapeDtypeStruct
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -200,6 +201,38 @@ def test_what_it_takes(fn: Any, left: Any, right: Any, why: str | None) -> None:
         run(plan, TILES[1])
     else:
         assert found is not None and why in found
+
+
+@pytest.mark.parametrize(("algorithm", "family"), [
+    ("F32_F32_F32", "bf16x6"), ("BF16_BF16_F32_X3", "bf16x6"), ("BF16_BF16_F32_X6", "bf16x6"),
+    ("BF16_BF16_F32", "simt")])
+def test_algorithms_that_ask_for_no_more(algorithm: str, family: str) -> None:
+    preset = jax.lax.DotAlgorithmPreset[algorithm]
+    plan = plan_of(lambda x, w: jax.lax.dot(x, w, precision=preset), Spec((1024, 512), F32),
+                   Spec((512, 1024), F32), device=H200)
+    (s,) = default_schedule(plan, cuda_target("sm_90a"), H200).sigs.values()
+    assert s.family == family
+
+
+def test_algorithms_that_have_more_parts() -> None:
+    """As the compiler for a GPU is given them; JAX refuses some where it has the CPU only."""
+    plan = plan_of(matmul, Spec((64, 64), F32), Spec((64, 64), F32))
+    (sig,) = dot_sigs(plan)
+    assert isinstance(sig.form, DotForm)
+    for type_, count, exact, six in (("tf32", 3, True, True), ("bf16", 9, True, False),
+                                     ("tf32", 1, False, False), ("f32", 1, True, True)):
+        algorithm = ", ".join([
+            f"lhs_precision_type = {type_}", f"rhs_precision_type = {type_}",
+            "accumulation_type = f32", "lhs_component_count = 1", "rhs_component_count = 1",
+            f"num_primitive_operations = {count}", "allow_imprecise_accumulation = false"])
+        assert exact_algorithm(algorithm) == exact
+        form = dataclasses.replace(sig.form, dot=dataclasses.replace(
+            sig.form.dot, algorithm=algorithm))
+        code = DotCode.of(sig, TILES[1])
+        if exact:
+            assert (takes_bf16x6(form, code) is None) == six
+    assert exact_algorithm("")
+    assert not exact_algorithm(algorithm.replace("type = f32", "type = f64"))
 
 
 @pytest.mark.parametrize("x", ["mk", "km"])

@@ -125,10 +125,21 @@ def test_ordinary_arithmetic() -> None:
 
 def test_an_exact_product_is_not_made_element_by_element() -> None:
     with jax.default_matmul_precision("highest"):
-        plan = reduced(sums, Spec((1024, 512), F32), Spec((512, 1024), F32))
+        plan = reduced(sums, Spec((1024, 64), F32), Spec((64, 1024), F32))
     (sig,) = dot_sigs(plan)
     schedule = default_schedule(plan, cuda_target("sm_90a"), Device())
     assert schedule.sigs[sig.key].family == "fma"
+
+
+def test_a_deep_exact_product_is_no_place_for_a_reduce() -> None:
+    """Parts of bf16 are 2.4 times as fast, and their tiles cannot reduce."""
+    with jax.default_matmul_precision("highest"):
+        plan = plan_of(sums, Spec((1024, 512), F32), Spec((512, 1024), F32), device=Device())
+    (sig,) = dot_sigs(plan)
+    assert isinstance(sig.form, DotForm) and not sig.form.reduced
+    assert "an exact product of 512 summed elements takes longer so" in str(plan.notes)
+    schedule = default_schedule(plan, cuda_target("sm_90a"), Device())
+    assert schedule.sigs[sig.key].family == "bf16x6"
 
 
 @pytest.mark.parametrize("schedule", [WARPGROUPS[0], DotSchedule("mma", 32, 96, 64, 2, (2, 4, 1))],
