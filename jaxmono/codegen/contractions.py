@@ -81,8 +81,9 @@ class _Dot:
         if left and left[0][0] - ahead < cost:
             cost, s = left[0][0] - ahead, left[0][1]
         exact = bf16x6_candidates(sig, request)
-        if exact and (s.family == "simt" or exact[0][0] < cost):
-            cost, s = exact[0]
+        ahead = ahead_us(request, form.m.size, gathered=False)
+        if exact and (s.family == "simt" or exact[0][0] - ahead < cost):
+            cost, s = exact[0][0] - ahead, exact[0][1]
         narrow = bytes_candidates(sig, request)
         if narrow and narrow[0][0] < cost:
             cost, s = narrow[0]

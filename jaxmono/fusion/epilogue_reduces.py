@@ -40,13 +40,13 @@ from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.rows import kept_shape, reduced_shape
 from jaxmono.fusion.split_reduce import in_f32, neutral, rounded, why_ordered
-from jaxmono.fusion.support import matrix_dtype
+from jaxmono.fusion.support import multiplies_exactly
 from jaxmono.fusion.walk import Walk, leaves
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes import dead_code
 from jaxmono.hlo.rewrite import Builder, binary_kind
-from jaxmono.hlo.types import DType, TensorType
+from jaxmono.hlo.types import TensorType
 
 if TYPE_CHECKING:
     from jaxmono.fusion.formulate import Formulation
@@ -239,8 +239,7 @@ def _misfit(o: ops.Reduce, b: Begun, device: Device) -> str:
     dims = dot_dims(b.dot)
     if dims.m < MIN_ROWS or dims.n < COLUMNS:
         return f"{dims.m} rows and {dims.n} columns are fewer than {MIN_ROWS} and {COLUMNS}"
-    if device.wgmma and dims.k >= EXACT_DEPTH and b.dot.lhs.type.dtype is DType.F32 \
-            and matrix_dtype(b.dot) is None:
+    if device.wgmma and dims.k >= EXACT_DEPTH and multiplies_exactly(b.dot):
         return f"an exact product of {dims.k} summed elements takes longer so"
     if not b.only and b.waits:
         return "the contraction would wait for what else is reduced"

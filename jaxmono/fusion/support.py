@@ -106,6 +106,13 @@ def matrix_dtype(op: ops.DotGeneral) -> DType | None:
     return None if t is DType.F32 and op.precision != ("DEFAULT", "DEFAULT") else t
 
 
+def multiplies_exactly(op: ops.DotGeneral) -> bool:
+    """Whether a contraction is one of f32 that tf32 is not enough for."""
+    return op.lhs.type.dtype is op.rhs.type.dtype is DType.F32 and matrix_dtype(op) is None \
+        and exact_algorithm(op.algorithm) \
+        and op.result.type.dtype in (DType.BF16, DType.F16, DType.F32)
+
+
 def byte_product(op: ops.DotGeneral) -> bool:
     """Whether a contraction of bytes runs on tensor cores: 8-bit integers whose sums wrap, in s32
     or narrower, or 8-bit floats with sums in f32. The operands may be of two such types."""

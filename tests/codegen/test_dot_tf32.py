@@ -138,7 +138,7 @@ def test_which_products_of_f32_are_taken() -> None:
     for spec in ("mk,kn->mn", "mk,nk->mn", "km,kn->mn", "km,nk->mn"):
         assert family(spec=spec) == "wgmma"
         assert family(2048, spec) == ("tf32" if spec.startswith("mk") else "wgmma")
-    assert family(precision="highest") == family(precision="high") == "fma"
+    assert family(precision="highest") == family(precision="high") == "bf16x6"
     assert family(24) == "mma"
     assert family(2048, "mk,nk->mn", k=510) == "wgmma"  # rows do not begin at 16 bytes
 

@@ -17,6 +17,7 @@ from thinned import thinned
 from tuning_harness import CONDITIONS, matmul, plan_of, problem_of, spec, with_siblings
 
 from jaxmono.codegen.dot_candidates import LIMIT
+from jaxmono.codegen.dot_wgmma import REGISTERS
 from jaxmono.codegen.generate import default_schedule, emit
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.target import cuda_target
@@ -50,7 +51,7 @@ def check(problem: Problem) -> None:
                       KernelSchedule(at.target.threads, 1, {problem.sig.key: s}))
         assert kernel.shared_bytes <= at.target.shared_bytes
         m, n, k = s.warps
-        assert m * n * k == (2 if s.family in ("wgmma", "swapped", "tf32") else 8)
+        assert m * n * k == (2 if s.family in ("wgmma", "swapped", *REGISTERS) else 8)
         if s.split_k > 1 and s.family != "gemv":  # whose waits end on any grid
             tiles = form.batch.size * math.ceil(form.m.size / s.bm) * math.ceil(form.n.size / s.bn)
             assert problem.siblings * tiles * s.split_k <= at.device.sm_count
@@ -123,7 +124,7 @@ def test_normalisation_epilogue_and_exact_products() -> None:
     exact = problem_of(lambda x, w: jnp.matmul(x, w, precision="highest"),
                        spec(64, 64, dtype=jnp.float32), spec(64, 64, dtype=jnp.float32))
     check(exact)
-    assert {s.family for s in exact.candidates} == {"fma"}
+    assert {s.family for s in exact.candidates} == {"fma", "bf16x6"}
     whole = plan_of(jnp.matmul, spec(64, 64, dtype=jnp.int32), spec(64, 64, dtype=jnp.int32))
     assert problems_of(whole, CONDITIONS) == (), "one schedule: nothing to measure"
 
