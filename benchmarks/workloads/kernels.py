@@ -45,7 +45,7 @@ vocabularies of BERT and GPT-2 ([k, n], not tied to the embedding)."""
 EXACT = ((16, 768, 768), (64, 256, 256), (128, 768, 768), (128, 3072, 768), (512, 768, 3072),
          (1000, 1000, 1000), (2048, 768, 768), (2048, 3072, 768), (2048, 768, 3072),
          (65536, 64, 64), (32, 1001, 2048), (2048, 2048, 2048), (4096, 4096, 4096))
-"""(M, N, K) of products at precision HIGHEST: of f32 in multiply-adds of f32."""
+"""(M, N, K) of products at precision HIGHEST."""
 
 LENGTHS = (128, 512, 2048, 8192)
 HEADS = ((12, 64), (32, 128))
