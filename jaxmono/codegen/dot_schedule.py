@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxmono.fusion.plan import Device
-from jaxmono.fusion.support import plain_algorithm
+from jaxmono.fusion.support import allows_tf32, plain_algorithm
 from jaxmono.hlo.types import DType
 
 # Per SM, per microsecond, fitted by hand to tiles timed on an H200. Good for ranking tiles of one
@@ -98,15 +98,13 @@ class DotSchedule:
 def mma_type(lhs: DType, rhs: DType, precision: tuple[str, str], algorithm: str) -> DType | None:
     """Operand type of the tensor-core path, or None where only ordinary arithmetic is exact enough.
 
-    f32 at DEFAULT precision runs as tf32, as XLA does on these GPUs; HIGH and HIGHEST run in f32.
+    f32 runs as tf32 but at precision HIGHEST, as XLA does on these GPUs.
     """
     if lhs != rhs or not plain_algorithm(algorithm, lhs):
         return None
     if lhs in (DType.BF16, DType.F16):
         return lhs
-    if lhs is DType.F32 and precision == ("DEFAULT", "DEFAULT"):
-        return lhs
-    return None
+    return lhs if lhs is DType.F32 and allows_tf32(precision) else None
 
 
 def choose_simt(m: int, n: int, threads: int) -> DotSchedule:

@@ -397,8 +397,8 @@ def _emit_again(w: Writer, code: DotCode, pointers: Mapping[Value, str],
         w.line("float sum = 0.0f;")
         w.line("const int end = k0 + k_tiles * G::BK;", "elements outside are zero")
         w.directive("#pragma unroll 1")
-        w.line("for (int k = k0; k < end && sum == sum; ++k) "
-               "sum += left(m0 + r, k) * right(k, n0 + c);")
+        with w.block("for (int k = k0; k < end && sum == sum; k += 4)"):
+            w.line("for (int i = k; i < k + 4; ++i) sum += left(m0 + r, i) * right(i, n0 + c);")
         w.line("return sum;")
     return ", again"
 

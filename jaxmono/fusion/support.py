@@ -96,14 +96,20 @@ def refusal(op: Op) -> str | None:
 def matrix_dtype(op: ops.DotGeneral) -> DType | None:
     """The operand type with which a contraction runs on tensor cores, None if it cannot.
 
-    f32 does only where the program asks for no more than DEFAULT precision.
+    f32 does only where the program asks for less than HIGHEST precision.
     """
     t = op.lhs.type.dtype
     if t is not op.rhs.type.dtype or t not in MATRIX_DTYPES or not plain_algorithm(op.algorithm, t):
         return None
     if op.result.type.dtype is DType.F64:
         return None
-    return None if t is DType.F32 and op.precision != ("DEFAULT", "DEFAULT") else t
+    return None if t is DType.F32 and not allows_tf32(op.precision) else t
+
+
+def allows_tf32(precision: tuple[str, str]) -> bool:
+    """Whether f32 may be rounded to tf32: on a GPU HIGH is no more to JAX (`jax.lax.Precision`) and
+    XLA than DEFAULT; the operand that asks for more counts."""
+    return "HIGHEST" not in precision
 
 
 def multiplies_exactly(op: ops.DotGeneral) -> bool:
@@ -143,7 +149,7 @@ def widens_bytes(op: Op) -> bool:
 
 
 def exact_product(op: ops.DotGeneral) -> bool:
-    """Whether XLA computes a contraction of f32 exactly although DEFAULT precision allows tf32.
+    """Whether XLA computes a contraction of f32 exactly although its precision allows tf32.
 
     XLA's rules for GPUs: a product with a vector becomes a multiplication and a sum while its
     operands (of one batch entry) have fewer than `EXACT_VECTOR_ELEMENTS` elements
@@ -152,7 +158,7 @@ def exact_product(op: ops.DotGeneral) -> bool:
     """
     t = DType.F32
     if not (op.lhs.type.dtype is op.rhs.type.dtype is op.result.type.dtype is t) \
-            or op.precision != ("DEFAULT", "DEFAULT") or op.algorithm or not op.result.type.size:
+            or not allows_tf32(op.precision) or op.algorithm or not op.result.type.size:
         return False
     m, n, k = matrix_sizes(op)
     return k == 1 or exact_vector(m, n, k)

@@ -117,7 +117,7 @@ def test_simt_threads_cover_the_tile() -> None:
 
 @pytest.mark.parametrize(("lhs", "rhs", "precision", "wanted"), [
     (DType.BF16, DType.BF16, "DEFAULT", DType.BF16), (DType.F16, DType.F16, "HIGHEST", DType.F16),
-    (DType.F32, DType.F32, "DEFAULT", DType.F32), (DType.F32, DType.F32, "HIGH", None),
+    (DType.F32, DType.F32, "DEFAULT", DType.F32), (DType.F32, DType.F32, "HIGH", DType.F32),
     (DType.F32, DType.F32, "HIGHEST", None), (DType.F64, DType.F64, "DEFAULT", None),
     (DType.S8, DType.S8, "DEFAULT", None), (DType.BF16, DType.F32, "DEFAULT", None)])
 def test_operand_type(lhs: DType, rhs: DType, precision: str, wanted: DType | None) -> None:

@@ -127,7 +127,7 @@ def test_tf32_beside_other_types_and_families() -> None:
 
 
 def test_which_products_of_f32_are_taken() -> None:
-    """All layouts, at default precision only."""
+    """All layouts, but at precision HIGHEST. HIGH is tf32 to JAX on a GPU (`jax.lax.Precision`)."""
     def family(m: int = 512, spec: str = "mk,kn->mn", k: int = 512, **kw: Any) -> str:
         shape = {"m": m, "k": k, "n": 512}
         args = [Spec(tuple(shape[c] for c in x), F32) for x in spec.split("->")[0].split(",")]
@@ -138,7 +138,8 @@ def test_which_products_of_f32_are_taken() -> None:
     for spec in ("mk,kn->mn", "mk,nk->mn", "km,kn->mn", "km,nk->mn"):
         assert family(spec=spec) == "wgmma"
         assert family(2048, spec) == ("tf32" if spec.startswith("mk") else "wgmma")
-    assert family(precision="highest") == family(precision="high") == "bf16x6"
+    assert family(precision="highest") == "bf16x6" and family(precision="high") == "wgmma"
+    assert family(precision=("high", "highest")) == "bf16x6"
     assert family(24) == "mma"
     assert family(2048, "mk,nk->mn", k=510) == "wgmma"  # rows do not begin at 16 bytes
 

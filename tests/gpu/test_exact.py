@@ -93,6 +93,16 @@ def test_of_any_size(size: float) -> None:
     assert error(step(x, w), wanted) <= 1.1 * error(theirs, wanted)
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(512, 768, 640), (2048, 2048, 512)])
+def test_high_is_what_it_is_to_xla(m: int, n: int, k: int) -> None:
+    """On a GPU, tf32 (`jax.lax.Precision`)."""
+    x, w = random(0, m, k), random(1, k, n)
+    step = jaxmono.jit(lambda x, w: jnp.matmul(x, w, precision="high"), on_unsupported="error")
+    theirs = jax.jit(lambda x, w: jnp.matmul(x, w, precision="high"))(x, w)
+    wanted = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+    assert 1e-4 < error(step(x, w), wanted) <= 1.1 * error(theirs, wanted)
+
+
 def convolved(x: jax.Array, w: jax.Array) -> jax.Array:
     return jax.lax.conv_general_dilated(x, w, (2, 2), "SAME", precision="highest",
                                         dimension_numbers=("NHWC", "HWIO", "NHWC"))

@@ -167,7 +167,7 @@ def _is_plain(op: ops.Convolution) -> bool:
 def _on_tensor_cores(lhs: DType, rhs: DType, precision: tuple[str, str]) -> bool:
     """Whether products are of 16 bits, or of f32 that need not be exact."""
     return lhs == rhs and (lhs in (DType.BF16, DType.F16)
-                           or (lhs is DType.F32 and precision == ("DEFAULT", "DEFAULT")))
+                           or (lhs is DType.F32 and "HIGHEST" not in precision))
 
 
 def _stored(scope: Scope, v: Value, low: Sequence[int], high: Sequence[int]) -> Value:
