@@ -30,7 +30,7 @@ from jaxmono.codegen.attention_flash import (
     out_bytes,
 )
 from jaxmono.codegen.attention_logits import emit_logits, emit_range
-from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, MAX_SLOTS, ROLES_BYTES
+from jaxmono.codegen.dot_wgmma_shared import CONSUMERS, LOW_BYTES, MAX_SLOTS, ROLES_BYTES
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.key_range import Numbers

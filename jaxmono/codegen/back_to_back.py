@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule, element_type
 from jaxmono.codegen.dot import emit_piece, legal_lanes
-from jaxmono.codegen.dot_wgmma import (
+from jaxmono.codegen.dot_wgmma_shared import (
     CONSUMERS,
     LOW_BYTES,
     MAX_SLOTS,

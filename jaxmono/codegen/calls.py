@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jaxmono.codegen import dot_gemv, dot_wgmma
+from jaxmono.codegen import dot_gemv, dot_wgmma_shared
 from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
@@ -66,7 +66,7 @@ class Unit:
         to the next."""
         if self.load is None or not isinstance(self.schedule, DotSchedule):
             return self.name
-        return self.schedule, dot_wgmma.layout(DotCode.of(self.sig, self.schedule))
+        return self.schedule, dot_wgmma_shared.layout(DotCode.of(self.sig, self.schedule))
 
     @cached_property
     def frame(self) -> Hashable | None:
@@ -75,7 +75,7 @@ class Unit:
         if self.load is None or not isinstance(self.schedule, DotSchedule) \
                 or self.schedule.family != "wgmma" or self.schedule.resident:
             return None
-        panel, slot = dot_wgmma.layout(DotCode.of(self.sig, self.schedule))
+        panel, slot = dot_wgmma_shared.layout(DotCode.of(self.sig, self.schedule))
         return None if panel else (self.schedule.stages, slot)
 
     @property
@@ -83,7 +83,7 @@ class Unit:
         """Of a thread that multiplies on warpgroups; 0 elsewhere."""
         if self.load is None or not isinstance(self.schedule, DotSchedule):
             return 0
-        return self.schedule.bm * self.schedule.bn // dot_wgmma.CONSUMERS
+        return self.schedule.bm * self.schedule.bn // dot_wgmma_shared.CONSUMERS
 
     @property
     def streams(self) -> bool:

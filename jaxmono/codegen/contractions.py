@@ -13,6 +13,7 @@ from jaxmono.codegen import (
     dot_gemv,
     dot_gemv_shape,
     dot_wgmma,
+    dot_wgmma_shared,
     dot_wgmma_takes,
 )
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
@@ -40,7 +41,7 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.fold import STREAMED_ROWS
 from jaxmono.fusion.plan import DotForm, Sig
 
-_PRODUCED = ("wgmma", dot_wgmma.SWAPPED, *dot_wgmma.REGISTERS)
+_PRODUCED = ("wgmma", dot_wgmma_shared.SWAPPED, *dot_wgmma_shared.REGISTERS)
 """Families whose operands come from producer warps."""
 
 
@@ -71,9 +72,9 @@ class _Dot:
                 other = choose_wgmma(
                     form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size,
                     t.itemsize, device=request.device, shared_bytes=request.shared_bytes,
-                    row_prologue=form.row_prologue, k_major=dot_wgmma.shared_k_major(code),
+                    row_prologue=form.row_prologue, k_major=dot_wgmma_shared.shared_k_major(code),
                     gathered=gathered, behind=request.behind, beside=request.mixed,
-                    widths=dot_wgmma.widths(code))
+                    widths=dot_wgmma_shared.widths(code))
                 ahead = ahead_us(request, form.m.size, gathered=gathered)
                 if other is not None and other[0] - ahead < cost:
                     cost, s = other[0] - ahead, other[1]
@@ -109,7 +110,7 @@ class _Dot:
     def shared_bytes(self, sig: Sig, schedule: DotSchedule, threads: int) -> int:
         if schedule.family == "gemv":
             return dot_gemv.shape(DotCode.of(sig, schedule), threads).shared_bytes
-        family = dot_wgmma if schedule.family in _PRODUCED else dot_function
+        family = dot_wgmma_shared if schedule.family in _PRODUCED else dot_function
         return family.shared_bytes(DotCode.of(sig, schedule))
 
     def workspace_bytes(self, sig: Sig, schedule: DotSchedule) -> int:

@@ -16,6 +16,7 @@ from jaxmono.codegen import (
     dot_gemv_shape,
     dot_schedule_swapped,
     dot_wgmma,
+    dot_wgmma_shared,
     dot_wgmma_takes,
 )
 from jaxmono.codegen.dot import (
@@ -73,7 +74,7 @@ Costed = tuple[float, DotSchedule]
 def room(request: Request) -> int:
     """Shared memory of a family without producers: where a kernel has some for another Sig, their
     state lies behind that of all tasks."""
-    return request.shared_bytes - (dot_wgmma.ROLES_BYTES if request.wgmma else 0)
+    return request.shared_bytes - (dot_wgmma_shared.ROLES_BYTES if request.wgmma else 0)
 
 
 def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[DotSchedule, ...]:
@@ -136,8 +137,8 @@ def _tiles(sig: Sig, request: Request) -> list[list[Costed]]:
             families.append(candidates_wgmma(
                 batch, m, n, k, t.itemsize, device=request.device,
                 shared_bytes=request.shared_bytes, row_prologue=form.row_prologue,
-                k_major=dot_wgmma.shared_k_major(code), gathered=not has_rows(code.lhs),
-                behind=request.behind, beside=request.mixed, widths=dot_wgmma.widths(code)))
+                k_major=dot_wgmma_shared.shared_k_major(code), gathered=not has_rows(code.lhs),
+                behind=request.behind, beside=request.mixed, widths=dot_wgmma_shared.widths(code)))
     return families
 
 
@@ -157,7 +158,7 @@ def late_us(sig: Sig, request: Request, s: DotSchedule) -> float:
     """The same for a schedule that was timed alone: what it takes longer in its model."""
     form = sig.form
     assert isinstance(form, DotForm)
-    if s.family == dot_wgmma.TF32:
+    if s.family == dot_wgmma_shared.TF32:
         mapped = not dot_wgmma_takes.is_gathered(DotCode.of(sig, s))
         return -_MAP_US if request.behind and mapped else 0.0
     return ahead_us(request, form.m.size, gathered=False) if s.family == "mma" else 0.0
@@ -196,14 +197,14 @@ def swapped_candidates(sig: Sig, request: Request) -> list[Costed]:
     batch, m, n, k = form.batch.size, form.m.size, form.n.size, form.k.size
     if not request.wgmma or m > dot_schedule_swapped.MAX_ROWS:
         return []
-    code = DotCode.of(sig, DotSchedule(dot_wgmma.SWAPPED, 64, 64, 64, 2, (1, 1, 2)))
+    code = DotCode.of(sig, DotSchedule(dot_wgmma_shared.SWAPPED, 64, 64, 64, 2, (1, 1, 2)))
     if dot_wgmma_takes.takes_swapped(form, code, code.element) is not None:
         return []
     own, sms = (batch, n, k), request.device.sm_count
     return dot_schedule_swapped.candidates_swapped(
         batch, m, n, k, device=request.device, shared_bytes=request.shared_bytes,
-        k_major=(code.lhs.k_major, code.rhs.k_major), computed=not dot_wgmma.comes(code.lhs),
-        widths=dot_wgmma.widths(code),
+        k_major=(code.lhs.k_major, code.rhs.k_major), computed=not dot_wgmma_shared.comes(code.lhs),
+        widths=dot_wgmma_shared.widths(code),
         blocks=min(blocks_of(own, request.stage or (own,), sms), max(sms // request.siblings, 1)))
 
 
@@ -214,12 +215,12 @@ def tf32_candidates(sig: Sig, request: Request) -> list[Costed]:
     if not request.wgmma or form.reduced or operand_type(form) is not DType.F32 \
             or request.device.sm_count > MOST_BLOCKS:
         return []
-    code = DotCode.of(sig, DotSchedule(dot_wgmma.TF32, 64, 128, 32, 2, (1, 2, 1)))
+    code = DotCode.of(sig, DotSchedule(dot_wgmma_shared.TF32, 64, 128, 32, 2, (1, 2, 1)))
     if dot_wgmma_takes.takes_tf32(form, code, code.element) is not None:
         return []
     return candidates_tf32(request.siblings, form.m.size, form.n.size, form.k.size,
                            device=request.device, shared_bytes=request.shared_bytes,
-                           width=dot_wgmma.widths(code)[1])
+                           width=dot_wgmma_shared.widths(code)[1])
 
 
 def bytes_candidates(sig: Sig, request: Request) -> list[Costed]:
@@ -228,14 +229,14 @@ def bytes_candidates(sig: Sig, request: Request) -> list[Costed]:
     assert isinstance(form, DotForm)
     if not request.wgmma or form.reduced or operand_type(form) is None:
         return []
-    code = DotCode.of(sig, DotSchedule(dot_wgmma.BYTES, 64, 128, 64, 2, (1, 2, 1)))
+    code = DotCode.of(sig, DotSchedule(dot_wgmma_shared.BYTES, 64, 128, 64, 2, (1, 2, 1)))
     if dot_wgmma_takes.takes_bytes(form, code) is not None:
         return []
     assert code.element is not None
     return candidates_bytes(form.batch.size * request.siblings, form.m.size, form.n.size,
                             form.k.size, code.element.itemsize, device=request.device,
                             shared_bytes=request.shared_bytes,
-                            computed=not dot_wgmma.comes(code.lhs))
+                            computed=not dot_wgmma_shared.comes(code.lhs))
 
 
 def bf16x6_candidates(sig: Sig, request: Request) -> list[Costed]:
@@ -245,13 +246,13 @@ def bf16x6_candidates(sig: Sig, request: Request) -> list[Costed]:
     if not request.wgmma or form.reduced or operand_type(form) is not None \
             or fma_type(form) is not DType.F32:
         return []
-    code = DotCode.of(sig, DotSchedule(dot_wgmma.BF16X6, 64, 128, 32, 3, (1, 2, 1)))
+    code = DotCode.of(sig, DotSchedule(dot_wgmma_shared.BF16X6, 64, 128, 32, 3, (1, 2, 1)))
     if dot_wgmma_takes.takes_bf16x6(form, code) is not None:
         return []
     return candidates_bf16x6(form.batch.size * request.siblings, form.m.size, form.n.size,
                              form.k.size, device=request.device,
                              shared_bytes=request.shared_bytes,
-                             width=dot_wgmma.widths(code)[1])
+                             width=dot_wgmma_shared.widths(code)[1])
 
 
 def swapped_bound(sig: Sig, request: Request, family: str, cost: float) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import NARROW, WIDE
-from jaxmono.codegen.dot_wgmma import (
+from jaxmono.codegen.dot_wgmma_shared import (
     BF16X6,
     LOW_BYTES,
     MAX_SLOTS,

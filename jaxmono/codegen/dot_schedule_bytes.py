@@ -14,7 +14,13 @@ import math
 from collections.abc import Iterator
 
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule
-from jaxmono.codegen.dot_wgmma import BYTES, LOW_BYTES, MAX_SLOTS, ROLES_BYTES, together_bytes
+from jaxmono.codegen.dot_wgmma_shared import (
+    BYTES,
+    LOW_BYTES,
+    MAX_SLOTS,
+    ROLES_BYTES,
+    together_bytes,
+)
 from jaxmono.fusion.plan import Device
 
 MIN_ROWS = 5

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import NARROW, WIDE
-from jaxmono.codegen.dot_wgmma import (
+from jaxmono.codegen.dot_wgmma_shared import (
     LOW_BYTES,
     MAX_SLOTS,
     ROLES_BYTES,

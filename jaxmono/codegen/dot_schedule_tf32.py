@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import NARROW, WIDE
-from jaxmono.codegen.dot_wgmma import LOW_BYTES, ROLES_BYTES, TF32, left_staging_bytes
+from jaxmono.codegen.dot_wgmma_shared import LOW_BYTES, ROLES_BYTES, TF32, left_staging_bytes
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.round_rows import MIN_COLUMNS, MIN_ROWS
 

@@ -21,12 +21,12 @@ from dataclasses import replace
 from functools import partial
 
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule, unused
-from jaxmono.codegen.dot_wgmma import (
+from jaxmono.codegen.dot_wgmma import meets_as_fragments
+from jaxmono.codegen.dot_wgmma_shared import (
     LOW_BYTES,
     MAX_SLOTS,
     ROLES_BYTES,
     has_halves,
-    meets_as_fragments,
     operand_bytes,
     staging_bytes,
     tile_bytes,

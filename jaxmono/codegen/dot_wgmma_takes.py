@@ -4,7 +4,7 @@ gemm_tf32.cuh, gemm_bytes.cuh, gemm_bf16x6.cuh), with the reasons why not."""
 from __future__ import annotations
 
 from jaxmono.codegen.dot import DotCode
-from jaxmono.codegen.dot_wgmma import comes
+from jaxmono.codegen.dot_wgmma_shared import comes
 from jaxmono.codegen.gathered import parts_of
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.operand import PIECE_BYTES, is_strided, is_unaligned, stride

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from jaxmono.codegen.calls import Unit
 from jaxmono.codegen.dot_schedule_fma import FMA
-from jaxmono.codegen.dot_wgmma import BF16X6, BYTES, SWAPPED, TF32
+from jaxmono.codegen.dot_wgmma_shared import BF16X6, BYTES, SWAPPED, TF32
 
 _KINDS = {
     "loop": ("padded",), "row": ("opaque", "reduce"),

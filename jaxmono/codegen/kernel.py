@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from jaxmono.codegen.calls import UNIT, Call, Span, Unit, has_own_mail
 from jaxmono.codegen.dispatch import Dispatch
-from jaxmono.codegen.dot_wgmma import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES, TF32
+from jaxmono.codegen.dot_wgmma_shared import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES, TF32
 from jaxmono.codegen.doubled import Halves, eligible
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.includes import needed

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from jaxmono.codegen.calls import has_own_mail
-from jaxmono.codegen.dot_wgmma import REGISTERS, SWAPPED
+from jaxmono.codegen.dot_wgmma_shared import REGISTERS, SWAPPED
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import code_for

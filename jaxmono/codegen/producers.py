@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Protocol
 
-from jaxmono.codegen.dot_wgmma import LOW_BYTES
+from jaxmono.codegen.dot_wgmma_shared import LOW_BYTES
 from jaxmono.codegen.writer import Writer
 
 

@@ -23,7 +23,7 @@ from typing import Protocol
 from jaxmono import _logging
 from jaxmono._errors import CompileError
 from jaxmono.codegen.cores import spare
-from jaxmono.codegen.dot_wgmma import BYTES, REGISTERS
+from jaxmono.codegen.dot_wgmma_shared import BYTES, REGISTERS, TF32
 from jaxmono.codegen.schedule import KernelSchedule
 
 _log = _logging.get("codegen")
@@ -60,7 +60,9 @@ class Compiler(Protocol):
 
 def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
     """``made``, or a better text of the same kernel. ``wide_tiles``: as ``made`` has taken it."""
-    on_the_left = any(getattr(s, "family", "") in REGISTERS for s in made.schedule.sigs.values())
+    families = {getattr(s, "family", "") for s in made.schedule.sigs.values()}
+    on_the_left = not families.isdisjoint(REGISTERS)
+    beside = not families.isdisjoint((TF32, BYTES))  # products run while the next weights come
 
     def flipped(s: KernelSchedule) -> KernelSchedule:
         # By a few bytes ptxas may have the registers for the other text (CLIP b16: 8, and 0).
@@ -85,14 +87,15 @@ def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
         return replace(s, lean_producers=True)
 
     # Fewer registers may serialize products, which then have to wait in turn: `rich` again.
-    changes = [rich, flipped, in_turn, rich, richer, lean] if on_the_left else [flipped, lean]
-    if any(getattr(s, "family", "") == BYTES for s in made.schedule.sigs.values()):
+    changes = [rich, flipped, in_turn, rich, richer, lean] if beside else \
+        [rich, flipped, richer, lean] if on_the_left else [flipped, lean]
+    if BYTES in families:
         # Enough for int8 BERT-base b16, Llama's prefill b1, and its decode step b16, of 436 bytes.
         changes = [in_turn, *changes]
     bases = [made.schedule, flipped(made.schedule)]
-    likely = [bases[1], *map(in_turn, bases)] if on_the_left else bases[1:]
+    likely = [bases[1], *map(in_turn, bases)] if beside else bases[1:]
     if made.spilled and on_the_left:
-        likely = [rich(bases[0]), *likely, rich(in_turn(bases[0]))]
+        likely = [rich(bases[0]), *likely, *([rich(in_turn(bases[0]))] if beside else [])]
     elif made.spilled:
         likely += map(lean, bases)
     for_spills = (rich, richer, lean)

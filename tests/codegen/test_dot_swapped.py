@@ -30,7 +30,7 @@ from jaxmono.codegen import cuda_target, headers, nvrtc
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_swapped import candidates_swapped
-from jaxmono.codegen.dot_wgmma import LOW_BYTES, ROLES_BYTES, shared_bytes
+from jaxmono.codegen.dot_wgmma_shared import LOW_BYTES, ROLES_BYTES, shared_bytes
 from jaxmono.codegen.generate import default_schedule, emit
 from jaxmono.codegen.program import Program
 from jaxmono.fusion.plan import Device, Plan

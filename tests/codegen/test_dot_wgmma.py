@@ -34,7 +34,7 @@ from jaxmono.codegen import cuda_target, dot_wgmma, generate, headers, nvrtc
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
-from jaxmono.codegen.dot_wgmma import LOW_BYTES, ROLES_BYTES, shared_bytes
+from jaxmono.codegen.dot_wgmma_shared import LOW_BYTES, ROLES_BYTES, shared_bytes
 from jaxmono.codegen.generate import default_schedule, emit
 from jaxmono.fusion.plan import Device, DotForm, Plan
 

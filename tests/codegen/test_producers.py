@@ -12,7 +12,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxmono.codegen.dot_wgmma import LOW_BYTES
+from jaxmono.codegen.dot_wgmma_shared import LOW_BYTES
 from jaxmono.codegen.producers import boundaries, emit_producers, goes_on, has_load
 from jaxmono.codegen.writer import Writer
 

@@ -17,7 +17,7 @@ from thinned import thinned
 from tuning_harness import CONDITIONS, matmul, plan_of, problem_of, spec, with_siblings
 
 from jaxmono.codegen.dot_candidates import LIMIT
-from jaxmono.codegen.dot_wgmma import REGISTERS
+from jaxmono.codegen.dot_wgmma_shared import REGISTERS
 from jaxmono.codegen.generate import default_schedule, emit
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.target import cuda_target

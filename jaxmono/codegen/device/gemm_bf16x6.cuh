@@ -11,6 +11,11 @@
 // Weights are the left operand, their parts made in registers (weights_left.cuh); producers split the rows in
 // shared memory when they have landed. Sums that are no numbers, because a part is none, are made once more,
 // one by one.
+//
+// 12 wgmmas of 64 x 128 x 16 take 768 clocks, and two warpgroups take turns: while one has its products, the
+// other one parts weights and adds sums. With the next weights parted beside the products, tiles of 128 rows
+// took 6 to 15 % longer on an H100, of 96 and 64 2 to 6 % less, but BERT-base and ViT-B/16 b1 10 % longer; with
+// rows split four at a time products 5 % less to 3 % more, models up to 5 % longer.
 #pragma once
 #include "jaxmono/bf16_parts.cuh"
 #include "jaxmono/marching.cuh"
