@@ -34,6 +34,7 @@ from jaxmono.codegen.dot_candidates import (
     tf32_candidates,
 )
 from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule_bf16x6 import LATE_US
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.operand import has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Function, Request, register
@@ -83,7 +84,7 @@ class _Dot:
             cost, s = left[0][0] - ahead, left[0][1]
         exact = bf16x6_candidates(sig, request)
         ahead = ahead_us(request, form.m.size, gathered=False)
-        if exact and (s.family == "simt" or exact[0][0] - ahead < cost):
+        if exact and (s.family == "simt" or exact[0][0] - ahead < cost + LATE_US):
             cost, s = exact[0][0] - ahead, exact[0][1]
         narrow = bytes_candidates(sig, request)
         if narrow and narrow[0][0] < cost:

@@ -32,6 +32,7 @@ from jaxmono.codegen.dot import (
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule, candidates_mma, choose_simt
 from jaxmono.codegen.dot_schedule_bf16x6 import candidates_bf16x6
 from jaxmono.codegen.dot_schedule_bytes import candidates_bytes
+from jaxmono.codegen.dot_schedule_fma import FMA
 from jaxmono.codegen.dot_schedule_gemv import (
     LATENCY_US,
     STREAM,
@@ -161,7 +162,8 @@ def late_us(sig: Sig, request: Request, s: DotSchedule) -> float:
     if s.family == dot_wgmma_shared.TF32:
         mapped = not dot_wgmma_takes.is_gathered(DotCode.of(sig, s))
         return -_MAP_US if request.behind and mapped else 0.0
-    return ahead_us(request, form.m.size, gathered=False) if s.family == "mma" else 0.0
+    late = s.family == "mma" or (s.family == FMA and bool(bf16x6_candidates(sig, request)))
+    return ahead_us(request, form.m.size, gathered=False) if late else 0.0
 
 
 def _weight_bytes(sig: Sig) -> int:

@@ -72,6 +72,7 @@ class DotSchedule:
     Attributes:
       family: "wgmma" (Hopper's warpgroup products), "swapped" (the same with the weights on the
         left), "tf32" (likewise, of f32), "bytes" (likewise, of weights that are stored as bytes),
+        "bf16x6" (likewise, of f32, exact),
         "mma" (tensor cores, warp by warp), "gemv" (a few rows, weights streamed through ordinary
         arithmetic), "fma" (tiles of f32 in ordinary arithmetic) or "simt" (the same of any type,
         element by element).
@@ -79,7 +80,7 @@ class DotSchedule:
         multiples of.
       stages: k tiles (steps of the stream) in the shared-memory ring.
       warps: (m, n, k) warps, their product is the block's warps; "wgmma", "swapped",
-        "tf32", "bytes": warpgroups.
+        "tf32", "bytes", "bf16x6": warpgroups.
       split_k: blocks that share one output tile, each with its share of k.
       resident: all of the right operand stays in shared memory, for all tasks of a block ("wgmma",
         a single tile of columns).

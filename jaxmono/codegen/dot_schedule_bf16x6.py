@@ -24,6 +24,7 @@ from jaxmono.codegen.dot_wgmma_shared import (
     parts_slot_bytes,
 )
 from jaxmono.fusion.plan import Device
+from jaxmono.fusion.support import PARTS_COLUMNS
 
 _LATENCY_US = 1.76
 _ROW_US = 0.00943
@@ -35,7 +36,10 @@ _EPILOGUE_BYTES = 19_200.0
 _SPLIT_US, _SPLIT_TOTAL = 1.86, 0.554
 _COLD = 0.29
 """All as the constants of the same names there."""
-_MIN_ROWS, _MIN_COLUMNS = 24, 40
+LATE_US = 1.0
+"""What multiply-adds took longer in that run than their model says, which is of another one: to
+compare both. (215 tiles.)"""
+_MIN_ROWS = 24
 
 
 def candidates_bf16x6(batch: int, m: int, n: int, k: int, *, device: Device, shared_bytes: int,
@@ -46,7 +50,7 @@ def candidates_bf16x6(batch: int, m: int, n: int, k: int, *, device: Device, sha
       batch: products of this shape side by side. shared_bytes: per block.
       width: bytes of one copy of the weights.
     """
-    if m < _MIN_ROWS or n < _MIN_COLUMNS:
+    if m < _MIN_ROWS or n < PARTS_COLUMNS:
         return []
     found = _costed(batch, m, n, k, device, shared_bytes, width)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])

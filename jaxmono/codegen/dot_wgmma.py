@@ -72,12 +72,12 @@ _TALL_BAND, _LARGE_BYTES = 16, 6 << 20
 all of it. 2048x8192x2048 takes 5.6 % less time so, 2048 cubed 3.0, 4096x4096x1024 1.3, 4096 cubed
 0.9, 8192 cubed 0.6."""
 _F32_BAND = 4
-"""The same of the family TF32, which has bands of this or `_BAND`, however many rows there are:
-what the accelerator brings of rows are 128 bytes of each; the fewer of them it reads at one time
-the better. On an H100 4096x768x3072 takes 13 % less time so than with 16, 4096 cubed 9; BERT-base
-b16 3 % less with low bands where weights are large, VGG-16 b32 1, the T5-base encoder b16 6 where
-they are small. 16-bit products took as long in lower bands, but 2048x8192x2048, up to 7 % longer,
-and 8192 cubed, 15."""
+"""The same of the families `REGISTERS` (timed: TF32), which have bands of this or `_BAND`, however
+many rows there are: what the accelerator brings of rows are 128 bytes of each; the fewer of them it
+reads at one time the better. On an H100 4096x768x3072 takes 13 % less time so than with 16, 4096
+cubed 9; BERT-base b16 3 % less with low bands where weights are large, VGG-16 b32 1, the T5-base
+encoder b16 6 where they are small. 16-bit products took as long in lower bands, but 2048x8192x2048,
+up to 7 % longer, and 8192 cubed, 15."""
 _ON_THE_LEFT = (SWAPPED, *REGISTERS)
 _IN_FLIGHT_BYTES = 80 * 1024
 """Of weights on the left that are requested only behind the barrier. The rows' first k tile counts

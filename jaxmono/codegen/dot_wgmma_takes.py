@@ -9,6 +9,7 @@ from jaxmono.codegen.gathered import parts_of
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.operand import PIECE_BYTES, is_strided, is_unaligned, stride
 from jaxmono.fusion.plan import DotForm
+from jaxmono.fusion.support import asks_for_nine
 from jaxmono.hlo.types import DType
 
 
@@ -82,7 +83,7 @@ def takes_bf16x6(form: DotForm, code: DotCode) -> str | None:
         return "weights are computed"
     if form.row_prologue or not comes(code.lhs):
         return "rows are computed"
-    if "num_primitive_operations = 9," in form.dot.algorithm:
+    if asks_for_nine(form.dot.algorithm):
         return "nine products are asked for"
     return None
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.plan import AttentionForm, Device, DotForm, Group, Plan
+from jaxmono.fusion.support import may_have_parts
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op
 
@@ -47,6 +48,24 @@ def dot_flops(op: ops.DotGeneral) -> int:
     """Multiplications and additions of a contraction."""
     shape = op.lhs.type.dims
     return 2 * op.result.type.size * math.prod(shape[d] for d in op.lhs_contract)
+
+
+EXACT_TIMES = 8.5
+"""What an exact product of f32 loses as multiply-adds, of the time that it would take in 16 bits:
+these take 16.5 times that, parts of bf16 8."""
+
+
+def exact_lost_us(op: ops.DotGeneral, device: Device) -> float:
+    """Microseconds that an exact product of f32 takes longer in multiply-adds than in bf16 parts,
+    whose operands have to lie in memory, and whose epilogues cannot reduce; 0 for others."""
+    if not device.wgmma or not may_have_parts(op):
+        return 0.0
+    return EXACT_TIMES * dot_flops(op) / device.matrix_flops_per_us
+
+
+def stored_us(nbytes: int, device: Device) -> float:
+    """Microseconds of a stage that stores so many bytes for another one."""
+    return device.phase_us + 2 * nbytes / device.read_bytes_per_us
 
 
 def convolution_flops(op: ops.Convolution) -> int:

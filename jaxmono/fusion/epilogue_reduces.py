@@ -32,15 +32,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jaxmono.fusion import cost
 from jaxmono.fusion.cost import CHEAP, weight
 from jaxmono.fusion.demand import reduction_index
 from jaxmono.fusion.dots import dot_dims, result_index
 from jaxmono.fusion.draft import ANCHORS, Draft, State, depths
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
-from jaxmono.fusion.plan import Device
 from jaxmono.fusion.rows import kept_shape, reduced_shape
 from jaxmono.fusion.split_reduce import in_f32, neutral, rounded, why_ordered
-from jaxmono.fusion.support import multiplies_exactly
 from jaxmono.fusion.walk import Walk, leaves
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -59,10 +58,6 @@ MIN_ROWS = 256
 MIN_BYTES = 1 << 20
 """Of what the reduce would read. Convolutions with their batch's mean and variance on an H100: of
 51 MB 0.67 of the time, of 13 MB 0.84, of 6 and 3 MB 0.996 and 0.97."""
-EXACT_DEPTH = 96
-"""Summed elements of an exact product of f32 from which on it is no place for a reduce: those are
-2.4 times as fast as products of bf16 parts, whose tiles cannot reduce (device/gemm_bf16x6.cuh).
-By the rates of both, and 8 bytes of an element that is not written and read, 84 cost as much."""
 KEPT_COLUMNS = 1 << 14
 """Of a row, which a block can keep in registers. Longer ones are read once more for each reduce
 that needs another's result: the sum of a softmax that needs the largest."""
@@ -141,7 +136,7 @@ def _choose(graph: Graph, form: Formulation) -> tuple[dict[ops.Reduce, Begun], d
         begun = {o: b for o in reduces if (b := _begun(graph, o, depth)) is not None}
         reason = ""
         if begun:
-            misfits = (_misfit(o, b, form.state.device) for o, b in begun.items())
+            misfits = (_misfit(o, b, form) for o, b in begun.items())
             reason = _refusal(draft, reduces, begun) or next(filter(None, misfits), "") \
                 or _unpaid(form, draft, begun)
         for o, b in begun.items() if reason else ():
@@ -235,17 +230,37 @@ def _unpaid(form: Formulation, draft: Draft, begun: Mapping[ops.Reduce, Begun]) 
     return "" if saved >= MIN_BYTES else f"{saved >> 10} KiB are read in little time"
 
 
-def _misfit(o: ops.Reduce, b: Begun, device: Device) -> str:
+def _misfit(o: ops.Reduce, b: Begun, form: Formulation) -> str:
     dims = dot_dims(b.dot)
     if dims.m < MIN_ROWS or dims.n < COLUMNS:
         return f"{dims.m} rows and {dims.n} columns are fewer than {MIN_ROWS} and {COLUMNS}"
-    if device.wgmma and dims.k >= EXACT_DEPTH and multiplies_exactly(b.dot):
+    if _loses_parts(b.dot, form):
         return f"an exact product of {dims.k} summed elements takes longer so"
     if not b.only and b.waits:
         return "the contraction would wait for what else is reduced"
     if len(o.args) == 1 and binary_kind(o.body) is not None and neutral(o) is None:
         return why_ordered(o)
     return ""
+
+
+def _loses_parts(dot: ops.DotGeneral, form: Formulation) -> bool:
+    """Whether an exact product, whose tiles of bf16 parts cannot reduce, gains more by these than
+    a stage for the reduce and its bytes cost."""
+    state = form.state
+    return cost.exact_lost_us(dot, state.device) > cost.stored_us(
+        dot.result.type.nbytes, state.device) and all(
+        _lies_in_memory(state, v) for v in (dot.lhs, dot.rhs))
+
+
+def _lies_in_memory(state: State, v: Value) -> bool:
+    """Whether a value is one that a group stores, an input, or a view of such a one."""
+    while (o := state.graph.producer.get(v)) is not None and state.owner_of(v) is None:
+        if weight(o) > 0 and not isinstance(o, ops.Pad):
+            return False
+        if not o.inputs:
+            return True
+        v = o.inputs[0]
+    return True
 
 
 # ---- in two steps -------------------------------------------------------------------------------

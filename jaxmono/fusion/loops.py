@@ -15,7 +15,7 @@ from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import Draft, State, forward
 from jaxmono.fusion.indexing import Index, as_map, variables
 from jaxmono.fusion.plan import Device
-from jaxmono.fusion.support import matrix_dtype, multiplies_exactly
+from jaxmono.fusion.support import matrix_dtype
 from jaxmono.fusion.widened import widened_weights
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -38,10 +38,6 @@ EARLY_READERS = 8
 COPIED_ROWS = 65
 """Rows of a product from which on its operands have to be copied to shared memory as they are, if
 it is to run on warpgroups (codegen/dot_wgmma.py); fewer can be computed on the way."""
-
-EXACT_TIMES = 8.5
-"""What an exact product of f32 loses where an operand is computed, of the time that it would take
-in 16 bits: multiply-adds take 16.5 times that, parts of bf16, which have to lie in memory, 8."""
 
 _CAP = 1 << 40
 
@@ -175,11 +171,10 @@ def _slower(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, 
     for op in state.graph.ops if state.device.wgmma else ():
         alone = any(d.kind == "dot" for d in holders.get(op, ()))
         if isinstance(op, ops.DotGeneral) and alone and dot_dims(op).m >= COPIED_ROWS:
-            times = 1.0 if matrix_dtype(op) is not None else \
-                EXACT_TIMES if multiplies_exactly(op) else 0.0
-            for v in dict.fromkeys((op.lhs, op.rhs)) if times else ():
-                out[v] = out.get(v, 0.0) + \
-                    times * cost.dot_flops(op) / state.device.matrix_flops_per_us
+            lost = cost.dot_flops(op) / state.device.matrix_flops_per_us \
+                if matrix_dtype(op) is not None else cost.exact_lost_us(op, state.device)
+            for v in dict.fromkeys((op.lhs, op.rhs)):
+                out[v] = out.get(v, 0.0) + lost
     return out
 
 
@@ -188,8 +183,7 @@ def _is_awaited(op: Op, slower: Mapping[Value, float], weights: Mapping[Value, i
     """Whether products that would wait for ``op`` gain more than a stage and its bytes cost."""
     if cost.weight(op) == 0 or isinstance(op, ops.Pad):
         return False
-    return any(slower.get(r, 0.0) > device.phase_us + 2 * r.type.nbytes / device.read_bytes_per_us
-               for r in op.results)
+    return any(slower.get(r, 0.0) > cost.stored_us(r.type.nbytes, device) for r in op.results)
 
 
 def _is_early(state: State, op: Op, sinks: dict[Value, frozenset[int]],

@@ -112,6 +112,11 @@ def allows_tf32(precision: tuple[str, str]) -> bool:
     return "HIGHEST" not in precision
 
 
+PARTS_COLUMNS = 40
+"""Columns of an exact product of f32 from which on it may be six of bf16 parts
+(codegen/dot_schedule_bf16x6.py): a tile has 64 of them."""
+
+
 def multiplies_exactly(op: ops.DotGeneral) -> bool:
     """Whether a contraction is one of f32 that tf32 is not enough for."""
     return op.lhs.type.dtype is op.rhs.type.dtype is DType.F32 and matrix_dtype(op) is None \
@@ -193,6 +198,18 @@ def plain_algorithm(algorithm: str, t: DType) -> bool:
               "accumulation_type = f32,", "lhs_component_count = 1,", "rhs_component_count = 1,",
               "num_primitive_operations = 1,")
     return all(w in algorithm for w in wanted)
+
+
+def may_have_parts(op: ops.DotGeneral) -> bool:
+    """Whether an exact contraction of f32 can be six products of bf16 parts, if its operands lie in
+    memory: no more are asked for, and its columns fill most of a tile."""
+    return multiplies_exactly(op) and matrix_sizes(op)[1] >= PARTS_COLUMNS \
+        and not asks_for_nine(op.algorithm)
+
+
+def asks_for_nine(algorithm: str) -> bool:
+    """``BF16_BF16_F32_X9``."""
+    return "num_primitive_operations = 9," in algorithm
 
 
 def exact_algorithm(algorithm: str) -> bool:

@@ -131,15 +131,21 @@ def test_an_exact_product_is_not_made_element_by_element() -> None:
     assert schedule.sigs[sig.key].family == "fma"
 
 
-def test_a_deep_exact_product_is_no_place_for_a_reduce() -> None:
+@pytest.mark.parametrize(("m", "k", "n", "computed", "stays"), [
+    (1024, 512, 1024, False, True),
+    (1024, 64, 1024, False, False),    # the bytes cost more
+    (65536, 128, 36, False, False),    # too narrow for parts
+    (65536, 128, 64, True, False)])    # its rows are computed on the way
+def test_where_an_exact_product_is_no_place_for_a_reduce(m: int, k: int, n: int, computed: bool,
+                                                         stays: bool) -> None:
     """Parts of bf16 are 2.4 times as fast, and their tiles cannot reduce."""
     with jax.default_matmul_precision("highest"):
-        plan = plan_of(sums, Spec((1024, 512), F32), Spec((512, 1024), F32), device=Device())
-    (sig,) = dot_sigs(plan)
-    assert isinstance(sig.form, DotForm) and not sig.form.reduced
-    assert "an exact product of 512 summed elements takes longer so" in str(plan.notes)
+        plan = plan_of(lambda x, w: sums(x * 2 + 1 if computed else x, w), Spec((m, k), F32),
+                       Spec((k, n), F32), device=Device())
+    told = f"an exact product of {k} summed elements takes longer so" in str(plan.notes)
+    assert told == stays
     schedule = default_schedule(plan, cuda_target("sm_90a"), Device())
-    assert schedule.sigs[sig.key].family == "bf16x6"
+    assert {schedule.sigs[s.key].family for s in dot_sigs(plan)} == {"bf16x6" if stays else "fma"}
 
 
 @pytest.mark.parametrize("schedule", [WARPGROUPS[0], DotSchedule("mma", 32, 96, 64, 2, (2, 4, 1))],

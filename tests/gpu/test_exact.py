@@ -82,6 +82,19 @@ def test_products_that_f32_holds_are_exact(bits: int) -> None:
     np.testing.assert_array_equal(np.asarray(step(*given))[held], wanted.astype(np.float32)[held])
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_large_sums(sign: float) -> None:
+    """Finite ones whose parts' sums overflow; of which some cancel."""
+    x, w = np.full((512, 640), 2.0 ** 46, np.float32), np.full((640, 384), 2.0 ** 46, np.float32)
+    x[:, ::2] *= sign
+    x[1::2, 320:] *= -1  # sums of 32 k overflow, and those of all are 0
+    x[2::4, 320:] = 1
+    step = jaxmono.jit(lambda x, w: jnp.matmul(x, w, precision="highest"), on_unsupported="error")
+    assert "GemmBf16x6<" in step.lower(x, w).as_text("cuda")
+    wanted = (x.astype(np.float64) @ w.astype(np.float64)).astype(np.float32)
+    np.testing.assert_array_equal(np.asarray(step(x, w)), wanted)
+
+
 @pytest.mark.parametrize("size", [1.0, 1e-19, 1e15, 1e-38])
 def test_of_any_size(size: float) -> None:
     """Results as near to those in f64 as XLA's, where parts of bf16 would underflow."""

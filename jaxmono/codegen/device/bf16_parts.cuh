@@ -2,8 +2,8 @@
 //
 //   2^16 x = p0 + p1 + p2     each the bf16 nearest to what the others leave: 8 + 8 + 8 bits, all there are
 //
-// Exactly, for |x| < 2^111: of the smallest x, too, what p0 and p1 leave is a bf16 of 2^16 x. A larger one's
-// parts, or those of what is no number, add up to none.
+// Exactly, for |x| < 2^111: of the smallest x, too, what p0 and p1 leave is a bf16 of 2^16 x. From 2^112 on, or
+// where x is no number, a part is none.
 //
 // Sums go over k in any order, and wgmma's left operand comes from registers: in each eight neighbours
 // k 0 4 1 5 2 6 3 7 lie beside each other in both operands, because threads have f32 fragments so.
@@ -76,17 +76,6 @@ struct PartsRight : SwizzledTile<float, ROWS, 32> {
     return wgmma_descriptor<64>(base + F32::BYTES + row * 64, 16, 512);
   }
 
-  // load: (to, row, k) if K_MAJOR, else (to, k, row).
-  template <int THREADS, class Load>
-  JM_DEVICE static void fill(unsigned char* base, int thread, int row0, int k0, const Load& load) {
-    F32::template fill<THREADS>(base, thread, row0, k0, load);
-  }
-  template <int THREADS, class Load>
-  JM_DEVICE static void fill(unsigned char* base, int thread, int row0, int k0, const Load& load,
-                             const float* from) {
-    F32::template fill<THREADS>(base, thread, row0, k0, load, from);
-  }
-
   // Behind the wait for this thread's copies, of which a warp has rows 4 w .. 4 w + 3 of each sixteen.
   template <int THREADS>
   JM_DEVICE static void split(unsigned char* base, int thread) {
@@ -142,6 +131,7 @@ struct PartsRight<ROWS, false> : PartsRight<ROWS, true> {
   using Rows = PartsRight<ROWS, true>;
   static constexpr int BLOCK_BYTES = 32 * 128;
 
+  // load: (to, k, row).
   template <int THREADS, class Load>
   JM_DEVICE static void fill(unsigned char* base, int thread, int k0, int row0, const Load& load) {
     const int lane = thread % WARP, k = lane / 8, row = lane % 8 * 4;

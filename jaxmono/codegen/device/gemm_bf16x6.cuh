@@ -1,16 +1,16 @@
 // One output tile of a contraction of f32 that has to be exact (precision HIGHEST), by wgmma: six products
 // of bf16 parts, p_i(w) p_j(x) with i + j <= 2 (bf16_parts.cuh).
 //
-// What is left out is below 2^-26 of a product, and nothing at all of one that f32 holds exactly. wgmma cuts
+// What is left out is below 2^-24 of a product (2^-27 in the mean), and nothing of one that f32 holds. wgmma cuts
 // its sums off where f32 ends, so they are few: those of a k tile begin at zero, the small products first, and
-// are added to the others by an ordinary addition. Errors are those of an f32 product or less (Ootomo and
+// are added to the others by an ordinary addition. Errors are no larger than those of multiply-adds (Ootomo and
 // Yokota, "Recovering single precision accuracy from Tensor Cores", 2022, do so with three products of 11 bits;
 // JAX's HIGHEST on a TPU is six of bf16). Multiply-adds (gemm_fma.cuh) allow 67 Tflop/s on an H100, bf16 six
 // times 165.
 //
 // Weights are the left operand, their parts made in registers (weights_left.cuh); producers split the rows in
-// shared memory when they have landed. Sums that are no numbers, because a part is none, are made once more,
-// one by one.
+// shared memory when they have landed. Sums that are no numbers, because a part is none, or so large that those of
+// a k tile may not have fitted f32 (LARGE), are made once more, one by one.
 //
 // 12 wgmmas of 64 x 128 x 16 take 768 clocks, and two warpgroups take turns: while one has its products, the
 // other one parts weights and adds sums. With the next weights parted beside the products, tiles of 128 rows
@@ -46,6 +46,7 @@ struct GemmBf16x6 : WeightsLeft<Bf16x6Weights<BN, W_K_MAJOR>, PartsRight<BM, X_K
   static constexpr int LAG = SLOTS - 2 < 3 ? SLOTS - 2 : 3;
   static_assert(NT <= 16, "sums of a k tile beside those of all");
   static_assert(LAG >= 1, "");
+  static constexpr float LARGE = 1.98070406e28f;  // 2^94; of 2^96 a tile's sums, 2^32 times that, are infinite
 
   // Of the first AHEAD tiles the weights do not wait for ready().
   template <int AHEAD, class Ready, class LoadX, class LoadW>
@@ -150,19 +151,20 @@ struct GemmBf16x6 : WeightsLeft<Bf16x6Weights<BN, W_K_MAJOR>, PartsRight<BM, X_K
  private:
   template <class Again>
   JM_DEVICE static void repair(Accumulators& sums, const Again& again) {
-    float zero = 0.0f;
+    const auto fits = [](float x) { return x < LARGE && x > -LARGE; };
+    bool all = true;
 #pragma unroll
     for (int j = 0; j < NT; ++j)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) zero += 0.0f * sums.x[j][e];
-    if (zero == 0.0f) return;
+      for (int e = 0; e < 4; ++e) all &= fits(sums.x[j][e]);
+    if (all) return;
     const int lane = fresh(lane_id());
     const int row = first_row() + lane % 4 * 2, column = first_column() + lane / 4;
 #pragma unroll 1
     for (int j = 0; j < NT; ++j) {  // in its turn each fragment is the first
 #pragma unroll
       for (int e = 0; e < 4; ++e)
-        if (!(0.0f * sums.x[0][e] == 0.0f))
+        if (!fits(sums.x[0][e]))
           sums.x[0][e] = again(row + 8 * j + e % 2, column + e / 2 * 8);
       float first[4];
 #pragma unroll

@@ -1,5 +1,6 @@
 // What products have in common whose weights, right operand of the contraction, are the left one of wgmma and
-// pass through registers (gemm_tf32.cuh, gemm_bytes.cuh): all but how operands come.
+// pass through registers (gemm_tf32.cuh, gemm_bytes.cuh; gemm_bf16x6.cuh has products of its own): all but how
+// operands come.
 //
 //   y[m, n] = x[m, k] w[k, n]      as      y^T = w^T x^T: 64 or 128 columns of w are the rows of a
 //                                          product, 16 to 256 rows of x its columns
