@@ -259,13 +259,24 @@ def test_what_it_takes(fn: Any, left: Any, right: Any, why: str | None) -> None:
 
 @pytest.mark.parametrize(("algorithm", "family"), [
     ("F32_F32_F32", "bf16x6"), ("BF16_BF16_F32_X3", "bf16x6"), ("BF16_BF16_F32_X6", "bf16x6"),
-    ("BF16_BF16_F32", "simt")])
+    ("BF16_BF16_F32", "mma")])  # of rounded operands
 def test_algorithms_that_ask_for_no_more(algorithm: str, family: str) -> None:
     preset = jax.lax.DotAlgorithmPreset[algorithm]
     plan = plan_of(lambda x, w: jax.lax.dot(x, w, precision=preset), Spec((1024, 512), F32),
                    Spec((512, 1024), F32), device=H200)
     (s,) = default_schedule(plan, cuda_target("sm_90a"), H200).sigs.values()
     assert s.family == family
+
+
+def test_an_algorithm_that_rounds_operands() -> None:
+    preset = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
+    plan = plan_of(lambda x, w: jax.lax.dot(x, w, precision=preset), Spec((70, 64), F32),
+                   Spec((64, 48), F32))
+    x, w = smooth(plan.graph)
+    (found,) = run_program(build(plan), [x, w], seed=1)
+    wanted = x.astype(jnp.bfloat16).astype(np.float64) @ w.astype(jnp.bfloat16).astype(np.float64)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert np.abs(x.astype(np.float64) @ w - wanted).max() > 1e-3
 
 
 def test_algorithms_that_have_more_parts() -> None:

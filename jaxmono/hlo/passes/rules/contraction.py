@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
+from jaxmono.hlo.types import DType
 
 
 def free_dims(rank: int, batch: Sequence[int], contract: Sequence[int]) -> list[int]:
@@ -70,6 +71,22 @@ def transpose_dot(op: ops.Transpose, scope: Scope) -> Sequence[Value] | None:
     return None
 
 
+def dot_by_algorithm(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
+    # dot(x: f32, y: f32, algorithm BF16_BF16_F32)  =>  dot(bf16(x), bf16(y)) in f32
+    # as XLA does (DotAlgorithmRewriter); F16_F16_F32 likewise.
+    if not op.lhs.type.dtype is op.rhs.type.dtype is op.result.type.dtype is DType.F32:
+        return None
+    for t in (DType.BF16, DType.F16):
+        if all(x in op.algorithm for x in (
+                f"lhs_precision_type = {t.value},", f"rhs_precision_type = {t.value},",
+                "accumulation_type = f32,", "num_primitive_operations = 1,")):
+            return [scope.dot_general(
+                scope.convert(op.lhs, t), scope.convert(op.rhs, t),
+                batch=(op.lhs_batch, op.rhs_batch), contract=(op.lhs_contract, op.rhs_contract),
+                dtype=op.result.type.dtype)]
+    return None
+
+
 def dot_of_nothing(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
     # dot(x: [4,0], y: [0,8])  =>  0
     if all(op.lhs.type.shape[d] != 0 for d in op.lhs_contract):
@@ -102,7 +119,7 @@ def reduce_transposed(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
 
 
 RULES: Mapping[type[Op], Sequence[Rule]] = {
-    ops.DotGeneral: (dot_of_nothing, dot_transposed_operand),
+    ops.DotGeneral: (dot_of_nothing, dot_by_algorithm, dot_transposed_operand),
     ops.Transpose: (transpose_dot,),
     ops.Reduce: (reduce_of_nothing, reduce_transposed),
 }
