@@ -15,23 +15,15 @@
 //
 // Multiply-adds take about 8 M + 30 instructions for a piece of every lane, of which an SM has time for
 // 112 at full bandwidth. Where that is too many (MMA; 16-bit types), the tensor cores multiply the
-// same private pieces: weights are the 16 rows of the product, x its 8 columns. Which element of k is
-// which column of a fragment is free, if it is the same for weights and x, so a lane's piece is a
-// fragment as it lies ([n][k]), or after pairing neighbouring rows ([k][n]); nothing is exchanged.
-//
-//   [n][k]   lane (g, t) has rows g and g + 8, 8 elements of k from 8 t: two products of 16 k
-//   [k][n]   lane (g, t) has columns 8 g .. 8 g + 7 of 64, rows 4 t .. 4 t + 3: four products of 16 n
+// same private pieces (gemv_mma.cuh).
 //
 // Weights may be stored as bytes (W), which threads convert between the ring and the products (bytes.cuh).
 // A piece has 16 elements, and takes 66 instructions with one row: 36 of int8 (28 of 8-bit floats) to f32, 16
-// multiply-adds, the rest as ever. With MMA it is 48 up to 8 rows, 32 of them conversions (f16: 40, 24):
-//
-//   [n][k]   lane (g, t) has rows g and g + 8, 16 elements of k from 16 t: four products of 16 k
-//   [k][n]   lane (g, t) has columns 16 g .. 16 g + 15 of 128, rows 4 t .. 4 t + 3: eight products of 16 n
+// multiply-adds, the rest as ever.
 #pragma once
 #include "jaxmono/bytes.cuh"
 #include "jaxmono/deal.cuh"
-#include "jaxmono/mma.cuh"
+#include "jaxmono/gemv_mma.cuh"
 #include "jaxmono/opaque.cuh"
 #include "jaxmono/tile.cuh"
 #include "jaxmono/vec.cuh"
@@ -47,7 +39,7 @@ template <class T, int M, int N, int K, int BN_, int KS, int SLOTS, int U, int W
 struct Gemv {
   static constexpr int BM = M, BN = BN_, THREADS = THREADS_, WARPS = THREADS / 32;
   static constexpr int E = 16 / sizeof(W), EX = 16 / sizeof(T);  // elements of a piece; of one of x
-  static constexpr bool BYTES = sizeof(W) == 1;
+  static constexpr bool BYTES = sizeof(W) == 1, IS_K_MAJOR = K_MAJOR;
 
   // [k][n]: C pieces a row of the tile. Where they pack well, a warp has whole rows, whose sums meet
   // in shuffles; otherwise they are dealt to the block's threads.
@@ -276,6 +268,7 @@ struct Gemv {
   static constexpr int OUTER = MMA ? XN : M;
   static constexpr int WIDTH = MMA ? (K_MAJOR ? 4 : 2 * E) : K_MAJOR ? U : E;
   using Sums = float[OUTER][WIDTH];
+  using Mma = GemvMma<Gemv, T, W, M, U>;
 
   // After prologue and x: runs the task's stream and leaves the sums in shared memory, all warps
   // arrived. LANDED: after `request`, and all of it is there.
@@ -291,7 +284,7 @@ struct Gemv {
 #pragma unroll 1
     for (int s = 0; s < STEPS; ++s) {
       if constexpr (!LANDED) cp_async_wait<SLOTS - 1>();
-      if constexpr (MMA) multiply_mma(acc, smem, slot, now);
+      if constexpr (MMA) Mma::multiply(acc, smem, slot, now);
       else if (active()) multiply(acc, smem, slot, now);
       if constexpr (!LANDED) {
         if (s + SLOTS < STEPS) fetch(smem, slot, ahead, n0, k0, ks, load);
@@ -303,7 +296,7 @@ struct Gemv {
         const int first = now.n + own_row();
         now.next();
         if (now.k == 0) {
-          if constexpr (MMA) finish_rows_mma(smem, acc, first);
+          if constexpr (MMA) Mma::finish_rows(smem, acc, first);
           else finish_rows(smem, acc, first);
           reset(acc);
         }
@@ -311,7 +304,7 @@ struct Gemv {
         now.next();
       }
     }
-    if constexpr (!K_MAJOR && MMA) finish_columns_mma(smem, acc);
+    if constexpr (!K_MAJOR && MMA) Mma::finish_columns(smem, acc);
     else if constexpr (!K_MAJOR) finish_columns(smem, acc);
     syncthreads();
   }
@@ -530,139 +523,6 @@ struct Gemv {
     float* const to = sums(smem) + warp_id() * M * BN + own_col();
 #pragma unroll
     for (int i = 0; i < LEFT; ++i) to[(first + i) / E * BN + (first + i) % E] = v[i];
-  }
-
-  // ---- the same on tensor cores --------------------------------------------------------------
-
-  struct alignas(8) Words2 {
-    uint32_t x[2];
-  };
-
-  JM_DEVICE static void product(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-    if constexpr (is_same<T, bf16>) mma_m16n8k16_bf16(d, a, b);
-    else mma_m16n8k16_f16(d, a, b);
-  }
-  // The fragment's column of x that this lane reads; past the last row it repeats that.
-  JM_DEVICE static int x_row(int column) {
-    const int m = column * 8 + lane_id() / 4;
-    return M % 8 == 0 || m < M ? m : M - 1;
-  }
-
-  JM_DEVICE static void multiply_mma(Sums& acc, unsigned char* smem, int slot, const Step& at) {
-    Words4 w[U];
-#pragma unroll
-    for (int u = 0; u < U; ++u) w[u] = *reinterpret_cast<const Words4*>(piece(smem, slot, u));
-    if constexpr (BYTES) {
-      multiply_bytes(acc, smem, w, at);
-    } else if constexpr (K_MAJOR) {
-#pragma unroll
-      for (int c = 0; c < U / 2; ++c) {
-        const int k = at.k + own_col() + col_step(2 * c);
-#pragma unroll
-        for (int i = 0; i < XN; ++i) {
-          const Words4 f = *reinterpret_cast<const Words4*>(x(smem, x_row(i), k));
-#pragma unroll
-          for (int h = 0; h < 4; h += 2) {
-            const uint32_t a[4] = {w[2 * c].x[h], w[2 * c + 1].x[h], w[2 * c].x[h + 1],
-                                   w[2 * c + 1].x[h + 1]};
-            const uint32_t b[2] = {f.x[h], f.x[h + 1]};
-            product(acc[i], a, b);
-          }
-        }
-      }
-    } else {
-      const int k = at.k + own_row();
-      Words2 f[XN];
-#pragma unroll
-      for (int i = 0; i < XN; ++i) f[i] = *reinterpret_cast<const Words2*>(x(smem, x_row(i), k));
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {  // columns 2 j and 2 j + 1 of the piece: rows g and g + 8
-        const uint32_t a[4] = {low_halves(w[0].x[j], w[1].x[j]), high_halves(w[0].x[j], w[1].x[j]),
-                               low_halves(w[2].x[j], w[3].x[j]), high_halves(w[2].x[j], w[3].x[j])};
-#pragma unroll
-        for (int i = 0; i < XN; ++i) {
-          float(&d)[4] = *reinterpret_cast<float(*)[4]>(&acc[i][j * 4]);
-          const uint32_t b[2] = {f[i].x[0], f[i].x[1]};
-          product(d, a, b);
-        }
-      }
-    }
-  }
-  // The same of bytes, which become fragments where they lie.
-  JM_DEVICE static void multiply_bytes(Sums& acc, unsigned char* smem, const Words4 (&w)[U],
-                                       const Step& at) {
-    if constexpr (K_MAJOR) {
-#pragma unroll
-      for (int c = 0; c < U / 2; ++c) {
-        const int k = at.k + own_col() + col_step(2 * c);
-        Words4 f[XN][2];
-#pragma unroll
-        for (int i = 0; i < XN; ++i)
-#pragma unroll
-          for (int h = 0; h < 2; ++h)
-            f[i][h] = *reinterpret_cast<const Words4*>(x(smem, x_row(i), k + h * EX));
-#pragma unroll
-        for (int h = 0; h < 4; ++h) {
-          const uint32_t p = w[2 * c].x[h], q = w[2 * c + 1].x[h];
-          const uint32_t a[4] = {pair_of_word<T, W>(p, 0), pair_of_word<T, W>(q, 0),
-                                 pair_of_word<T, W>(p, 1), pair_of_word<T, W>(q, 1)};
-#pragma unroll
-          for (int i = 0; i < XN; ++i) {
-            const uint32_t b[2] = {f[i][h / 2].x[h % 2 * 2], f[i][h / 2].x[h % 2 * 2 + 1]};
-            product(acc[i], a, b);
-          }
-        }
-      }
-    } else {
-      Words2 f[XN];
-#pragma unroll
-      for (int i = 0; i < XN; ++i)
-        f[i] = *reinterpret_cast<const Words2*>(x(smem, x_row(i), at.k + own_row()));
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        uint32_t a[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e)  // column 2 j + e % 2, rows 0 and 1 or 2 and 3
-          a[e] = pair_of_words<T, W>(w[e / 2 * 2].x[j / 2], w[e / 2 * 2 + 1].x[j / 2],
-                                     j % 2 * 2 + e % 2);
-#pragma unroll
-        for (int i = 0; i < XN; ++i) {
-          float(&d)[4] = *reinterpret_cast<float(*)[4]>(&acc[i][j * 4]);
-          const uint32_t b[2] = {f[i].x[0], f[i].x[1]};
-          product(d, a, b);
-        }
-      }
-    }
-  }
-  JM_DEVICE static uint32_t low_halves(uint32_t a, uint32_t b) { return (a & 0xffffu) | b << 16; }
-  JM_DEVICE static uint32_t high_halves(uint32_t a, uint32_t b) {
-    return a >> 16 | (b & 0xffff0000u);
-  }
-
-  // A lane has of rows g and g + 8 the columns 2 t, 2 t + 1.
-  JM_DEVICE static void finish_rows_mma(unsigned char* smem, const Sums& acc, int first) {
-#pragma unroll
-    for (int i = 0; i < XN; ++i)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int n = first + e / 2 * 8, m = i * 8 + lane_id() % 4 * 2 + e % 2;
-        if (n < BN && m < M) sums(smem)[(warp_id() / WN * M + m) * BN + n] = acc[i][e];
-      }
-  }
-
-  JM_DEVICE static void finish_columns_mma(unsigned char* smem, const Sums& acc) {
-    syncthreads();  // nobody reads the ring any more: the sums replace it
-#pragma unroll
-    for (int i = 0; i < XN; ++i)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const int m = i * 8 + lane_id() % 4 * 2 + e;
-        if (m >= M) continue;
-        Vec<float, E> out;
-#pragma unroll
-        for (int c = 0; c < E; ++c) out.x[c] = acc[i][c / 2 * 4 + c % 2 * 2 + e];
-        store<float, E>(sums(smem) + (warp_id() / WC * M + m) * BN + own_col(), out);
-      }
   }
 };
 
