@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxmono.fusion.plan import Device
-from jaxmono.fusion.support import allows_tf32, plain_algorithm
+from jaxmono.fusion.support import plain_algorithm
+from jaxmono.hlo.precision import allows_tf32
 from jaxmono.hlo.types import DType
 
 # Per SM, per microsecond, fitted by hand to tiles timed on an H200. Good for ranking tiles of one

@@ -10,6 +10,7 @@ from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.operand import PIECE_BYTES, is_strided, is_unaligned, stride
 from jaxmono.fusion.plan import DotForm
 from jaxmono.fusion.support import asks_for_nine
+from jaxmono.hlo.precision import algorithm_of
 from jaxmono.hlo.types import DType
 
 
@@ -101,7 +102,7 @@ def _takes_f8(form: DotForm, code: DotCode) -> str | None:
 
 def _imprecise(form: DotForm) -> str | None:
     d = form.dot
-    imprecise = not d.algorithm or "allow_imprecise_accumulation = true" in d.algorithm
-    if d.precision != ("DEFAULT", "DEFAULT") or not imprecise:
+    asked = algorithm_of(d.algorithm)
+    if d.precision != ("DEFAULT", "DEFAULT") or (asked is not None and not asked.imprecise):
         return "wgmma adds products of 8-bit floats with 14 bits"
     return None

@@ -14,6 +14,7 @@ import math
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.rules import reduce_window
+from jaxmono.hlo.precision import algorithm_of, allows_tf32
 from jaxmono.hlo.rewrite import is_splat
 from jaxmono.hlo.types import DType
 
@@ -106,12 +107,6 @@ def matrix_dtype(op: ops.DotGeneral) -> DType | None:
     return None if t is DType.F32 and not allows_tf32(op.precision) else t
 
 
-def allows_tf32(precision: tuple[str, str]) -> bool:
-    """Whether f32 may be rounded to tf32: on a GPU HIGH is no more to JAX (`jax.lax.Precision`) and
-    XLA than DEFAULT; the operand that asks for more counts."""
-    return "HIGHEST" not in precision
-
-
 PARTS_COLUMNS = 40
 """Columns of an exact product of f32 from which on it may be six of bf16 parts
 (codegen/dot_schedule_bf16x6.py): a tile has 64 of them."""
@@ -137,13 +132,9 @@ def byte_product(op: ops.DotGeneral) -> bool:
 
 def _plain_f8(op: ops.DotGeneral) -> bool:
     """`plain_algorithm` for 8-bit floats; sums may be less exact where it allows that."""
-    if not op.algorithm:
-        return True
-    names = [f"{side}_precision_type = {v.type.dtype.value},"
-             for side, v in (("lhs", op.lhs), ("rhs", op.rhs))]
-    return all(w.lower() in op.algorithm.lower() for w in (
-        *names, "accumulation_type = f32,", "lhs_component_count = 1,", "rhs_component_count = 1,",
-        "num_primitive_operations = 1,"))
+    asked = algorithm_of(op.algorithm)
+    return asked is None or asked.rounds_to(
+        *(v.type.dtype.value.lower() for v in (op.lhs, op.rhs)))
 
 
 def widens_bytes(op: Op) -> bool:
@@ -191,13 +182,8 @@ def matrix_sizes(op: ops.DotGeneral) -> tuple[int, int, int]:
 def plain_algorithm(algorithm: str, t: DType) -> bool:
     """Whether a dot algorithm asks for what tensor cores do anyway with operands of type ``t``:
     one product of the operands as they are, accumulated in f32. "" asks for nothing."""
-    if not algorithm:
-        return True
-    name = {DType.F32: "tf32"}.get(t, t.value)
-    wanted = (f"lhs_precision_type = {name},", f"rhs_precision_type = {name},",
-              "accumulation_type = f32,", "lhs_component_count = 1,", "rhs_component_count = 1,",
-              "num_primitive_operations = 1,")
-    return all(w in algorithm for w in wanted)
+    asked, name = algorithm_of(algorithm), "tf32" if t is DType.F32 else t.value
+    return asked is None or asked.rounds_to(name, name)
 
 
 def may_have_parts(op: ops.DotGeneral) -> bool:
@@ -209,20 +195,18 @@ def may_have_parts(op: ops.DotGeneral) -> bool:
 
 def asks_for_nine(algorithm: str) -> bool:
     """``BF16_BF16_F32_X9``."""
-    return "num_primitive_operations = 9," in algorithm
+    asked = algorithm_of(algorithm)
+    return asked is not None and asked.products > 6
 
 
 def exact_algorithm(algorithm: str) -> bool:
     """Whether a dot algorithm asks of f32 operands for no more than f32 multiply-adds are: these
     themselves (``F32_F32_F32``), or several products of parts (``BF16_BF16_F32_X3``, ``_X6`` and
     ``_X9``, ``TF32_TF32_F32_X3``). "" asks for nothing."""
-    if not algorithm:
-        return True
-    asked = {t: all(f"{side}_precision_type = {t}," in algorithm for side in ("lhs", "rhs"))
-             for t in ("f32", "bf16", "tf32")}
-    one = "num_primitive_operations = 1," in algorithm
-    return "accumulation_type = f32," in algorithm and (
-        asked["f32"] if one else asked["bf16"] or asked["tf32"])
+    asked = algorithm_of(algorithm)
+    return asked is None or (
+        asked.accumulation == "f32" and asked.lhs == asked.rhs
+        and asked.lhs in (("f32",) if asked.products == 1 else ("bf16", "tf32")))
 
 
 def attention_bytes(n: int, k: int, v: int, itemsize: int) -> int:

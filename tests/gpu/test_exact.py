@@ -89,6 +89,7 @@ def test_large_sums(sign: float) -> None:
     x[:, ::2] *= sign
     x[1::2, 320:] *= -1  # sums of 32 k overflow, and those of all are 0
     x[2::4, 320:] = 1
+    x[3::4, :32], x[3::4, 32:64], x[3::4, 64:] = 2.0 ** 46, -0.75 * 2 ** 46, 0  # 2^95: a quarter
     step = jaxmono.jit(lambda x, w: jnp.matmul(x, w, precision="highest"), on_unsupported="error")
     assert "GemmBf16x6<" in step.lower(x, w).as_text("cuda")
     wanted = (x.astype(np.float64) @ w.astype(np.float64)).astype(np.float32)

@@ -3,8 +3,8 @@
 //
 // What is left out is below 2^-24 of a product (2^-27 in the mean), and nothing of one that f32 holds. wgmma cuts
 // its sums off where f32 ends, so they are few: those of a k tile begin at zero, the small products first, and
-// are added to the others by an ordinary addition. Errors are no larger than those of multiply-adds (Ootomo and
-// Yokota, "Recovering single precision accuracy from Tensor Cores", 2022, do so with three products of 11 bits;
+// are added to the others by an ordinary addition. Errors are about those of multiply-adds, or less
+// (tests/gpu/test_exact.py; Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores", 2022, do so with three products of 11 bits;
 // JAX's HIGHEST on a TPU is six of bf16). Multiply-adds (gemm_fma.cuh) allow 67 Tflop/s on an H100, bf16 six
 // times 165.
 //
@@ -14,8 +14,8 @@
 //
 // 12 wgmmas of 64 x 128 x 16 take 768 clocks, and two warpgroups take turns: while one has its products, the
 // other one parts weights and adds sums. With the next weights parted beside the products, tiles of 128 rows
-// took 6 to 15 % longer on an H100, of 96 and 64 2 to 6 % less, but BERT-base and ViT-B/16 b1 10 % longer; with
-// rows split four at a time products 5 % less to 3 % more, models up to 5 % longer.
+// took 6 to 15 % longer on an H100, smaller ones up to 2 % less; with rows split four at a time products 5 % less
+// to 3 % more, models up to 5 % longer; with both BERT-base and ViT-B/16 b1 10 % longer.
 #pragma once
 #include "jaxmono/bf16_parts.cuh"
 #include "jaxmono/marching.cuh"
@@ -46,7 +46,7 @@ struct GemmBf16x6 : WeightsLeft<Bf16x6Weights<BN, W_K_MAJOR>, PartsRight<BM, X_K
   static constexpr int LAG = SLOTS - 2 < 3 ? SLOTS - 2 : 3;
   static_assert(NT <= 16, "sums of a k tile beside those of all");
   static_assert(LAG >= 1, "");
-  static constexpr float LARGE = 1.98070406e28f;  // 2^94; of 2^96 a tile's sums, 2^32 times that, are infinite
+  static constexpr float LARGE = 1.98070406e28f;  // 2^94; from 2^96 on a k tile's sums, 2^32 times that, do not fit
 
   // Of the first AHEAD tiles the weights do not wait for ready().
   template <int AHEAD, class Ready, class LoadX, class LoadW>

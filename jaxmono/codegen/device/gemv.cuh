@@ -39,7 +39,7 @@ template <class T, int M, int N, int K, int BN_, int KS, int SLOTS, int U, int W
 struct Gemv {
   static constexpr int BM = M, BN = BN_, THREADS = THREADS_, WARPS = THREADS / 32;
   static constexpr int E = 16 / sizeof(W), EX = 16 / sizeof(T);  // elements of a piece; of one of x
-  static constexpr bool BYTES = sizeof(W) == 1, IS_K_MAJOR = K_MAJOR;
+  static constexpr bool BYTES = sizeof(W) == 1;
 
   // [k][n]: C pieces a row of the tile. Where they pack well, a warp has whole rows, whose sums meet
   // in shuffles; otherwise they are dealt to the block's threads.
@@ -268,7 +268,7 @@ struct Gemv {
   static constexpr int OUTER = MMA ? XN : M;
   static constexpr int WIDTH = MMA ? (K_MAJOR ? 4 : 2 * E) : K_MAJOR ? U : E;
   using Sums = float[OUTER][WIDTH];
-  using Mma = GemvMma<Gemv, T, W, M, U>;
+  using Mma = GemvMma<Gemv, T, W, M, U, K_MAJOR>;
 
   // After prologue and x: runs the task's stream and leaves the sums in shared memory, all warps
   // arrived. LANDED: after `request`, and all of it is there.

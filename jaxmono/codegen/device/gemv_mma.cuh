@@ -18,13 +18,12 @@
 
 namespace jaxmono {
 
-// G: the Gemv, with parameters T, W, M and U.
-template <class G, class T, class W, int M, int U>
+// G: the Gemv, with parameters of these names.
+template <class G, class T, class W, int M, int U, bool K_MAJOR>
 struct GemvMma {
   using Sums = typename G::Sums;
   using Step = typename G::Step;
   static constexpr int E = G::E, EX = G::EX, BN = G::BN, XN = G::XN, WN = G::WN, WC = G::WC;
-  static constexpr bool K_MAJOR = G::IS_K_MAJOR;
 
   JM_DEVICE static void multiply(Sums& acc, unsigned char* smem, int slot, const Step& at) {
     Words4 w[U];

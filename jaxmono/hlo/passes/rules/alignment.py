@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
+from jaxmono.hlo.precision import allows_tf32
 from jaxmono.hlo.types import DType
 
 WIDE_BYTES = 16
@@ -167,7 +168,7 @@ def _is_plain(op: ops.Convolution) -> bool:
 def _on_tensor_cores(lhs: DType, rhs: DType, precision: tuple[str, str]) -> bool:
     """Whether products are of 16 bits, or of f32 that need not be exact."""
     return lhs == rhs and (lhs in (DType.BF16, DType.F16)
-                           or (lhs is DType.F32 and "HIGHEST" not in precision))
+                           or (lhs is DType.F32 and allows_tf32(precision)))
 
 
 def _stored(scope: Scope, v: Value, low: Sequence[int], high: Sequence[int]) -> Value:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
+from jaxmono.hlo.precision import algorithm_of
 from jaxmono.hlo.types import DType
 
 
@@ -73,18 +74,15 @@ def transpose_dot(op: ops.Transpose, scope: Scope) -> Sequence[Value] | None:
 
 def dot_by_algorithm(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
     # dot(x: f32, y: f32, algorithm BF16_BF16_F32)  =>  dot(bf16(x), bf16(y)) in f32
-    # as XLA does (DotAlgorithmRewriter); F16_F16_F32 likewise.
-    if not op.lhs.type.dtype is op.rhs.type.dtype is op.result.type.dtype is DType.F32:
+    # as XLA does (DotAlgorithmRewriter)
+    asked = algorithm_of(op.algorithm)
+    if not op.lhs.type.dtype is op.rhs.type.dtype is op.result.type.dtype is DType.F32 \
+            or asked is None or not asked.rounds_to("bf16", "bf16"):
         return None
-    for t in (DType.BF16, DType.F16):
-        if all(x in op.algorithm for x in (
-                f"lhs_precision_type = {t.value},", f"rhs_precision_type = {t.value},",
-                "accumulation_type = f32,", "num_primitive_operations = 1,")):
-            return [scope.dot_general(
-                scope.convert(op.lhs, t), scope.convert(op.rhs, t),
-                batch=(op.lhs_batch, op.rhs_batch), contract=(op.lhs_contract, op.rhs_contract),
-                dtype=op.result.type.dtype)]
-    return None
+    left, right = (scope.convert(v, DType.BF16) for v in (op.lhs, op.rhs))
+    return [scope.dot_general(
+        left, right, batch=(op.lhs_batch, op.rhs_batch),
+        contract=(op.lhs_contract, op.rhs_contract), dtype=op.result.type.dtype)]
 
 
 def dot_of_nothing(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
