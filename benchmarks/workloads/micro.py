@@ -36,7 +36,7 @@ PADDINGS = ((32, 20, 26, 46, 32, (3, 3), (1, 1)), (32, 20, 26, 46, 32, (5, 5), (
 """(N, H, W, IC, OC, kernel, padding) of Bolt's Table 3."""
 
 
-def _program(name: str, fn: Callable[..., jax.Array], shape: str, request: Request, x: Shape,
+def program(name: str, fn: Callable[..., jax.Array], shape: str, request: Request, x: Shape,
              weights: Mapping[str, Shape]) -> Program:
     """``fn(x, **weights)`` on normal random values, weights scaled as He et al. do."""
 
@@ -81,14 +81,14 @@ def _part(name: str, title: str, fn: Callable[..., jax.Array], shape: Shape, *ve
 
     def build(request: Request) -> Program:
         x = (*_rows(request, shape[0]), *((24,) if request.tiny else shape[1:]))
-        return _program(name, fn, _text(x), request, x, dict.fromkeys(vectors, x[-1:]))
+        return program(name, fn, _text(x), request, x, dict.fromkeys(vectors, x[-1:]))
 
     return Workload(name, title, "micro", build, one_kernel=True)
 
 
 def _mlp(request: Request) -> Program:
     rows, hidden, inner = _rows(request, 4096, 768, 3072)
-    return _program("mlp", micro.mlp, f"{rows}x{hidden}x{inner}", request, (rows, hidden),
+    return program("mlp", micro.mlp, f"{rows}x{hidden}x{inner}", request, (rows, hidden),
                     {"up": (hidden, inner), "up_bias": (inner,), "down": (inner, hidden),
                      "down_bias": (hidden,)})
 
@@ -98,7 +98,7 @@ def _gemm(m: int, n: int, k: int) -> Workload:
 
     def build(request: Request) -> Program:
         rows, columns, inner = _rows(request, m, n, k)
-        return _program(name, micro.gemm, f"{rows}x{columns}x{inner}", request, (rows, inner),
+        return program(name, micro.gemm, f"{rows}x{columns}x{inner}", request, (rows, inner),
                         {"w": (inner, columns)})
 
     return Workload(name, f"GEMM {m}x{n}x{k}", "micro", build, dtype="f16", one_kernel=True)
@@ -109,7 +109,7 @@ def _b2b_gemm(row: int, m: int, n1: int, k1: int, n2: int) -> Workload:
 
     def build(request: Request) -> Program:
         rows, middle, inner, last = (*_rows(request, m, n1, k1), min(n2, 8) if request.tiny else n2)
-        return _program(name, micro.back_to_back_gemm, f"{rows}x{inner}x{middle}x{last}", request,
+        return program(name, micro.back_to_back_gemm, f"{rows}x{inner}x{middle}x{last}", request,
                         (rows, inner), {"w1": (inner, middle), "w2": (middle, last)})
 
     return Workload(name, f"Bolt's back-to-back GEMM {row}", "micro", build, dtype="f16",
@@ -125,7 +125,7 @@ def _b2b_conv(row: int, size: int, inputs: int, outputs: int, stride: int) -> Wo
         def fn(x: jax.Array, **weights: jax.Array) -> jax.Array:
             return micro.back_to_back_conv(x, **weights, stride=stride)
 
-        return _program(name, fn, f"{h}x{h}x{c}x{d} s{stride}", request, (request.batch, h, h, c),
+        return program(name, fn, f"{h}x{h}x{c}x{d} s{stride}", request, (request.batch, h, h, c),
                         {"w1": (3, 3, c, d), "bias1": (d,), "w2": (1, 1, d, d), "bias2": (d,)})
 
     return Workload(name, f"Bolt's back-to-back convolution {row}", "micro", build, batches=(32,),
@@ -143,7 +143,7 @@ def _padding(row: int, batch: int, height: int, width: int, inputs: int, outputs
         def fn(x: jax.Array, w: jax.Array) -> jax.Array:
             return micro.conv(x, w, padding=padding)
 
-        return _program(name, fn, f"{h}x{w}x{c}x{d} k{kernel[0]}x{kernel[1]}", request,
+        return program(name, fn, f"{h}x{w}x{c}x{d} k{kernel[0]}x{kernel[1]}", request,
                         (request.batch, h, w, c), {"w": (*kernel, c, d)})
 
     return Workload(name, f"Bolt's padded convolution {row}", "micro", build, batches=(batch,),

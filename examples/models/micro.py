@@ -70,6 +70,18 @@ def conv(x: jax.Array, w: jax.Array, stride: int = 1, padding: Padding = (0, 0))
         dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
+def depthwise(x: jax.Array, w: jax.Array, bias: jax.Array, stride: int = 1) -> jax.Array:
+    """A depthwise convolution, "SAME" as PyTorch pads it, with a bias and ReLU6.
+
+    x: [N, H, W, C]; w: [k, k, 1, C], k odd; bias: [C].
+    """
+    reach = w.shape[0] // 2
+    y = jax.lax.conv_general_dilated(
+        x, w, (stride, stride), ((reach, reach), (reach, reach)), feature_group_count=x.shape[-1],
+        dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return jnp.clip(y + bias, 0, 6)
+
+
 def back_to_back_conv(x: jax.Array, w1: jax.Array, bias1: jax.Array, w2: jax.Array,
                       bias2: jax.Array, stride: int) -> jax.Array:
     """A 3x3 convolution with padding 1, then a 1x1, each with bias and ReLU."""

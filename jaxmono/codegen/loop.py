@@ -13,8 +13,16 @@ from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.padded_copy import emit_padded_copy, padded_copy
-from jaxmono.codegen.schedule import LoopSchedule, choose_loop, flat_loop, roots, store_offset
+from jaxmono.codegen.schedule import (
+    LoopSchedule,
+    choose_loop,
+    flat_loop,
+    roots,
+    store_offset,
+    widest_input,
+)
 from jaxmono.codegen.sig_code import Function, Request, register
+from jaxmono.codegen.stencil_loop import emit_ahead, every_place, place_of
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import IndexMap
 from jaxmono.fusion.plan import LoopForm, Sig
@@ -31,8 +39,8 @@ class LoopCode:
     def tasks(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
         form = sig.form
         assert isinstance(form, LoopForm)
-        size = math.prod(v.size for v in form.vars)
-        return math.ceil(size / (threads * schedule.lanes * schedule.unroll))
+        flat, _ = flat_loop(form, schedule.lanes, schedule.order, schedule.places)
+        return math.ceil(flat.size / (threads * schedule.lanes * schedule.unroll))
 
     def shared_bytes(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
         return 0
@@ -50,7 +58,7 @@ class LoopCode:
         del result, number
         form = sig.form
         assert isinstance(form, LoopForm)
-        flat, env = flat_loop(form, schedule.lanes, schedule.order)
+        flat, env = flat_loop(form, schedule.lanes, schedule.order, schedule.places)
         (first, *more) = roots(sig, form.stores, env)
         return bool(more) or padded_copy(sig.body, *first, flat, schedule.lanes) is None
 
@@ -70,7 +78,7 @@ class LoopCode:
         form = sig.form
         assert isinstance(form, LoopForm)
         lanes, unroll = schedule.lanes, schedule.unroll
-        flat, env = flat_loop(form, lanes, schedule.order)
+        flat, env = flat_loop(form, lanes, schedule.order, schedule.places)
         t = "int" if flat.size < 2**31 - 2**20 else "long long"
         stride = function.threads * lanes
         first = f"({t}){function.task} * {stride * unroll} + thread_id() * {lanes}"
@@ -81,22 +89,29 @@ class LoopCode:
             return
         em = BodyEmitter(w, sig.body, function.pointers, lane=flat, lanes=lanes,
                          var_names={flat: "e"}, read_only=function.read_only, inline_reduces=True)
-        items = list(zip(form.stores, roots(sig, form.stores, env), strict=True))
+        places = every_place(schedule.places or (1,) * len(form.vars))
+        envs = [place_of(env, at) for at in places]
+        items = [(s, at, root) for at in envs
+                 for s, root in zip(form.stores, roots(sig, form.stores, at), strict=True)]
 
         def store(i: int, x: Emitted) -> None:
-            s = form.stores[i]
-            em.store(function.outputs[s.result], store_offset(sig, s, env), x,
+            s, at, _ = items[i]
+            em.store(function.outputs[s.result], store_offset(sig, s, at), x,
                      sig.body.outputs[s.result].type.dtype)
 
         if unroll == 1:
             w.line(f"const {t} e = {first};")
             w.line(f"if (e >= {flat.size}) return;")
-            values = [em.emit(em.unrounded(v), at) for _, (v, at) in items]
+            if schedule.places:
+                emit_ahead(em, [(em.unrounded(v), at) for *_, (v, at) in items], len(places),
+                           widest_input(sig))
+            values = [em.emit(em.unrounded(v), at) for *_, (v, at) in items]
             for i, x in enumerate(values):
                 store(i, x)
             return
         w.line(f"const {t} e0 = {first};")
-        held = self._compute(w, em, [at for _, at in items], t, stride, unroll, flat.size - lanes)
+        held = self._compute(w, em, [root for *_, root in items], t, stride, unroll,
+                             flat.size - lanes)
         with em.scope(f"for (int u = 0; u < {unroll}; ++u)", pragma="unroll"):
             w.line(f"const {t} e = e0 + u * {stride};")
             with em.scope(f"if (e < {flat.size})"):

@@ -14,6 +14,7 @@ from jaxmono.codegen.loop_order import source_order
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.padded_copy import MOST_IN_FLIGHT, padded_copy
 from jaxmono.codegen.row_chain import KEEP_WORDS
+from jaxmono.codegen.stencil_loop import stencil_loop
 from jaxmono.codegen.stencil_rows import stencil_rows
 from jaxmono.codegen.traverse import Access, Lane, access, vector_width, walk
 from jaxmono.fusion.demand import Demand, reduction_index
@@ -31,11 +32,14 @@ class LoopSchedule:
         instruction rescheduling, section 4.2.2).
       order: of the form's variables between threads, outermost first, the last one's vectors for
         the last one (`loop_order`); empty: as the form has them.
+      places: neighbours along each of the form's variables that a thread takes (`stencil_loop`);
+        empty: one. Then ``unroll`` is 1 and ``order`` empty.
     """
 
     lanes: int = 1
     unroll: int = 1
     order: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,12 +89,16 @@ class KernelSchedule:
 
 
 def flat_loop(form: LoopForm, lanes: int = 1, order: tuple[int, ...] = (),
-              ) -> tuple[Var, dict[Var, Index]]:
-    """The iteration space as one Var, and the form's Vars as functions of it."""
-    flat = Var("e", math.prod(v.size for v in form.vars))
+              places: tuple[int, ...] = ()) -> tuple[Var, dict[Var, Index]]:
+    """The iteration space as one Var, and the form's Vars as functions of it: of several ``places``
+    the first."""
     if not order:
-        parts = delinearize(Index.of(flat), [v.size for v in form.vars])
-        return flat, dict(zip(form.vars, parts, strict=True))
+        counts = places or (1,) * len(form.vars)
+        sizes = [v.size // n for v, n in zip(form.vars, counts, strict=True)]
+        flat = Var("e", math.prod(sizes))
+        parts = delinearize(Index.of(flat), sizes)
+        return flat, {v: i * n for v, i, n in zip(form.vars, parts, counts, strict=True)}
+    flat = Var("e", math.prod(v.size for v in form.vars))
     last = len(form.vars) - 1
     sizes = [form.vars[i].size // (lanes if i == last else 1) for i in order]
     *parts, lane = delinearize(Index.of(flat), [*sizes, lanes])
@@ -105,6 +113,11 @@ def substitute(index: IndexMap, env: Mapping[Var, Index]) -> IndexMap:
 def store_offset(sig: Sig, s: Store, env: Mapping[Var, Index]) -> Index:
     """Element offset of a store in its buffer."""
     return linearize(substitute(s.index, env), sig.body.outputs[s.result].type.dims)
+
+
+def widest_input(sig: Sig) -> int:
+    """Bytes of an element of what a body reads, at most."""
+    return max((v.type.dtype.itemsize for v in sig.body.inputs), default=4)
 
 
 def sinks(sig: Sig, stores: tuple[Store, ...], env: Mapping[Var, Index]) -> list[tuple[Index, int]]:
@@ -155,9 +168,14 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     if padded:  # as few rounds as its registers allow, and all of them full
         rounds = max(1, math.ceil(vectors / MOST_IN_FLIGHT))
         return LoopSchedule(lanes, max(1, math.ceil(vectors / rounds)))
+    plain = {v: Index.of(v) for v in form.vars}
+    places = None if moves or beside else stencil_loop(
+        sig.body, roots(sig, form.stores, plain), form.vars, lanes, itemsize=widest_input(sig),
+        device=device, threads=threads)
+    if places is not None:
+        return LoopSchedule(lanes, places=places)
     order: tuple[int, ...] = ()
     if lanes == 1:
-        plain = {v: Index.of(v) for v in form.vars}
         found = source_order(sig.body, roots(sig, form.stores, plain),
                              sinks(sig, form.stores, plain), form.vars)
         if found is not None:
@@ -225,8 +243,7 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1) -> Row
         return RowSchedule("slice", 32, lanes)
     if siblings == 1 and (found := stencil_rows(
             sig.body, every, space.row, space.col, space.reduction, along_cols,
-            itemsize=max((v.type.dtype.itemsize for v in sig.body.inputs), default=4),
-            device=device, threads=threads)) is not None:
+            itemsize=widest_input(sig), device=device, threads=threads)) is not None:
         tier, group, lanes, places = found
         return RowSchedule(tier, group, lanes, places=places)
     rows, cols = space.row.size * siblings, space.col.size

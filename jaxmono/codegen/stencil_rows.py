@@ -17,12 +17,11 @@ from collections.abc import Callable, Sequence
 from jaxmono.codegen.traverse import Root, depends_on, walk
 from jaxmono.fusion.demand import Demand
 from jaxmono.fusion.indexing import Index, IndexMap, Var
+from jaxmono.fusion.loops import STENCIL_LOADS
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph
 
-MIN_LOADS = 12
-"""Of an element: two of a sum over 3 x 3 taps are 18."""
 _PLACES = (1, 2, 4)
 """At a time: widths of images are multiples of these. With more the text grows, and sums do not fit
 a thread's registers."""
@@ -62,7 +61,7 @@ def stencil_rows(body: Graph, roots: Sequence[Root], row: Var, col: Var,
                     found.add((n.value, n.index))
         return len(found)
 
-    if loads(1) < MIN_LOADS:
+    if loads(1) < STENCIL_LOADS:
         return None
 
     def cost(group: int, lanes: int, places: int, count: int) -> float:

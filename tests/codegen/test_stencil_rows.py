@@ -73,7 +73,7 @@ def test_without_windows_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> Non
     plan = planned((1, 40, 44, 32), (1, 3), F32)
     assert chosen(plan).places == 1
     wide = planned((1, 40, 44, 32), (7, 7), F32)
-    monkeypatch.setattr(stencil_rows, "MIN_LOADS", 1000)
+    monkeypatch.setattr(stencil_rows, "STENCIL_LOADS", 1000)
     assert chosen(wide).places == 1 and chosen(wide).tier == "warp"
 
 

@@ -1,0 +1,182 @@
+"""Loops that read windows of an image: a depthwise convolution, and what is computed of it.
+
+    y[i, j, c] = sum over taps (s, t) of x[i + s, j + t, c] w[s, t, c]
+
+    place by place        9 vectors of x and 9 of w for each vector of y
+    4 places at a time    16 of x and 9 of w for 2 x 2, each asked for some loads before it is used
+
+An element's loads, not its arithmetic, are what a thread waits for: beside contractions a
+multiprocessor has eight warps, and with a few loads each in flight they get a tenth of what the L2
+can give. Neighbouring places share most of their loads. They go from tap to tap together, so that
+what is loaded is soon used by all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxmono.codegen.emit import BodyEmitter
+from jaxmono.codegen.traverse import Root, operands, walk
+from jaxmono.fusion.indexing import Index, IndexMap, Var
+from jaxmono.fusion.loops import STENCIL_LOADS
+from jaxmono.fusion.plan import Device
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Value
+
+_PLACES = (2, 4, 7, 8)
+"""Along one dimension: widths of images are multiples of these."""
+_WORDS = 160
+"""Registers of a thread for sums, for what it has loaded and for what it has asked for."""
+_AHEAD = (8, 20)
+"""Loads that a thread has asked for before their turn, at least and at most."""
+_LATENCY_US = 0.9
+_BYTES_PER_US = 100e3
+"""That a multiprocessor gets from the L2."""
+_LANE_OPS_PER_US = 2.2e5
+_WIDENED, _BEHIND = 2, 6
+"""Lane operations of an element that is loaded, and behind the sum of one that is made, which takes
+one more for each of its taps."""
+_LOAD_INSTRUCTIONS, _OTHERS = 5, 80
+_MOST_INSTRUCTIONS = 3500
+"""Of a thread: 7 x 7 taps of eight places are 6000, which take ptxas half a minute."""
+_FETCH_US = 0.0065
+"""Of an instruction that a multiprocessor has not run lately: where 128 KB of others have driven it
+out, a line of 128 bytes takes 92 clocks from memory, 43 from the L2 (24000 instructions in a row on
+an H100). A loop of MobileNetV2 b32 (7 x 7 x 960, seven places) took 20.9 us the first time, then
+6.7."""
+
+
+@dataclass(frozen=True)
+class _Order:
+    """How the places of a thread are computed.
+
+    Attributes:
+      taps: element-wise values, all places' of one op next to each other.
+      loads: what is read, in the order of its first use.
+      needed: of ``loads``, how many a tap and those before it use.
+      live: most of them that are at hand at a time.
+    """
+
+    taps: tuple[Root, ...]
+    loads: tuple[Root, ...]
+    needed: tuple[int, ...]
+    live: int
+
+    def ahead(self, sums: int, lanes: int, itemsize: int) -> int:
+        """Loads that may be asked for before their turn; fewer than `_AHEAD` allows: the places'
+        ``sums`` and loads leave too few registers."""
+        free = _WORDS - (sums + self.live) * lanes
+        return min(free // max(1, lanes * itemsize // 4), _AHEAD[1])
+
+
+def place_of(env: Mapping[Var, Index], at: Sequence[int]) -> dict[Var, Index]:
+    """``env``, so many places further along each of its Vars."""
+    return {v: i + n for (v, i), n in zip(env.items(), at, strict=True)}
+
+
+def every_place(places: Sequence[int]) -> list[tuple[int, ...]]:
+    """The places of a thread."""
+    return list(itertools.product(*map(range, places)))
+
+
+def stencil_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], lanes: int, *,
+                 itemsize: int, device: Device, threads: int) -> tuple[int, ...] | None:
+    """How many places of each of ``variables`` a thread takes; None where elements take few loads.
+
+    Args:
+      roots: what is stored, with its indices over ``variables``, of which the last has the lanes.
+      itemsize: of what is read.
+    """
+    plain = (1,) * len(variables)
+    few = len(_order(body, roots).loads)
+    if few < STENCIL_LOADS or len(variables) < 2:
+        return None
+    size = math.prod(v.size for v in variables)
+
+    def cost(places: tuple[int, ...]) -> float:
+        made, order = math.prod(places), _order(body, _spread(roots, variables, places))
+        count = len(order.loads)
+        if made > 1 and order.ahead(made, lanes, itemsize) < _AHEAD[0]:
+            return math.inf
+        text = (_OTHERS + count * (_LOAD_INSTRUCTIONS + lanes)
+                + made * lanes * (few // 2 + _BEHIND))
+        if made > 1 and text > _MOST_INSTRUCTIONS:
+            return math.inf
+        rounds = math.ceil(size / (made * lanes * threads) / device.sm_count)
+        work = lanes * (count * _WIDENED + made * (few // 2 + _BEHIND)) / _LANE_OPS_PER_US
+        return text * _FETCH_US + rounds * (
+            _LATENCY_US + threads * (work + count * lanes * itemsize / _BYTES_PER_US))
+
+    return min([plain, *_choices(variables)], key=cost)
+
+
+def _choices(variables: Sequence[Var]) -> Iterator[tuple[int, ...]]:
+    """Several places along one or two of all variables but the last, which has the lanes."""
+    inner = range(len(variables) - 1)
+    some = [{i: n} for i in inner for n in _PLACES]
+    some += [{i: n, j: m} for i, j in itertools.combinations(inner, 2) for n in (2, 4)
+             for m in (2, 4)]
+    for counts in some:
+        if all(variables[i].size % n == 0 for i, n in counts.items()):
+            yield tuple(counts.get(i, 1) for i in range(len(variables)))
+
+
+def _spread(roots: Sequence[Root], variables: Sequence[Var], places: Sequence[int]) -> list[Root]:
+    """``roots`` at all places of a thread."""
+    first = {v: Index.of(Var(v.name, v.size // n)) * n
+             for v, n in zip(variables, places, strict=True)}
+    return [(v, tuple(i.substitute(place_of(first, at)) for i in index))
+            for at in every_place(places) for v, index in roots]
+
+
+def emit_ahead(em: BodyEmitter, roots: Sequence[Root], places: int, itemsize: int) -> None:
+    """Emits what ``roots`` need, of ``places`` places."""
+    order = _order(em.body, roots)
+    ahead = max(order.ahead(places, em.lanes, itemsize), _AHEAD[0])
+    asked = 0
+    for (value, index), needed in zip(order.taps, order.needed, strict=True):
+        for load in order.loads[asked:needed + ahead]:
+            em.emit(*load)
+        asked = max(asked, needed + ahead)
+        em.emit(value, index)
+
+
+def _order(body: Graph, roots: Sequence[Root]) -> _Order:
+    position = {o: i for i, o in enumerate(body.ops)}
+    nodes = [n for n in walk(body, roots) if isinstance(n.op, ops.Elementwise)]
+    nodes.sort(key=lambda n: position[n.op] if n.op is not None else 0)
+    taps = [(n.value, n.index) for n in nodes]
+    last: dict[Root, int] = {}
+    first: dict[Root, int] = {}
+    needed: list[int] = []
+    for at, tap in enumerate(taps):
+        for load in _loads(body, tap):
+            first.setdefault(load, at)
+            last[load] = at
+        needed.append(len(first))
+    change = [0] * (len(taps) + 1)
+    for load, at in first.items():
+        change[at] += 1
+        change[last[load] + 1] -= 1
+    return _Order(tuple(taps), tuple(first), tuple(needed),
+                  max(itertools.accumulate(change), default=0))
+
+
+def _loads(body: Graph, tap: Root) -> Iterator[Root]:
+    """What is read for an op's operands, between it and the ops whose results it takes: padded
+    buffers as such, because what is outside is not read."""
+    inside = set[Root]()
+
+    def ends(value: Value, index: IndexMap) -> bool:
+        at = (value, index)
+        return at in inside or (at != tap and isinstance(body.producer.get(value), ops.Elementwise))
+
+    for n in walk(body, [tap], stop=ends):
+        padded = isinstance(n.op, ops.Pad)
+        if padded and n.op is not None:
+            inside.update((d.value, d.index) for d in operands(n.op, n.value, n.index) or ())
+        if (padded or n.op is None) and any(i.variables for i in n.index):
+            yield n.value, n.index

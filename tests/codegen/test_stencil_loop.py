@@ -1,0 +1,129 @@
+"""Loops that read windows, several places at a time, and which elements are stored by them."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from harness import DEVICE, check
+from harness_graphs import data
+from jax import lax
+from models import graph_of
+
+from jaxmono.codegen.generate import default_schedule, emit
+from jaxmono.codegen.schedule import KernelSchedule, LoopSchedule
+from jaxmono.codegen.target import cuda_target, interpret_target
+from jaxmono.fusion import make_plan
+from jaxmono.fusion.plan import Device, LoopForm, Plan
+
+F32, BF16 = jnp.float32, jnp.bfloat16
+X = Any
+
+
+def depthwise(x: X, w: X, b: X, *, twice: bool = False, **kw: Any) -> X:
+    y = lax.conv_general_dilated(
+        x, w, **{"window_strides": (1, 1), "padding": "SAME", **kw},
+        dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=x.shape[-1])
+    y = jnp.clip(y + b, 0, 6)
+    return (y, y * 2 + 1) if twice else y
+
+
+def planned(shape: tuple[int, ...], taps: tuple[int, int], dtype: Any, **kw: Any) -> Plan:
+    c = shape[-1]
+    args = [jax.ShapeDtypeStruct(s, dtype) for s in (shape, (*taps, 1, c), (c,))]
+    return make_plan(graph_of(lambda *a: depthwise(*a, **kw), *args), DEVICE)
+
+
+def chosen(plan: Plan, device: Device, interpret: bool = False) -> LoopSchedule:
+    target = interpret_target() if interpret else cuda_target("sm_90a")
+    found = default_schedule(plan, target, device).sigs.values()
+    (loop,) = [s for s in found if isinstance(s, LoopSchedule)]
+    return loop
+
+
+CASES = [
+    ((1, 12, 8, 16), (3, 3), BF16, {}, (1, 4, 1)),
+    ((2, 6, 8, 24), (3, 3), BF16, {}, (1, 2, 2, 1)),
+    ((2, 8, 6, 8), (5, 5), F32, {}, (2, 2, 1, 1)),
+    ((1, 7, 14, 8), (3, 3), F32, {"twice": True}, (7, 1, 1)),
+    ((1, 17, 16, 8), (3, 3), BF16, {"window_strides": (2, 2)}, (1, 8, 1)),
+    ((3, 9, 10, 8), (3, 2), F32, {"rhs_dilation": (2, 3)}, (1, 1, 2, 1)),
+    ((1, 8, 11, 16), (3, 3), BF16, {"padding": "VALID"}, (2, 1, 1)),
+]
+
+
+@pytest.mark.parametrize(("shape", "taps", "dtype", "kw", "places"), CASES)
+def test_as_right_as_one_by_one(shape: tuple[int, ...], taps: tuple[int, int], dtype: Any,
+                                kw: dict[str, Any], places: tuple[int, ...]) -> None:
+    """What lies behind the buffers is NaN: a window that is read outside of them shows."""
+    plan = planned(shape, taps, dtype, **kw)
+    given = [data(v, i) for i, v in enumerate(plan.graph.inputs)]
+    (sig,) = plan.sigs
+    assert isinstance(sig.form, LoopForm) and len(sig.form.vars) == len(places)
+    for lanes in (4, 8):
+        schedule = KernelSchedule(64, 1, {sig.key: LoopSchedule(lanes, places=places)})
+        check(plan.graph, given, plan=plan, schedule=schedule)
+
+
+def test_chosen_ones_compute_the_same() -> None:
+    plan = planned((2, 32, 32, 32), (3, 3), BF16)
+    assert math.prod(chosen(plan, DEVICE, interpret=True).places) > 1
+    check(plan.graph, [data(v, i) for i, v in enumerate(plan.graph.inputs)], plan=plan)
+
+
+def test_places_where_every_thread_has_enough() -> None:
+    h100 = Device()
+    many = chosen(planned((32, 28, 28, 192), (3, 3), BF16), h100)
+    assert (many.lanes, many.unroll, many.places) == (8, 1, (1, 2, 2, 1))
+    few = chosen(planned((1, 14, 14, 96), (3, 3), BF16), h100)
+    assert (few.lanes, few.unroll, math.prod(few.places)) == (8, 1, 1)
+    odd = chosen(planned((31, 11, 13, 192), (3, 3), BF16), h100)
+    assert math.prod(odd.places) == 1
+    wide = chosen(planned((32, 56, 56, 96), (7, 7), BF16), h100)
+    assert math.prod(wide.places) == 4  # more would be text that takes longer to fetch
+
+
+def test_few_loads_stay_as_they_are() -> None:
+    plain = chosen(planned((32, 28, 28, 192), (1, 3), BF16), Device())
+    assert plain.places == () and plain.unroll == 4
+
+
+def test_neighbours_share_their_loads_which_are_asked_for_ahead() -> None:
+    """2 x 2 places read 4 x 4 elements and 9 weights, and most of them before the first product."""
+    plan = planned((32, 28, 28, 192), (3, 3), BF16)
+    source = emit(plan, cuda_target("sm_90a"), Device(), "k").source
+    body = source[source.index("_loop_pad_slice"):]
+    loads = [m.start() for m in re.finditer(r"= load(?:_ro)?<float, 8>\(p[01]", body)]
+    assert len(loads) == 25
+    product = body.index("v_multiply(")
+    assert sum(at < product for at in loads) >= 20
+    assert len(re.findall(r"store<bf16, 8>", body)) == 4
+
+
+def mobile(x: X, w: X, b: X, up: X) -> X:
+    """A depthwise convolution and a 1 x 1 behind it."""
+    y = depthwise(x, w, b)
+    return jnp.einsum("nhwc,cd->nhwd", y, up)
+
+
+def test_products_wait_for_a_loop() -> None:
+    """On the way to a product each tile of columns would compute it again, vector by vector."""
+    args = [jax.ShapeDtypeStruct(s, BF16) for s in (
+        (1, 14, 14, 96), (3, 3, 1, 96), (96,), (96, 576))]
+    plan = make_plan(graph_of(mobile, *args), Device())
+    assert [type(g.sig.form).__name__ for s in plan.stages for g in s.groups] == [
+        "LoopForm", "DotForm"]
+
+
+def test_products_of_pooled_images_do_not() -> None:
+    def pooled(x: X, up: X) -> X:
+        y = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 1, 1, 1), "VALID")
+        return jnp.einsum("nhwc,cd->nhwd", y, up)
+
+    args = [jax.ShapeDtypeStruct(s, F32) for s in ((1, 5, 5, 96), (96, 24))]
+    plan = make_plan(graph_of(pooled, *args), Device())
+    assert [type(g.sig.form).__name__ for s in plan.stages for g in s.groups] == ["DotForm"]
