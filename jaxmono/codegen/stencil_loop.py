@@ -30,6 +30,9 @@ _PLACES = (2, 4, 7, 8)
 """Along one dimension: widths of images are multiples of these."""
 _WORDS = 160
 """Registers of a thread for sums, for what it has loaded and for what it has asked for."""
+_SHARED = 0.8
+"""Of the loads of places one by one, that they take together at most if they are neighbours of a
+window and not just elements of many arrays."""
 _AHEAD = (8, 20)
 """Loads that a thread has asked for before their turn, at least and at most."""
 _LATENCY_US = 0.9
@@ -84,7 +87,8 @@ def every_place(places: Sequence[int]) -> list[tuple[int, ...]]:
 
 def stencil_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], lanes: int, *,
                  itemsize: int, device: Device, threads: int) -> tuple[int, ...] | None:
-    """How many places of each of ``variables`` a thread takes; None where elements take few loads.
+    """How many places of each of ``variables`` a thread takes; None where elements take few loads,
+    or share none with their neighbours.
 
     Args:
       roots: what is stored, with its indices over ``variables``, of which the last has the lanes.
@@ -95,9 +99,13 @@ def stencil_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], l
     if few < STENCIL_LOADS or len(variables) < 2:
         return None
     size = math.prod(v.size for v in variables)
+    orders = {places: _order(body, _spread(roots, variables, places))
+              for places in (plain, *_choices(variables))}
+    if all(len(o.loads) > _SHARED * few * math.prod(n) for n, o in orders.items()):
+        return None
 
     def cost(places: tuple[int, ...]) -> float:
-        made, order = math.prod(places), _order(body, _spread(roots, variables, places))
+        made, order = math.prod(places), orders[places]
         count = len(order.loads)
         if made > 1 and order.ahead(made, lanes, itemsize) < _AHEAD[0]:
             return math.inf
@@ -110,7 +118,7 @@ def stencil_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], l
         return text * _FETCH_US + rounds * (
             _LATENCY_US + threads * (work + count * lanes * itemsize / _BYTES_PER_US))
 
-    return min([plain, *_choices(variables)], key=cost)
+    return min(orders, key=cost)
 
 
 def _choices(variables: Sequence[Var]) -> Iterator[tuple[int, ...]]:

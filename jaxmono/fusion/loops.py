@@ -40,8 +40,8 @@ COPIED_ROWS = 65
 it is to run on warpgroups (codegen/dot_wgmma.py); fewer can be computed on the way."""
 
 STENCIL_LOADS = 12
-"""Loads of an element, its factors among them, from which on it is a stencil's: 3 x 3 taps of a
-depthwise convolution are 18, those of a pool 9."""
+"""Of an element, its factors among them, from which on it is a stencil's: 3 x 3 taps of a depthwise
+convolution are 18, those of a pool 9."""
 
 _CAP = 1 << 40
 
@@ -51,7 +51,7 @@ def materialise(state: State) -> None:
     holders = _holders(state)
     outputs = state.outputs_set()
     weights, counts, reading = _chains(state, holders)
-    read = _read(state, holders)
+    taps = _taps(state, holders)
     contractions = frozenset(id(d) for d in state.drafts if d.kind in ("dot", "attention"))
     evals: dict[Value, int] = {}
     sinks: dict[Value, frozenset[int]] = {}
@@ -69,7 +69,7 @@ def materialise(state: State) -> None:
             _repeats(op, evals, sinks, weights, counts, state.device)
             or _is_early(state, op, sinks, weights)
             or _is_awaited(op, slower, weights, state.device)
-            or _is_stencil(op, read, sinks, contractions))
+            or _is_stencil(op, taps, sinks, contractions))
         parts = _parts(op, weights, slower) if worth and op in joins else None
         if any(r in outputs or r in wanted for r in op.results) or op in state.in_place \
                 or isinstance(op, ops.Stored) or (worth and parts is None):
@@ -145,19 +145,21 @@ def _chains(state: State, holders: dict[Op, list[Draft]],
     return weights, counts, reading
 
 
-def _read(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, int]:
-    """Per floating value: elements of arrays in memory that one of it takes."""
+def _taps(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, int]:
+    """Per floating value: slices that one element of it is computed of, one behind the other."""
     out: dict[Value, int] = {}
     for op in state.graph.ops:
-        if op not in holders:
-            n = sum(out.get(v, int(v.type.size > 1)) for v in op.uses)
-            out.update(dict.fromkeys(op.results, min(n, _CAP)))
+        if op in holders:
+            continue
+        of = [out.get(v, 0) for v in op.uses]
+        n = max(of, default=0) if isinstance(op, ops.Concatenate) else sum(of)
+        out.update(dict.fromkeys(op.results, min(max(n, isinstance(op, ops.Slice)), _CAP)))
     return out
 
 
-def _is_stencil(op: Op, read: Mapping[Value, int], sinks: Mapping[Value, frozenset[int]],
+def _is_stencil(op: Op, taps: Mapping[Value, int], sinks: Mapping[Value, frozenset[int]],
                 contractions: frozenset[int]) -> bool:
-    """Whether a contraction waits for elements that each take many loads, as those of a depthwise
+    """Whether a contraction waits for elements that each take many slices, as those of a depthwise
     convolution do.
 
     A loop that stores them takes neighbours together, which share their loads
@@ -166,7 +168,7 @@ def _is_stencil(op: Op, read: Mapping[Value, int], sinks: Mapping[Value, frozens
     """
     if cost.weight(op) == 0 or isinstance(op, ops.Pad):
         return False
-    return any(read[r] >= STENCIL_LOADS and not contractions.isdisjoint(sinks.get(r, ()))
+    return any(taps[r] >= STENCIL_LOADS and not contractions.isdisjoint(sinks.get(r, ()))
                for r in op.results)
 
 

@@ -92,6 +92,16 @@ def test_few_loads_stay_as_they_are() -> None:
     assert plain.places == () and plain.unroll == 4
 
 
+def test_elements_of_many_arrays_are_no_windows() -> None:
+    """A dozen loads each, and none that a neighbour has, too."""
+    def total(*xs: X) -> X:
+        return sum(x[:, ::2] * x[:, 1::2] for x in xs)
+
+    args = [jax.ShapeDtypeStruct((512, 2, 4096), BF16)] * 8
+    loop = chosen(make_plan(graph_of(total, *args), Device()), Device())
+    assert loop.places == () and loop.unroll > 1
+
+
 def test_neighbours_share_their_loads_which_are_asked_for_ahead() -> None:
     """2 x 2 places read 4 x 4 elements and 9 weights, and most of them before the first product."""
     plan = planned((32, 28, 28, 192), (3, 3), BF16)
@@ -117,6 +127,16 @@ def test_products_wait_for_a_loop() -> None:
     plan = make_plan(graph_of(mobile, *args), Device())
     assert [type(g.sig.form).__name__ for s in plan.stages for g in s.groups] == [
         "LoopForm", "DotForm"]
+
+
+def test_products_of_joined_arrays_do_not() -> None:
+    """An element is one of a part's, however many there are."""
+    def joined(up: X, *xs: X) -> X:
+        return jnp.concatenate([x[:, 1:] * 2 for x in xs], axis=1) @ up
+
+    args = [jax.ShapeDtypeStruct(s, F32) for s in ((16 * 8, 24), *[(5, 9)] * 16)]
+    plan = make_plan(graph_of(joined, *args), Device())
+    assert [type(g.sig.form).__name__ for s in plan.stages for g in s.groups] == ["DotForm"]
 
 
 def test_products_of_pooled_images_do_not() -> None:

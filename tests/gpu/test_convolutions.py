@@ -24,7 +24,8 @@ X = Any
     ("vgg16", 1, "f32"), ("vgg16", 32, "f32"), ("repvgg_a0", 32, "f32"), ("resnet18", 1, "f32"),
     ("googlenet", 1, "f32"), ("mobilenet_v2", 1, ""), ("mobilenet_v2", 32, ""),
     ("convnext_t", 1, ""), ("convnext_t", 32, ""), ("mobilenet_v2", 1, "f32"),
-    ("mobilenet_v2", 32, "f32"), ("convnext_t", 1, "f32")])
+    ("mobilenet_v2", 32, "f32"), ("convnext_t", 1, "f32"), ("depthwise_28_240_k5_s1", 4, "f32"),
+    ("depthwise_56_96_k7_s1", 32, "")])
 def test_models_as_right_as_xla(name: str, batch: int, dtype: str) -> None:
     workload = find(name)
     case = data.make(data.Case(workload, batch, dtype or workload.dtype))
@@ -52,6 +53,11 @@ CASES = {
     "strides and holes": (network(2, window_strides=(2, 2), rhs_dilation=(3, 2)), (4, 63, 61, 48),
                           (3, 3, 48, 144)),
     "no padding": (network(2, padding="VALID"), (5, 36, 36, 32), (5, 5, 32, 256)),
+    "depthwise": (network(1, feature_group_count=144), (32, 56, 56, 144), (3, 3, 1, 144)),
+    "depthwise, by two": (network(1, feature_group_count=96, window_strides=(2, 2)),
+                          (7, 57, 56, 96), (3, 3, 1, 96)),
+    "depthwise, wide": (network(1, feature_group_count=64, rhs_dilation=(1, 2)),
+                        (6, 28, 42, 64), (5, 7, 1, 64)),
 }
 
 
