@@ -10,8 +10,8 @@
 //
 // With clusters of two blocks that load the rows for each other (multicast) tiles of 256 rows and 128 columns
 // took 0.95 to 1.10 of the time, smaller ones that would be chosen 1.03 to 1.2, BERT-base b32 0.99, BERT-large
-// b16 1.03: a launch in clusters takes 2 to 3 us longer. Low bands of tiles are worth more (_F32_BAND in
-// dot_wgmma.py).
+// b16 1.03. (Not for the launch: a kernel of nothing else takes as long in clusters of two or four, cooperative
+// or not.) Low bands of tiles are worth more (_F32_BAND in dot_wgmma.py).
 //
 // The accelerator knows rows at constant distances. A convolution's are gathered by the producers, who do
 // not round: they have to lie rounded in memory (fusion/round_rows.py).

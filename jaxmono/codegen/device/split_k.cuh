@@ -1,6 +1,10 @@
 // Blocks that share one output tile, each with a share of k: partial tiles meet in global memory and
 // every block finishes its share of the rows, or the block of the last share the tile. The sum has a
 // fixed order: results are deterministic.
+//
+// Not through the shared memory of a cluster: on an H100 two blocks exchange 4 KB each in 530 clocks by
+// st.async, 680 by mail (mailbox.cuh) and 2200 with a counter as here, 16 KB in 1340, 1330 and 2900, 48 KB
+// (half of the sums of 128 x 192) in 3300, 4070 (at best 3140) and 5100. From SM to SM go 17 bytes a clock.
 #pragma once
 #include "jaxmono/mailbox.cuh"
 #include "jaxmono/opaque.cuh"
