@@ -24,7 +24,7 @@ from jaxmono.codegen.schedule import (
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.stencil_loop import emit_ahead, every_place, place_of
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.indexing import IndexMap
+from jaxmono.fusion.indexing import Index, IndexMap
 from jaxmono.fusion.plan import LoopForm, Sig
 from jaxmono.hlo.ir import Value
 
@@ -89,8 +89,8 @@ class LoopCode:
             return
         em = BodyEmitter(w, sig.body, function.pointers, lane=flat, lanes=lanes,
                          var_names={flat: "e"}, read_only=function.read_only, inline_reduces=True)
-        places = every_place(schedule.places or (1,) * len(form.vars))
-        envs = [place_of(env, at) for at in places]
+        envs = [place_of(env, at)
+                for at in every_place(schedule.places or (1,) * len(form.vars))]
         items = [(s, at, root) for at in envs
                  for s, root in zip(form.stores, roots(sig, form.stores, at), strict=True)]
 
@@ -103,7 +103,8 @@ class LoopCode:
             w.line(f"const {t} e = {first};")
             w.line(f"if (e >= {flat.size}) return;")
             if schedule.places:
-                emit_ahead(em, [(em.unrounded(v), at) for *_, (v, at) in items], len(places),
+                plain = roots(sig, form.stores, {v: Index.of(v) for v in form.vars})
+                emit_ahead(em, [(em.unrounded(v), at) for v, at in plain], envs,
                            widest_input(sig))
             values = [em.emit(em.unrounded(v), at) for *_, (v, at) in items]
             for i, x in enumerate(values):
