@@ -37,7 +37,7 @@ PADDINGS = ((32, 20, 26, 46, 32, (3, 3), (1, 1)), (32, 20, 26, 46, 32, (5, 5), (
 
 
 def program(name: str, fn: Callable[..., jax.Array], shape: str, request: Request, x: Shape,
-             weights: Mapping[str, Shape]) -> Program:
+            weights: Mapping[str, Shape]) -> Program:
     """``fn(x, **weights)`` on normal random values, weights scaled as He et al. do."""
 
     def step(state: Any, carry: Any, x: jax.Array) -> tuple[jax.Array, Any]:
@@ -89,8 +89,8 @@ def _part(name: str, title: str, fn: Callable[..., jax.Array], shape: Shape, *ve
 def _mlp(request: Request) -> Program:
     rows, hidden, inner = _rows(request, 4096, 768, 3072)
     return program("mlp", micro.mlp, f"{rows}x{hidden}x{inner}", request, (rows, hidden),
-                    {"up": (hidden, inner), "up_bias": (inner,), "down": (inner, hidden),
-                     "down_bias": (hidden,)})
+                   {"up": (hidden, inner), "up_bias": (inner,), "down": (inner, hidden),
+                    "down_bias": (hidden,)})
 
 
 def _gemm(m: int, n: int, k: int) -> Workload:
@@ -99,7 +99,7 @@ def _gemm(m: int, n: int, k: int) -> Workload:
     def build(request: Request) -> Program:
         rows, columns, inner = _rows(request, m, n, k)
         return program(name, micro.gemm, f"{rows}x{columns}x{inner}", request, (rows, inner),
-                        {"w": (inner, columns)})
+                       {"w": (inner, columns)})
 
     return Workload(name, f"GEMM {m}x{n}x{k}", "micro", build, dtype="f16", one_kernel=True)
 
@@ -110,7 +110,7 @@ def _b2b_gemm(row: int, m: int, n1: int, k1: int, n2: int) -> Workload:
     def build(request: Request) -> Program:
         rows, middle, inner, last = (*_rows(request, m, n1, k1), min(n2, 8) if request.tiny else n2)
         return program(name, micro.back_to_back_gemm, f"{rows}x{inner}x{middle}x{last}", request,
-                        (rows, inner), {"w1": (inner, middle), "w2": (middle, last)})
+                       (rows, inner), {"w1": (inner, middle), "w2": (middle, last)})
 
     return Workload(name, f"Bolt's back-to-back GEMM {row}", "micro", build, dtype="f16",
                     one_kernel=True)
@@ -126,7 +126,7 @@ def _b2b_conv(row: int, size: int, inputs: int, outputs: int, stride: int) -> Wo
             return micro.back_to_back_conv(x, **weights, stride=stride)
 
         return program(name, fn, f"{h}x{h}x{c}x{d} s{stride}", request, (request.batch, h, h, c),
-                        {"w1": (3, 3, c, d), "bias1": (d,), "w2": (1, 1, d, d), "bias2": (d,)})
+                       {"w1": (3, 3, c, d), "bias1": (d,), "w2": (1, 1, d, d), "bias2": (d,)})
 
     return Workload(name, f"Bolt's back-to-back convolution {row}", "micro", build, batches=(32,),
                     dtype="f16", notes="the table gives no batch: 32, as Bolt's others")
@@ -144,7 +144,7 @@ def _padding(row: int, batch: int, height: int, width: int, inputs: int, outputs
             return micro.conv(x, w, padding=padding)
 
         return program(name, fn, f"{h}x{w}x{c}x{d} k{kernel[0]}x{kernel[1]}", request,
-                        (request.batch, h, w, c), {"w": (*kernel, c, d)})
+                       (request.batch, h, w, c), {"w": (*kernel, c, d)})
 
     return Workload(name, f"Bolt's padded convolution {row}", "micro", build, batches=(batch,),
                     dtype="f16", notes="channels that 8 does not divide")

@@ -6,7 +6,7 @@
     4 places at a time    16 of x and 9 of w for 2 x 2, each asked for some loads before it is used
 
 An element's loads, not its arithmetic, are what a thread waits for: beside contractions a
-multiprocessor has eight warps, and with a few loads each in flight they get a tenth of what the L2
+multiprocessor has eight warps, and with a few loads each in flight they get a third of what the L2
 can give. Neighbouring places share most of their loads. They go from tap to tap together, so that
 what is loaded is soon used by all of them.
 """
@@ -19,7 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxmono.codegen.emit import BodyEmitter
+from jaxmono.codegen.stencil_rows import at_place
 from jaxmono.codegen.traverse import Root, operands, walk
+from jaxmono.fusion.cost import LANE_OPS_PER_SM_US
 from jaxmono.fusion.indexing import Index, IndexMap, Var
 from jaxmono.fusion.loops import STENCIL_LOADS
 from jaxmono.fusion.plan import Device
@@ -38,7 +40,6 @@ _AHEAD = (8, 20)
 _LATENCY_US = 0.9
 _BYTES_PER_US = 100e3
 """That a multiprocessor gets from the L2."""
-_LANE_OPS_PER_US = 2.2e5
 _WIDENED, _BEHIND = 2, 6
 """Lane operations of an element that is loaded, and behind the sum of one that is made, which takes
 one more for each of its taps."""
@@ -116,7 +117,7 @@ def stencil_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], l
         if made > 1 and text > _MOST_INSTRUCTIONS:
             return math.inf
         rounds = math.ceil(size / (made * lanes * threads) / device.sm_count)
-        work = lanes * (count * _WIDENED + made * (few // 2 + _BEHIND)) / _LANE_OPS_PER_US
+        work = lanes * (count * _WIDENED + made * (few // 2 + _BEHIND)) / LANE_OPS_PER_SM_US
         return text * _FETCH_US + rounds * (
             _LATENCY_US + threads * (work + count * lanes * itemsize / _BYTES_PER_US))
 
@@ -136,9 +137,8 @@ def _choices(variables: Sequence[Var]) -> Iterator[tuple[int, ...]]:
 
 def _envs(variables: Sequence[Var], places: Sequence[int]) -> list[dict[Var, Index]]:
     """The variables at all places of a thread, over those of its first place."""
-    first = {v: Index.of(Var(v.name, v.size // n)) * n
-             for v, n in zip(variables, places, strict=True)}
-    return [place_of(first, at) for at in every_place(places)]
+    return [{v: at_place(Index.of(v), v, n, i)
+             for v, n, i in zip(variables, places, at, strict=True)} for at in every_place(places)]
 
 
 def emit_ahead(em: BodyEmitter, roots: Sequence[Root], envs: Sequence[Mapping[Var, Index]],

@@ -64,11 +64,12 @@ def materialise(state: State) -> None:
             for d in holders[op]:
                 _spread_grouped(op, d, evals, sinks)
             continue
-        worth = op not in state.views and op not in widened \
-            and not _is_free(op, weights, reading) and (
+        # Of a view: decide at what it looks at.
+        worth = op not in state.views and op not in widened and cost.weight(op) > 0 \
+            and not isinstance(op, ops.Pad) and not _is_free(op, weights, reading) and (
             _repeats(op, evals, sinks, weights, counts, state.device)
             or _is_early(state, op, sinks, weights)
-            or _is_awaited(op, slower, weights, state.device)
+            or _is_awaited(op, slower, state.device)
             or _is_stencil(op, taps, sinks, contractions))
         parts = _parts(op, weights, slower) if worth and op in joins else None
         if any(r in outputs or r in wanted for r in op.results) or op in state.in_place \
@@ -166,8 +167,6 @@ def _is_stencil(op: Op, taps: Mapping[Value, int], sinks: Mapping[Value, frozens
     (codegen/stencil_loop.py). On the way to a product they are computed one vector at a time, by
     every tile of columns again: of MobileNetV2 b1 on an H100 (7x7x960) 23 us a stage.
     """
-    if cost.weight(op) == 0 or isinstance(op, ops.Pad):
-        return False
     return any(taps[r] >= STENCIL_LOADS and not contractions.isdisjoint(sinks.get(r, ()))
                for r in op.results)
 
@@ -181,8 +180,6 @@ def _is_free(op: Op, weights: dict[Value, int], reading: set[Value]) -> bool:
 def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]],
              weights: dict[Value, int], counts: dict[Value, int], device: Device) -> bool:
     """Whether recomputing ``op`` wherever it is needed costs more than storing it."""
-    if cost.weight(op) == 0 or isinstance(op, ops.Pad):  # a view: decide at what it looks at
-        return False
     for r in op.results:
         if r.type.rank == 0:
             continue
@@ -212,11 +209,8 @@ def _slower(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, 
     return out
 
 
-def _is_awaited(op: Op, slower: Mapping[Value, float], weights: Mapping[Value, int],
-                device: Device) -> bool:
+def _is_awaited(op: Op, slower: Mapping[Value, float], device: Device) -> bool:
     """Whether products that would wait for ``op`` gain more than a stage and its bytes cost."""
-    if cost.weight(op) == 0 or isinstance(op, ops.Pad):
-        return False
     return any(slower.get(r, 0.0) > cost.stored_us(r.type.nbytes, device) for r in op.results)
 
 
