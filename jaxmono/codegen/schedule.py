@@ -169,10 +169,11 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
         rounds = max(1, math.ceil(vectors / MOST_IN_FLIGHT))
         return LoopSchedule(lanes, max(1, math.ceil(vectors / rounds)))
     plain = {v: Index.of(v) for v in form.vars}
-    places = None if moves or beside else stencil_loop(
+    stencil = None if moves or beside else stencil_loop(
         sig.body, roots(sig, form.stores, plain), form.vars, lanes, itemsize=widest_input(sig),
         device=device, threads=threads)
-    if places is not None:
+    if stencil is not None:
+        lanes, places = stencil
         return LoopSchedule(lanes, places=places)
     order: tuple[int, ...] = ()
     if lanes == 1:

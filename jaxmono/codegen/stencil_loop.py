@@ -30,6 +30,9 @@ from jaxmono.hlo.ir import Graph, Value
 
 _PLACES = (2, 4, 7, 8)
 """Along one dimension: widths of images are multiples of these."""
+_NARROWEST_BYTES = 4
+"""Of a vector. A narrower one than can be loaded makes more threads, and less text of each: small
+images have fewer vectors than the GPU has threads."""
 _WORDS = 160
 """Registers of a thread for sums, for what it has loaded and for what it has asked for."""
 _SHARED = 0.8
@@ -44,8 +47,9 @@ _WIDENED, _BEHIND = 2, 6
 """Lane operations of an element that is loaded, and behind the sum of one that is made, which takes
 one more for each of its taps."""
 _LOAD_INSTRUCTIONS, _OTHERS = 5, 80
-_MOST_INSTRUCTIONS = 3500
-"""Of a thread: 7 x 7 taps of eight places are 6000, which take ptxas half a minute."""
+_MOST_INSTRUCTIONS = 2000
+"""Of a thread: with 7 x 7 taps 4 x 4 places of two lanes are 2900, which take ptxas 28 s, 2 x 4 of
+them 1900, 6 s."""
 _FETCH_US = 0.0065
 """Of an instruction that a multiprocessor has not run lately: where 128 KB of others have driven it
 out, a line of 128 bytes takes 92 clocks from memory, 43 from the L2 (24000 instructions in a row on
@@ -86,13 +90,15 @@ def every_place(places: Sequence[int]) -> list[tuple[int, ...]]:
     return list(itertools.product(*map(range, places)))
 
 
-def stencil_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], lanes: int, *,
-                 itemsize: int, device: Device, threads: int) -> tuple[int, ...] | None:
-    """How many places of each of ``variables`` a thread takes; None where elements take few loads,
-    or share none with their neighbours.
+def stencil_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], widest: int, *,
+                 itemsize: int, device: Device, threads: int,
+                 ) -> tuple[int, tuple[int, ...]] | None:
+    """(lanes of a vector, how many places of each of ``variables`` a thread takes); None where
+    elements take few loads, or share none with their neighbours.
 
     Args:
       roots: what is stored, with its indices over ``variables``, of which the last has the lanes.
+      widest: vector that can be loaded and stored.
       itemsize: of what is read.
     """
     plain = (1,) * len(variables)
@@ -102,14 +108,15 @@ def stencil_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], l
         return None
     size = math.prod(v.size for v in variables)
     orders = {places: _order(one, _envs(variables, places))
-              for places in (plain, *_choices(variables))
-              if lanes * math.prod(places) <= _WORDS // 2}
+              for places in (plain, *_choices(variables))}
     if all(len(o.loads) > _SHARED * few * math.prod(n) for n, o in orders.items()):
         return None
 
-    def cost(places: tuple[int, ...]) -> float:
+    def cost(lanes: int, places: tuple[int, ...]) -> float:
         made, order = math.prod(places), orders[places]
         count = len(order.loads)
+        if lanes * made > _WORDS // 2:
+            return math.inf
         if made > 1 and order.ahead(made, lanes, itemsize) < _AHEAD[0]:
             return math.inf
         text = (_OTHERS + count * (_LOAD_INSTRUCTIONS + lanes)
@@ -117,11 +124,14 @@ def stencil_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], l
         if made > 1 and text > _MOST_INSTRUCTIONS:
             return math.inf
         rounds = math.ceil(size / (made * lanes * threads) / device.sm_count)
-        work = lanes * (count * _WIDENED + made * (few // 2 + _BEHIND)) / LANE_OPS_PER_SM_US
+        work = (count * (_LOAD_INSTRUCTIONS + lanes * _WIDENED)
+                + made * lanes * (few // 2 + _BEHIND)) / LANE_OPS_PER_SM_US
         return text * _FETCH_US + rounds * (
             _LATENCY_US + threads * (work + count * lanes * itemsize / _BYTES_PER_US))
 
-    return min(orders, key=cost)
+    narrower = {n for n in (widest, widest // 2, widest // 4) if n * itemsize >= _NARROWEST_BYTES}
+    return min(itertools.product(sorted(narrower | {widest}, reverse=True), orders),
+               key=lambda choice: cost(*choice))
 
 
 def _choices(variables: Sequence[Var]) -> Iterator[tuple[int, ...]]:

@@ -249,6 +249,7 @@ def test_one_query_is_left_to_the_other_family() -> None:
     assert program.min_blocks == 1  # of few rows: the last share waits for tasks in front
 
 
+@pytest.mark.slow
 def test_functions_with_several_calls_keep_their_products_overlapped() -> None:
     """ptxas serialises every wgmma of a function that is called instead of inlined."""
     def fn(x: Any, *w: Any) -> Any:

@@ -183,7 +183,7 @@ def test_padded_windows_are_copied(dtype: Any, stride: int, hole: int) -> None:
     assert left.param is not None and left.k_major and left.guard.bounds
 
 
-@pytest.mark.parametrize("sizes", [(8, 24, 16), (8, 3, 16)])
+@pytest.mark.parametrize("sizes", thinned([(8, 24, 16), (8, 3, 16)]))
 def test_concatenated_inputs_are_copied_from_their_buffers(sizes: tuple[int, ...]) -> None:
     def joined(x: X, w: X, *parts: X) -> X:
         branches = [jax.nn.relu(conv(x, p)) for p in parts]

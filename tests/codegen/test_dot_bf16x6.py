@@ -24,6 +24,7 @@ from contraction_harness import (
 from contraction_harness import run_wgmma as run
 from harness import run_program
 from lost_waits import Case, failure, own_text, removed
+from thinned import crossed
 
 from jaxmono.codegen import cuda_target, headers, nvrtc
 from jaxmono.codegen.dot import DotCode
@@ -313,8 +314,7 @@ def test_operands_are_stored_where_parts_gain_by_it(columns: int, rows: int,
     assert len(plan.stages) == (2 if families == ["bf16x6"] else 1)
 
 
-@pytest.mark.parametrize("x", ["mk", "km"])
-@pytest.mark.parametrize("s", [tile(128, 128, 5, (1, 2, 1)), tile(256, 64, 3, (2, 1, 1))])
+@crossed(("s", [tile(128, 128, 5, (1, 2, 1)), tile(256, 64, 3, (2, 1, 1))]), ("x", ["mk", "km"]))
 def test_nothing_is_spilled(s: DotSchedule, x: str) -> None:
     """ptxas lets no product wait for another one, and has registers for all sums."""
     plan = plan_of(lambda x_, w, b, r: jax.nn.gelu(

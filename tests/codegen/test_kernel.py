@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from harness import DEVICE, check, compile_graph, run_program
 from harness_graphs import data, graph, value
+from thinned import thinned_rows
 
 from jaxmono.codegen import CodegenError, cuda_target
 from jaxmono.codegen.generate import emit, generate, identifier
@@ -136,7 +137,7 @@ def test_the_same_text_compiles_for_gpus_without_spills(arch: str) -> None:
     assert program.resources["static_shared"] == 0
 
 
-@pytest.mark.parametrize(("columns", "bounds"), [(128, (4,)), (1984, (1, 2, 4))])
+@pytest.mark.parametrize(("columns", "bounds"), thinned_rows([(128, (4,)), (1984, (1, 2, 4))]))
 def test_kernels_that_only_move_data_share_an_sm(columns: int, bounds: tuple[int, ...]) -> None:
     """One block has too few loads in flight; but a long row in registers must not spill."""
     pytest.importorskip("cuda.bindings.nvrtc")

@@ -64,7 +64,7 @@ def test_as_right_as_one_by_one(shape: tuple[int, ...], taps: tuple[int, int], d
     given = [data(v, i) for i, v in enumerate(plan.graph.inputs)]
     (sig,) = plan.sigs
     assert isinstance(sig.form, LoopForm) and len(sig.form.vars) == len(places)
-    for lanes in (4, 8):
+    for lanes in (2, 8):
         schedule = KernelSchedule(64, 1, {sig.key: LoopSchedule(lanes, places=places)})
         check(plan.graph, given, plan=plan, schedule=schedule)
 
@@ -78,13 +78,13 @@ def test_chosen_ones_compute_the_same() -> None:
 def test_places_where_every_thread_has_enough() -> None:
     h100 = Device()
     many = chosen(planned((32, 28, 28, 192), (3, 3), BF16), h100)
-    assert (many.lanes, many.unroll, many.places) == (8, 1, (1, 2, 2, 1))
+    assert (many.lanes, many.unroll, many.places) == (2, 1, (1, 4, 4, 1))
     few = chosen(planned((1, 14, 14, 96), (3, 3), BF16), h100)
-    assert (few.lanes, few.unroll, math.prod(few.places)) == (8, 1, 1)
+    assert (few.lanes, few.unroll, math.prod(few.places)) == (2, 1, 1)
     odd = chosen(planned((31, 11, 13, 192), (3, 3), BF16), h100)
     assert math.prod(odd.places) == 1
     wide = chosen(planned((32, 56, 56, 96), (7, 7), BF16), h100)
-    assert math.prod(wide.places) == 4  # more would be text that takes longer to fetch
+    assert wide.lanes * math.prod(wide.places) == 16  # more takes ptxas half a minute
 
 
 def test_few_loads_stay_as_they_are() -> None:
@@ -103,15 +103,15 @@ def test_elements_of_many_arrays_are_no_windows() -> None:
 
 
 def test_neighbours_share_their_loads_which_are_asked_for_ahead() -> None:
-    """2 x 2 places read 4 x 4 elements and 9 weights, and most of them before the first product."""
+    """4 x 4 places read 6 x 6 elements and 9 weights, and 20 of them before the first product."""
     plan = planned((32, 28, 28, 192), (3, 3), BF16)
     source = emit(plan, cuda_target("sm_90a"), Device(), "k").source
     body = source[source.index("_loop_pad_slice"):]
-    loads = [m.start() for m in re.finditer(r"= load(?:_ro)?<float, 8>\(p[01]", body)]
-    assert len(loads) == 25
+    loads = [m.start() for m in re.finditer(r"= load(?:_ro)?<float, 2>\(p[01]", body)]
+    assert len(loads) == 45
     product = body.index("v_multiply(")
     assert sum(at < product for at in loads) >= 20
-    assert len(re.findall(r"store<bf16, 8>", body)) == 4
+    assert len(re.findall(r"store<bf16, 2>", body)) == 16
 
 
 def mobile(x: X, w: X, b: X, up: X) -> X:

@@ -39,7 +39,7 @@ def script() -> ModuleType:
 # beside BERT.
 _ALIKE = re.compile(r"bert_large|clip|clip_.*|t5_base_encoder|t5_base_decode|repvgg_a0|resnet18|"
                     r"minilm|minilm_f32|gptj_decode|opt_.*|llama_.*|gpt2_beam|inception_v3|googlenet|"
-                    r"vgg16|wav2vec2|wav2vec2_train|"
+                    r"vgg16|wav2vec2|wav2vec2_train|convnext_t|"
                     r"(b2b_gemm|b2b_conv|padding)_[2-9]|gemm_\d+_\d+_\d+")
 
 

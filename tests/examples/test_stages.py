@@ -73,6 +73,7 @@ def test_a_loop_names_the_stages_of_all_its_trips() -> None:
     assert told == ["0: a", "1: b", "2: c", "3: b", "4: c", "5: d"]
 
 
+@pytest.mark.slow
 def test_a_decode_step_has_clocks_from_values_to_values(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """x as it is, and normalised by one or two reduces; a stage's begin and end."""

@@ -20,11 +20,12 @@ WORKLOADS = all_workloads()
 
 _ALIKE = re.compile(r"(b2b_gemm|b2b_conv|padding)_[2-9]|gemm_\d+_\d+_\d+|bert_large|t5_base_.*|"
                     r"clip(_.*)?|vit_b16|resnet18|repvgg_a0|minilm_f32|gpt2_(decode|beam)|bert_base|"
-                    r"llama_(decode|prefill)|asr_encoder|opt_.*|gptj_decode|vgg16|t5_small_encoder|wav2vec2|inception_v3|minilm")
+                    r"llama_(decode|prefill)|asr_encoder|opt_.*|gptj_decode|vgg16|t5_small_encoder|wav2vec2|inception_v3|minilm|"
+                    r"mixer_b16|resnet50")
 """At their tiny sizes they hardly differ from the first row, or from the model that is run (VGG
 from ResNet-50, other decoders' steps from T5's), or test_one_kernel.py has it: BERT, and so CLIP's
 towers and MiniLM, and OPT. The ASR encoder and wav2vec2 are attention and convolutions, as others
-are, and the longest."""
+are, and the longest; test_convolution.py has ResNet's blocks, test_mixer.py the Mixer."""
 
 
 def _cases(of: Callable[[Workload], bool] = lambda w: True) -> list[Any]:

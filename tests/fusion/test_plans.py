@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
+from thinned import thinned
 
 from jaxmono.fusion import PlanError, make_plan
 from jaxmono.fusion.interp import run_plan
@@ -347,7 +348,7 @@ def test_a_large_product_finds_its_operand_in_memory(rows: int, warpgroups: bool
     assert len(made.stages) == stages
 
 
-@pytest.mark.parametrize("features", [(60, 64), (64, 64), (61, 64)])
+@pytest.mark.parametrize("features", thinned([(60, 64), (64, 64), (61, 64)], 3))
 def test_what_is_joined_for_a_product_is_not_copied(features: tuple[int, int]) -> None:
     """A NeRF's skip connection, an encoding and what is hidden: rows of 16, 8 and 4 bytes."""
     encoded, hidden = features

@@ -166,7 +166,8 @@ def precise(x: X, u: X, w: X) -> X:
     (two, [(1, 2, 2, 16), *SHAPES[1:]], {}, "a batch of 1 of 4 x 64 is no tile"),
     (two, [*SHAPES[:2], (1, 1, 64, 64)], {}, "it is an input"),  # the accelerator knows such rows
     (grouped, SHAPES[:1], {}, "a batch of 2 of"),
-    (residual, [(64, 32, 32, 64)], {}, "to store it twice takes as long"),
+    pytest.param(residual, [(64, 32, 32, 64)], {}, "to store it twice takes as long",
+                 marks=pytest.mark.slow),
     (lambda s, w: conv(jnp.pad(jnp.tanh(s).reshape(1, 1, 1, 1), ((0, 0), (4, 4), (4, 4), (0, 3))),
                        w), [(), (3, 3, 4, 48)], {}, "no dimension"),
     (lambda x, w: lax.conv_transpose(jnp.tanh(x), w, (2, 2), "SAME", dimension_numbers=NHWC),
