@@ -20,6 +20,7 @@ import numpy as np
 from jaxmono.codegen.errors import CodegenError, refuse
 from jaxmono.codegen.finder import Whole
 from jaxmono.codegen.index_code import fits_int, guard_code
+from jaxmono.codegen.joined import Joined, emit_address, joined
 from jaxmono.codegen.names import compute, is_narrow, literal, storage, stored_literal
 from jaxmono.codegen.narrowed import is_narrowed
 from jaxmono.codegen.op_code import Emitted, call, expression
@@ -112,6 +113,10 @@ class BodyEmitter(Scopes):
     def is_source(self, value: Value) -> bool:
         """Whether elements of ``value`` are read or bound rather than computed."""
         return value in self.params or value in self._loads or value in self._bound
+
+    def buffer(self, value: Value) -> str | None:
+        """The C pointer of ``value``, if its elements lie at their places in memory."""
+        return None if value in self._loads or value in self._bound else self.params.get(value)
 
     # ---- what the caller asks for --------------------------------------------------------------
 
@@ -345,7 +350,8 @@ class BodyEmitter(Scopes):
         in_lane = self._scopes[-1].lane
         if self.lanes > 1 and not in_lane and any(g is None for g in guards):
             return self._per_lane(dtype, lambda: self._choose(op, value, index))
-        if (x := self._padded(op, value, index, choices)) is not None:
+        if (x := self._padded(op, value, index, choices)
+                or self._part(op, index, choices)) is not None:
             return x
         # The type of the result (one scalar, or a Vec) shows once all branches are written.
         outer, parts = self.w, list[tuple[str, Writer, Emitted]]()
@@ -378,13 +384,20 @@ class BodyEmitter(Scopes):
         if not isinstance(op, ops.Pad) or len(choices) != 2:
             return None
         inside, fill = choices
-        fixed, pointer = self._producer.get(fill.value), self.params.get(inside.value)
-        if pointer is None or inside.value in self._loads or not inside.value.type.size \
-                or not isinstance(fixed, ops.Constant) or dynamics(inside.index):
+        fixed, pointer = self._producer.get(fill.value), self.buffer(inside.value)
+        made, in_lane = self._producer.get(inside.value), self._scopes[-1].lane
+        if not inside.value.type.size or not isinstance(fixed, ops.Constant) \
+                or dynamics(inside.index):
             return None
-        dtype, offset = value.type.dtype, linearize(inside.index, inside.value.type.dims)
-        pattern, in_lane = access(offset, self.lane), self._scopes[-1].lane
-        wide = pattern is Access.CONTIGUOUS and not in_lane
+        found = self._parts(made, inside.index, alternatives(made, inside.index)) \
+            if pointer is None and isinstance(made, ops.Concatenate) else None
+        if pointer is None and found is None:
+            return None
+        offset = linearize(inside.index, inside.value.type.dims)
+        pattern = access(offset, self.lane) if found is None else found.pattern
+        read_only = self._unwritten([inside.value] if found is None else
+                                    [p.buffer for p in found.parts])
+        dtype, wide = value.type.dtype, pattern is Access.CONTIGUOUS and not in_lane
         if not wide and not in_lane and pattern is not Access.UNIFORM:
             return self._per_lane(dtype, lambda: self._choose(op, value, index))
         test = self.w.fresh("inside")
@@ -392,12 +405,33 @@ class BodyEmitter(Scopes):
         self._emit_dynamics(x for x, _, _ in guard.bounds)
         self.w.line(f"const bool {test} = {guard_code(guard, self._code, branches=False)};",
                     self._remark(op))
-        fn = "load_ro" if inside.value in self.read_only else "load"
-        lanes = f", {self.lanes}" if wide else ""
-        x = self._name(Emitted(f"{fn}<{compute(dtype)}{lanes}>({pointer} + "
-                               f"({test} ? {self._code(offset)} : 0))", wide), dtype)
+        at = f"{test} ? {emit_address(self, found)} : {self.buffer(found.parts[0].buffer)}" \
+            if found is not None else f"{pointer} + ({test} ? {self._code(offset)} : 0)"
+        x = self._read(at, dtype, wide, read_only)
         other = self._widen(self._constant(fixed, fill.index), wide)
         return self._name(Emitted(f"{test} ? {x} : {other}", wide, x.exact), dtype)
+
+    def _parts(self, op: Op | None, index: IndexMap, choices: Sequence[Demand]) -> Joined | None:
+        if not isinstance(op, ops.Concatenate) or len(choices) < 2 \
+                or any(self.buffer(c.value) is None for c in choices):
+            return None
+        return joined(op, index, choices, self.lane)
+
+    def _part(self, op: Op, index: IndexMap, choices: Sequence[Demand]) -> Emitted | None:
+        """An element of joined buffers, without a branch (joined.py); None where it is none."""
+        if (found := self._parts(op, index, choices)) is None:
+            return None
+        wide = found.pattern is Access.CONTIGUOUS and not self._scopes[-1].lane
+        return self._read(emit_address(self, found, self._remark(op)), op.results[0].type.dtype,
+                          wide, self._unwritten(p.buffer for p in found.parts))
+
+    def _unwritten(self, values: Iterable[Value]) -> bool:
+        return all(v in self.read_only for v in values)
+
+    def _read(self, address: str, dtype: DType, wide: bool, read_only: bool) -> Emitted:
+        lanes = f", {self.lanes}" if wide else ""
+        return self._name(Emitted(f"{'load_ro' if read_only else 'load'}<{compute(dtype)}{lanes}>"
+                                  f"({address})", wide), dtype)
 
     def _guard(self, guard: Guard) -> str:
         self._emit_dynamics(x for x, _, _ in guard.bounds)

@@ -21,6 +21,7 @@ from jaxmono.hlo.types import DType
 class _Scope:
     values: dict[tuple[Value, IndexMap], Emitted] = field(default_factory=dict)
     numbers: dict[Dyn, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
     lane: str = ""
     """Inside a loop over the lanes: its variable. Values in such a scope are scalars."""
 
@@ -81,6 +82,15 @@ class Scopes:
         with self.scope(f"for (int {name} = 0; {name} < {self.lanes}; ++{name})", pragma="unroll"):
             self._scopes[-1].lane = name
             yield name
+
+    def once(self, kind: str, prefix: str, text: str, remark: str = "") -> str:
+        """The C variable ``KIND PREFIX... = TEXT``, written unless there is one already."""
+        for s in reversed(self._scopes):
+            if (name := s.texts.get(f"{kind} {text}")) is not None:
+                return name
+        name = self._scopes[-1].texts[f"{kind} {text}"] = self.w.fresh(prefix)
+        self.w.line(f"{kind} {name} = {text};", remark)
+        return name
 
     def split(self, index: IndexMap) -> IndexMap:
         """``index`` over the two parts of the lane Var, as the emitter keeps it."""

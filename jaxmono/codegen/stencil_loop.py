@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.stencil_rows import at_place
-from jaxmono.codegen.traverse import Root, operands, walk
+from jaxmono.codegen.traverse import GUARDED, Root, operands, walk
 from jaxmono.fusion.cost import LANE_OPS_PER_SM_US
 from jaxmono.fusion.indexing import Index, IndexMap, Var
 from jaxmono.fusion.loops import STENCIL_LOADS
@@ -206,8 +206,8 @@ def _order(one: Mapping[Root, Sequence[Root]], envs: Sequence[Mapping[Var, Index
 
 
 def _loads(body: Graph, tap: Root) -> Iterator[Root]:
-    """What is read for an op's operands, between it and the ops whose results it takes: padded
-    buffers as such, because what is outside is not read."""
+    """What is read for an op's operands, between it and the ops whose results it takes: what is
+    padded or joined as such, because what is outside of its buffers is not read."""
     inside = set[Root]()
 
     def ends(value: Value, index: IndexMap) -> bool:
@@ -215,8 +215,9 @@ def _loads(body: Graph, tap: Root) -> Iterator[Root]:
         return at in inside or (at != tap and isinstance(body.producer.get(value), ops.Elementwise))
 
     for n in walk(body, [tap], stop=ends):
-        padded = isinstance(n.op, ops.Pad)
-        if padded and n.op is not None:
-            inside.update((d.value, d.index) for d in operands(n.op, n.value, n.index) or ())
-        if (padded or n.op is None) and any(i.variables for i in n.index):
+        needs = operands(n.op, n.value, n.index) or () if isinstance(n.op, GUARDED) else ()
+        whole = isinstance(n.op, ops.Pad) or len(needs) > 1
+        if whole:
+            inside.update((d.value, d.index) for d in needs)
+        if (whole or n.op is None) and any(i.variables for i in n.index):
             yield n.value, n.index
