@@ -21,7 +21,14 @@ from jaxmono.codegen.errors import CodegenError, refuse
 from jaxmono.codegen.finder import Whole
 from jaxmono.codegen.index_code import fits_int, guard_code
 from jaxmono.codegen.joined import Joined, emit_address, joined
-from jaxmono.codegen.names import compute, is_narrow, literal, storage, stored_literal
+from jaxmono.codegen.names import (
+    FlaggedName,
+    compute,
+    is_narrow,
+    literal,
+    storage,
+    stored_literal,
+)
 from jaxmono.codegen.narrowed import is_narrowed
 from jaxmono.codegen.op_code import Emitted, call, expression
 from jaxmono.codegen.scopes import Scopes
@@ -413,7 +420,7 @@ class BodyEmitter(Scopes):
 
     def _parts(self, op: Op | None, index: IndexMap, choices: Sequence[Demand]) -> Joined | None:
         if not isinstance(op, ops.Concatenate) or len(choices) < 2 \
-                or any(self.buffer(c.value) is None for c in choices):
+                or any(isinstance(self.buffer(c.value), FlaggedName | None) for c in choices):
             return None
         return joined(op, index, choices, self.lane)
 

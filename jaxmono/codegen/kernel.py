@@ -26,7 +26,7 @@ from jaxmono.codegen.dot_wgmma_shared import CONSUMERS, LOW_BYTES, PRODUCERS, RO
 from jaxmono.codegen.doubled import Halves, eligible
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.includes import needed
-from jaxmono.codegen.names import storage
+from jaxmono.codegen.names import FlaggedName, storage
 from jaxmono.codegen.producers import (
     Boundary,
     boundaries,
@@ -156,7 +156,8 @@ class _Assembly:
                         flagged: Sequence[bool]) -> Function:
         body = sig.body
         return Function(
-            pointers={v: f"p{i}" for i, v in enumerate(body.inputs)},
+            pointers={v: (FlaggedName if any(flagged[i:i + 1]) else str)(f"p{i}")
+                      for i, v in enumerate(body.inputs)},
             outputs=tuple(f"r{i}" for i in range(len(body.outputs))),
             read_only=frozenset(v for v, ro in zip(body.inputs, read_only, strict=True) if ro),
             threads=self.schedule.threads, behind=self._is_behind(sig),

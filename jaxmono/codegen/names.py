@@ -101,3 +101,10 @@ def _integer(x: int, dtype: DType) -> str:
     if dtype is DType.S32:
         return str(x) if x >= 0 else f"({x})" if x > -(2**31) else "(-2147483647 - 1)"
     return f"{ctype}({x})"
+
+
+class FlaggedName(str):
+    """The C name of a ``Flagged<T>`` (device/flagged.cuh): what is read by it is waited for. It is
+    no pointer."""
+
+    __slots__ = ()

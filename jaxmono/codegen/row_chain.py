@@ -194,16 +194,24 @@ class _RowChain:
             return False
 
         for sweep in range(1, self.sweeps + 2):
-            new = [n for n in self._walk(self._roots(sweep), reached) if self._varies(n)]
-            for n in new:
-                made.setdefault((n.value, n.index), sweep)
+            guarded: set[Key] = set()  # computed in a branch, and not at hand behind it
+            new: list[Key] = []
+            for n in self._walk(self._roots(sweep), reached):
+                key = (n.value, n.index)
+                if n.guards:
+                    guarded.update(k for m in self._walk([key]) if (k := (m.value, m.index)) != key)
+                if self._varies(n):
+                    new.append(key)
+            for key in new:
+                if key not in guarded:
+                    made.setdefault(key, sweep)
         left = budget - sum(map(self._words, kept))
         if left < 0:
             return
         self.kept = kept
         for sweep in range(2, self.sweeps + 2):
             for key in self.plain_loads(sweep):
-                if key not in kept and made[key] == sweep and self._words(key) <= left:
+                if key not in kept and made.get(key) == sweep and self._words(key) <= left:
                     left -= self._words(key)
                     self.kept[key] = 1
                     self.early.append(key)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.stencil_rows import at_place
-from jaxmono.codegen.traverse import GUARDED, Root, operands, walk
+from jaxmono.codegen.traverse import GUARDED, Node, Root, operands, walk
 from jaxmono.fusion.cost import LANE_OPS_PER_SM_US
 from jaxmono.fusion.indexing import Index, IndexMap, Var
 from jaxmono.fusion.loops import STENCIL_LOADS
@@ -129,7 +129,7 @@ def stencil_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], w
         return text * _FETCH_US + rounds * (
             _LATENCY_US + threads * (work + count * lanes * itemsize / _BYTES_PER_US))
 
-    narrower = {n for n in (widest, widest // 2, widest // 4) if n * itemsize >= _NARROWEST_BYTES}
+    narrower = {n for n in (widest // 2, widest // 4) if n > 1 and n * itemsize >= _NARROWEST_BYTES}
     return min(itertools.product(sorted(narrower | {widest}, reverse=True), orders),
                key=lambda choice: cost(*choice))
 
@@ -167,7 +167,12 @@ def emit_ahead(em: BodyEmitter, roots: Sequence[Root], envs: Sequence[Mapping[Va
 def _taps(body: Graph, roots: Sequence[Root]) -> dict[Root, tuple[Root, ...]]:
     """Of one place: element-wise values in the order of their ops, and what each reads."""
     position = {o: i for i, o in enumerate(body.ops)}
-    nodes = [n for n in walk(body, roots) if isinstance(n.op, ops.Elementwise)]
+    guarded = set[Root]()  # computed where a test holds, as what it is computed of is read there
+    nodes: list[Node] = []
+    for n in walk(body, roots, stop=lambda v, i: (v, i) in guarded):
+        guarded.update(_behind_tests(n))
+        if isinstance(n.op, ops.Elementwise):
+            nodes.append(n)
     nodes.sort(key=lambda n: position[n.op] if n.op is not None else 0)
     return {(n.value, n.index): tuple(_loads(body, (n.value, n.index))) for n in nodes}
 
@@ -215,9 +220,15 @@ def _loads(body: Graph, tap: Root) -> Iterator[Root]:
         return at in inside or (at != tap and isinstance(body.producer.get(value), ops.Elementwise))
 
     for n in walk(body, [tap], stop=ends):
-        needs = operands(n.op, n.value, n.index) or () if isinstance(n.op, GUARDED) else ()
-        whole = isinstance(n.op, ops.Pad) or len(needs) > 1
-        if whole:
-            inside.update((d.value, d.index) for d in needs)
-        if (whole or n.op is None) and any(i.variables for i in n.index):
+        parts = _behind_tests(n)
+        inside.update(parts)
+        if (parts or n.op is None) and any(i.variables for i in n.index):
             yield n.value, n.index
+
+
+def _behind_tests(n: Node) -> list[Root]:
+    """What an element is one of, by its position; nothing where that is known."""
+    if not isinstance(n.op, GUARDED):
+        return []
+    needs = operands(n.op, n.value, n.index) or ()
+    return [(d.value, d.index) for d in needs] if len(needs) > 1 else []

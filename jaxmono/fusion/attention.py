@@ -151,7 +151,9 @@ def prove(graph: Graph, first: ops.DotGeneral, second: ops.DotGeneral, side: str
             if at is None or any(i.depends_on(n) for i in at):
                 return None
     at = walk.only(first.result)
-    if at is None or any(not i.is_static for i in at):
+    if at is None or any(not i.is_static for i in at) or any(  # of a concatenation, a pad
+            i.bounds[0] < 0 or i.bounds[1] >= d
+            for i, d in zip(at, first.result.type.dims, strict=True)):
         return None
     return _rows_and_keys(first, at, b, m, n)
 

@@ -22,7 +22,8 @@ X = Any
 @pytest.mark.parametrize(("name", "batch", "dtype"), [
     ("vgg16", 1, ""), ("vgg16", 32, ""), ("repvgg_a0", 32, ""), ("crnn", 8, ""),
     ("vgg16", 1, "f32"), ("vgg16", 32, "f32"), ("repvgg_a0", 32, "f32"), ("resnet18", 1, "f32"),
-    ("googlenet", 1, "f32"), ("mobilenet_v2", 1, ""), ("mobilenet_v2", 32, ""),
+    ("googlenet", 1, "f32"), ("googlenet", 32, ""), ("inception_v3", 1, ""),
+    ("mobilenet_v2", 1, ""), ("mobilenet_v2", 32, ""),
     ("convnext_t", 1, ""), ("convnext_t", 32, ""), ("mobilenet_v2", 1, "f32"),
     ("mobilenet_v2", 32, "f32"), ("convnext_t", 1, "f32"), ("depthwise_28_240_k5_s1", 4, "f32"),
     ("depthwise_56_96_k7_s1", 32, "")])
