@@ -41,8 +41,8 @@ it is to run on warpgroups (codegen/dot_wgmma.py); fewer can be computed on the 
 
 STENCIL_LOADS = 9
 """Of an element, its factors among them, from which on it is a stencil's: 3 x 3 taps of a depthwise
-convolution are 18, those of a pool 9. On an H100 Inception-v3 b1 took 364 us with pools of 3 x 3 on
-the way to their products, 320 with loops of their own, GoogLeNet b1 176 and 170, b32 726 and 707."""
+convolution are 18, those of a pool 9. With such pools on the way to their products Inception-v3 b1
+took 364 us on an H100, with loops of their own 320; GoogLeNet b1 176 and 170, b32 726 and 707."""
 
 _CAP = 1 << 40
 
