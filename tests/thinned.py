@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 
-def thinned(values: Iterable[Any], keep: int = 2) -> list[Any]:
+def thinned(values: Iterable[Any], keep: int = 3) -> list[Any]:
     """All values, one in ``keep`` for CI; the others are marked slow: `make test-all` runs them."""
     out: list[Any] = []
     for i, v in enumerate(values):
@@ -22,7 +22,7 @@ def thinned(values: Iterable[Any], keep: int = 2) -> list[Any]:
     return out
 
 
-def thinned_rows(values: Iterable[tuple[Any, ...]], keep: int = 2) -> list[Any]:
+def thinned_rows(values: Iterable[tuple[Any, ...]], keep: int = 3) -> list[Any]:
     """`thinned`, where a value is one of each of several parameters."""
     return thinned((pytest.param(*v) for v in values), keep)
 

@@ -216,7 +216,7 @@ def test_what_is_around_a_convolution_is_fused() -> None:
     net, shapes = NETS["residual"]
     plan = plan_of(net, *(Spec(s, jnp.bfloat16) for s in shapes))
     assert all(isinstance(s.form, (DotForm, LoopForm)) for s in plan.sigs)
-    assert len(dot_sigs(plan)) == 3 and len(plan.stages) <= 4
+    assert len(dot_sigs(plan)) == 3 and len(plan.stages) <= 5
 
 
 def test_a_channels_first_network_is_written_features_last() -> None:
