@@ -7,8 +7,8 @@
     y = load(part + wide * i + j)
 
 Behind a branch each load waits for the one before: a 3 x 3 pool of six joined arrays, four vectors
-a thread, was 216 loads in 216 branches. With five such stages NVRTC took 305 s for Inception-v3 b32,
-and takes 54 s without their branches.
+a thread, was 216 loads in 216 branches. With five such stages NVRTC took 305 s for Inception-v3
+b32, and takes 54 s without their branches.
 """
 
 from __future__ import annotations
