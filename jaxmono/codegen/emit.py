@@ -288,16 +288,11 @@ class BodyEmitter(Scopes):
 
     def _load(self, pointer: str, offset: Index, value: Value, read_only: bool) -> Emitted:
         dtype = value.type.dtype
-        fn = "load_ro" if read_only else "load"
-        pattern = access(offset, self.lane)
-        if pattern is Access.CONTIGUOUS and not self._scopes[-1].lane:
+        pattern, in_lane = access(offset, self.lane), self._scopes[-1].lane
+        if in_lane or pattern in (Access.CONTIGUOUS, Access.UNIFORM):
             self._emit_dynamics((offset,))
-            text = f"{fn}<{compute(dtype)}, {self.lanes}>({pointer} + {self._code(offset)})"
-            return self._name(Emitted(text, True), dtype)
-        if pattern is Access.UNIFORM or self._scopes[-1].lane:
-            self._emit_dynamics((offset,))
-            text = f"{fn}<{compute(dtype)}>({pointer} + {self._code(offset)})"
-            return self._name(Emitted(text), dtype)
+            return self._read(f"{pointer} + {self._code(offset)}", dtype,
+                              pattern is Access.CONTIGUOUS and not in_lane, read_only)
         return self._per_lane(dtype, lambda: self._load(pointer, offset, value, read_only))
 
     def _custom_load(self, value: Value, index: IndexMap) -> Emitted:
@@ -358,7 +353,7 @@ class BodyEmitter(Scopes):
         if self.lanes > 1 and not in_lane and any(g is None for g in guards):
             return self._per_lane(dtype, lambda: self._choose(op, value, index))
         if (x := self._padded(op, value, index, choices)
-                or self._part(op, index, choices)) is not None:
+                or self._part(op, index)) is not None:
             return x
         # The type of the result (one scalar, or a Vec) shows once all branches are written.
         outer, parts = self.w, list[tuple[str, Writer, Emitted]]()
@@ -382,7 +377,8 @@ class BodyEmitter(Scopes):
 
     def _padded(self, op: Op, value: Value, index: IndexMap, choices: Sequence[Demand],
                 ) -> Emitted | None:
-        """A buffer padded with a constant: loaded without a branch, outside from its first element.
+        """A buffer, or joined ones, padded with a constant: loaded without a branch, outside from
+        the first element.
 
         Behind a branch each load waits for the one before. A copy that only pads is
         padded_copy.py's; this is for pads that something is computed of. None where it is not so
@@ -396,8 +392,7 @@ class BodyEmitter(Scopes):
         if not inside.value.type.size or not isinstance(fixed, ops.Constant) \
                 or dynamics(inside.index):
             return None
-        found = self._parts(made, inside.index, alternatives(made, inside.index)) \
-            if pointer is None and isinstance(made, ops.Concatenate) else None
+        found = self._parts(made, inside.index) if pointer is None else None
         if pointer is None and found is None:
             return None
         offset = linearize(inside.index, inside.value.type.dims)
@@ -418,15 +413,18 @@ class BodyEmitter(Scopes):
         other = self._widen(self._constant(fixed, fill.index), wide)
         return self._name(Emitted(f"{test} ? {x} : {other}", wide, x.exact), dtype)
 
-    def _parts(self, op: Op | None, index: IndexMap, choices: Sequence[Demand]) -> Joined | None:
-        if not isinstance(op, ops.Concatenate) or len(choices) < 2 \
-                or any(isinstance(self.buffer(c.value), FlaggedName | None) for c in choices):
+    def _parts(self, op: Op | None, index: IndexMap) -> Joined | None:
+        if not isinstance(op, ops.Concatenate):
+            return None
+        choices = alternatives(op, index)
+        if len(choices) < 2 or any(isinstance(self.buffer(c.value), FlaggedName | None)
+                                   for c in choices):
             return None
         return joined(op, index, choices, self.lane)
 
-    def _part(self, op: Op, index: IndexMap, choices: Sequence[Demand]) -> Emitted | None:
+    def _part(self, op: Op, index: IndexMap) -> Emitted | None:
         """An element of joined buffers, without a branch (joined.py); None where it is none."""
-        if (found := self._parts(op, index, choices)) is None:
+        if (found := self._parts(op, index)) is None:
             return None
         wide = found.pattern is Access.CONTIGUOUS and not self._scopes[-1].lane
         return self._read(emit_address(self, found, self._remark(op)), op.results[0].type.dtype,

@@ -91,9 +91,8 @@ def emit_address(em: BodyEmitter, x: Joined, remark: str = "") -> str:
     first, t = x.parts[0], storage(x.parts[0].buffer.type.dtype)
 
     def chosen(of: Sequence[str]) -> str:
-        tests = [f"{em.code(p.test[0])} < {p.test[1]} ? " for p in x.parts if p.test is not None]
-        return "".join(test + text for test, text in zip(tests, (f"{o} : " for o in of),
-                                                         strict=False)) + of[-1]
+        tests = [f"{em.code(p.test[0])} < {p.test[1]}" for p in x.parts if p.test is not None]
+        return "".join(f"{t} ? {o} : " for t, o in zip(tests, of[:-1], strict=True)) + of[-1]
 
     begins = [f"{em.buffer(p.buffer)}{f' - {-p.start}' if p.start else ''}" for p in x.parts]
     part = em.once(f"const {t}* const", "part", chosen(begins), remark)

@@ -156,7 +156,7 @@ class _Assembly:
                         flagged: Sequence[bool]) -> Function:
         body = sig.body
         return Function(
-            pointers={v: (FlaggedName if any(flagged[i:i + 1]) else str)(f"p{i}")
+            pointers={v: FlaggedName(f"p{i}") if flagged and flagged[i] else f"p{i}"
                       for i, v in enumerate(body.inputs)},
             outputs=tuple(f"r{i}" for i in range(len(body.outputs))),
             read_only=frozenset(v for v, ro in zip(body.inputs, read_only, strict=True) if ro),

@@ -194,17 +194,8 @@ class _RowChain:
             return False
 
         for sweep in range(1, self.sweeps + 2):
-            guarded: set[Key] = set()  # computed in a branch, and not at hand behind it
-            new: list[Key] = []
-            for n in self._walk(self._roots(sweep), reached):
-                key = (n.value, n.index)
-                if n.guards:
-                    guarded.update(k for m in self._walk([key]) if (k := (m.value, m.index)) != key)
-                if self._varies(n):
-                    new.append(key)
-            for key in new:
-                if key not in guarded:
-                    made.setdefault(key, sweep)
+            for key in self._outside_branches(sweep, reached):
+                made.setdefault(key, sweep)
         left = budget - sum(map(self._words, kept))
         if left < 0:
             return
@@ -221,15 +212,21 @@ class _RowChain:
 
     def plain_loads(self, sweep: int) -> list[Key]:
         """Buffer elements per column that a sweep reads whatever the guards on the way say."""
-        roots = self._roots(sweep)
+        found = self._outside_branches(sweep, lambda v, i: (v, i) in self.kept)
+        return [k for k in found if k[0] in self.em.params]
+
+    def _outside_branches(self, sweep: int, stop: Callable[[Value, IndexMap], bool]) -> list[Key]:
+        """What a sweep computes or reads per column, without what is made in a branch, which is not
+        at hand behind it."""
         guarded: set[Key] = set()
-        out: list[Key] = []
-        for n in self._walk(roots, lambda v, i: (v, i) in self.kept):
+        found: list[Key] = []
+        for n in self._walk(self._roots(sweep), stop):
+            key = (n.value, n.index)
             if n.guards:
-                guarded.update((m.value, m.index) for m in self._walk([(n.value, n.index)]))
-            if n.value in self.em.params and self._varies(n):
-                out.append((n.value, n.index))
-        return [k for k in out if k not in guarded]
+                guarded.update(k for m in self._walk([key]) if (k := (m.value, m.index)) != key)
+            if self._varies(n):
+                found.append(key)
+        return [k for k in found if k not in guarded]
 
     def _costly(self, key: Key) -> bool:
         """Whether computing the value again would read memory once per column."""

@@ -146,7 +146,8 @@ time that memory takes."""
 
 def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
                 beside: bool = False) -> LoopSchedule:
-    """Vectors as wide as possible; unrolled as far as every SM still gets work.
+    """Vectors as wide as possible, of stencils as wide as it pays; unrolled as far as every SM
+    still gets work.
 
     ``beside``: contractions of the same stage fill the SMs; then few tasks disturb them least.
     """

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.stencil_rows import at_place
-from jaxmono.codegen.traverse import GUARDED, Node, Root, operands, walk
+from jaxmono.codegen.traverse import Node, Root, operands, walk
 from jaxmono.fusion.cost import LANE_OPS_PER_SM_US
 from jaxmono.fusion.indexing import Index, IndexMap, Var
 from jaxmono.fusion.loops import STENCIL_LOADS
@@ -228,7 +228,6 @@ def _loads(body: Graph, tap: Root) -> Iterator[Root]:
 
 def _behind_tests(n: Node) -> list[Root]:
     """What an element is one of, by its position; nothing where that is known."""
-    if not isinstance(n.op, GUARDED):
+    if n.op is None or not n.guards:
         return []
-    needs = operands(n.op, n.value, n.index) or ()
-    return [(d.value, d.index) for d in needs] if len(needs) > 1 else []
+    return [(d.value, d.index) for d in operands(n.op, n.value, n.index) or ()]

@@ -44,8 +44,8 @@ _ALIKE = re.compile(r"bert_large|clip|clip_.*|t5_base_encoder|t5_base_decode|rep
 
 
 @pytest.mark.parametrize("workload", [
-    *thinned(pytest.param(w, id=name, marks=[pytest.mark.slow] if name == "vit_b16" else [])
-             for name, w in WORKLOADS.items() if not _ALIKE.fullmatch(name)),
+    *thinned((pytest.param(w, id=name, marks=[pytest.mark.slow] if name == "vit_b16" else [])
+              for name, w in WORKLOADS.items() if not _ALIKE.fullmatch(name)), keep=2),
     *(pytest.param(w, id=name, marks=pytest.mark.slow) for name, w in WORKLOADS.items()
       if _ALIKE.fullmatch(name))])
 def test_the_lines_of_a_model_are_current(workload: Workload, script: ModuleType) -> None:

@@ -23,9 +23,10 @@ _ALIKE = re.compile(r"(b2b_gemm|b2b_conv|padding)_[2-9]|gemm_\d+_\d+_\d+|bert_la
                     r"llama_(decode|prefill)|asr_encoder|opt_.*|gptj_decode|vgg16|t5_small_encoder|wav2vec2|inception_v3|minilm|"
                     r"mixer_b16|resnet50")
 """At their tiny sizes they hardly differ from the first row, or from the model that is run (VGG
-from ResNet-50, other decoders' steps from T5's), or test_one_kernel.py has it: BERT, and so CLIP's
-towers and MiniLM, and OPT. The ASR encoder and wav2vec2 are attention and convolutions, as others
-are, and the longest; test_convolution.py has ResNet's blocks, test_mixer.py the Mixer."""
+from RepVGGAug, other decoders' steps from T5's), or another test has it: test_one_kernel.py BERT,
+and so CLIP's towers and MiniLM, and OPT; test_convolution.py ResNet's blocks; test_mixer.py the
+Mixer. The ASR encoder and wav2vec2 are attention and convolutions, as others are, and the
+longest."""
 
 
 def _cases(of: Callable[[Workload], bool] = lambda w: True) -> list[Any]:
