@@ -60,11 +60,11 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
             w.directive("#pragma unroll")
             with w.block(f"for (int e = 0; e < {piece}; e += {x.width // element.itemsize})"):
                 w.line(f"const int {c}e = {c} + e;")
-                _emit_copy(w, body, x, inside, pointers, {**own, x.major: f"{c}e"}, read_only,
-                           copy, to=f"static_cast<{t}*>(to) + e")
+                _emit_copy(w, body, x, row, inside, pointers, {**own, x.major: f"{c}e"},
+                           read_only, copy, to=f"static_cast<{t}*>(to) + e")
             return
         if x.param is not None:
-            _emit_copy(w, body, x, inside, pointers, own, read_only, copy)
+            _emit_copy(w, body, x, row, inside, pointers, own, read_only, copy)
             return
         w.line(f"Piece<{t}> piece{{}};")
         wide = vector_width(body, [(x.value, x.index)], [], x.major, limit=piece) == piece
@@ -112,7 +112,7 @@ def _emit_rows(w: Writer, name: str, body: Graph, x: Operand, element: DType,
     w.line(f"const Strided<{', '.join(args)}> {name}{{{begin}, {extent}}};")
 
 
-def _emit_copy(w: Writer, body: Graph, x: Operand, inside: str,
+def _emit_copy(w: Writer, body: Graph, x: Operand, row: Var, inside: str,
                pointers: Mapping[Value, str], names: Mapping[Var, str],
                read_only: Sequence[Value], copy: str, to: str = "to") -> None:
     """One cp.async of ``x.width`` bytes, of zeros where they are outside or padding; of what is
@@ -133,11 +133,7 @@ def _emit_copy(w: Writer, body: Graph, x: Operand, inside: str,
     if all(i.is_static for i in indices):
         guard = guard_code(x.guard, em.code, branches=False)
         test = f"({inside}) & {guard}" if guard and inside != "true" else guard or inside
-        source = f"{pointers[x.param]} + {em.code(x.offset)}"
-        for s in reversed(x.others):
-            choice = guard_code(s.where, em.code, branches=False)
-            source = f"({choice}) ? {pointers[s.param]} + {em.code(s.offset)} : {source}"
-        w.line(f"{copy}({to}, {source}, {test});")
+        w.line(f"{copy}({to}, {_source(w, em, x, row, pointers, names)}, {test});")
         return
     with w.block(f"if ({inside})"):  # no index may be read for elements outside
         guard = guard_code(x.guard, em.code)
@@ -145,6 +141,31 @@ def _emit_copy(w: Writer, body: Graph, x: Operand, inside: str,
             w.line(f"{copy}({to}, {pointers[x.param]} + {em.code(x.offset)}, true);")
             w.line("return;")
     w.line(f"{copy}({to}, {pointers[x.param]}, false);")
+
+
+def _source(w: Writer, em: BodyEmitter, x: Operand, row: Var, pointers: Mapping[Value, str],
+            names: Mapping[Var, str]) -> str:
+    """Where a piece is. Of joined buffers the part and its rows' pitch are chosen first, the same
+    for all rows: four producer warps have 88 registers each, and no predicates for a choice a row.
+    """
+    assert x.param is not None and x.offset is not None
+    whole = [*((s.param, s.offset) for s in x.others), (x.param, x.offset)]
+    choices = [guard_code(s.where, em.code, branches=False) for s in x.others]
+
+    def chosen(of: Sequence[str]) -> str:
+        return "".join(f"({c}) ? {o} : " for c, o in zip(choices, of[:-1], strict=True)) + of[-1]
+
+    pitches = [stride(offset, row) for _, offset in whole]
+    apart = all(p is not None for p in pitches) and not any(
+        i.depends_on(row) for s in x.others for i, _, _ in s.where.bounds)
+    if not choices or not apart:
+        return chosen([f"{pointers[p]} + {em.code(offset)}" for p, offset in whole])
+    first = [offset.substitute({row: Index.of(0)}) for _, offset in whole]
+    begins = [f"{pointers[p]} + {em.code(i)}" for (p, _), i in zip(whole, first, strict=True)]
+    w.line(f"const auto* const part = {chosen(begins)};")
+    w.line(f"const int pitch = {chosen([str(p) for p in pitches])};" if len({*pitches}) > 1
+           else f"constexpr int pitch = {pitches[0]};")
+    return f"part + pitch * {names[row]}"
 
 
 def _emit_picks(w: Writer, body: Graph, source: Source, t: str, piece: int,

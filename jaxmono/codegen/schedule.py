@@ -14,7 +14,7 @@ from jaxmono.codegen.loop_order import source_order
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.padded_copy import MOST_IN_FLIGHT, padded_copy
 from jaxmono.codegen.row_chain import KEEP_WORDS
-from jaxmono.codegen.stencil_loop import stencil_loop
+from jaxmono.codegen.stencil_loop import loads_of, stencil_loop
 from jaxmono.codegen.stencil_rows import stencil_rows
 from jaxmono.codegen.traverse import Access, Lane, access, vector_width, walk
 from jaxmono.fusion.demand import Demand, reduction_index
@@ -142,6 +142,9 @@ of a contraction do not fit 132 SMs at once; 4 do."""
 _IN_FLIGHT = 64
 """Bytes that a thread of a copy loads before it stores: narrow loads have to be many to fill the
 time that memory takes."""
+_LOADED_WORDS = 96
+"""Registers of a thread, beside contractions, for what it loads before it computes. Four vectors of
+3 x 3 taps are 144, and ptxas, which loads all of them first, spilled some (GoogLeNet b32)."""
 
 
 def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
@@ -183,7 +186,12 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
         if found is not None:
             order, lanes = found
             vectors /= lanes
-    most = max(4, _IN_FLIGHT // (lanes * max(n for _, n in offsets))) if moves else 4
+    most = 4
+    if moves:
+        most = max(4, _IN_FLIGHT // (lanes * max(n for _, n in offsets)))
+    elif beside:
+        loads = loads_of(sig.body, roots(sig, form.stores, plain))
+        most = min(4, _LOADED_WORDS // max(1, loads * lanes * widest_input(sig) // 4))
     return LoopSchedule(lanes, max(1, min(most, 1 << int(math.log2(max(vectors, 1))))), order)
 
 

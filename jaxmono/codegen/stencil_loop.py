@@ -103,7 +103,7 @@ def stencil_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], w
     """
     plain = (1,) * len(variables)
     one = _taps(body, roots)
-    few = len({load for loads in one.values() for load in loads})
+    few = _distinct(one)
     if few < STENCIL_LOADS or len(variables) < 2:
         return None
     size = math.prod(v.size for v in variables)
@@ -132,6 +132,15 @@ def stencil_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], w
     narrower = {n for n in (widest // 2, widest // 4) if n > 1 and n * itemsize >= _NARROWEST_BYTES}
     return min(itertools.product(sorted(narrower | {widest}, reverse=True), orders),
                key=lambda choice: cost(*choice))
+
+
+def loads_of(body: Graph, roots: Sequence[Root]) -> int:
+    """Elements that are read for one of ``roots`` each."""
+    return _distinct(_taps(body, roots))
+
+
+def _distinct(taps: Mapping[Root, Sequence[Root]]) -> int:
+    return len({load for loads in taps.values() for load in loads})
 
 
 def _choices(variables: Sequence[Var]) -> Iterator[tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,13 @@ from contraction_harness import build, check_exact, dot_sigs, plan_of
 from jax import lax
 from thinned import crossed, thinned
 
+from jaxmono.codegen import generate
+from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.operand import Operand, analyse, contiguous, stride
+from jaxmono.codegen.schedule import KernelSchedule
+from jaxmono.codegen.target import interpret_target
 from jaxmono.fusion.indexing import Index, Var, linearize
-from jaxmono.fusion.plan import DotForm, Plan
+from jaxmono.fusion.plan import Device, DotForm, Plan
 
 Spec = jax.ShapeDtypeStruct
 
@@ -151,6 +156,23 @@ def test_views_are_copied() -> None:
         given[2] = rng.integers(-2, 70, 20).astype(np.int32)  # some outside: clamped
         given[3] = np.asarray(at, np.int32)
         check_exact(plan, program, inputs=given)
+
+
+@pytest.mark.parametrize(("parts", "choices"), [((64, 128, 40), 4), ((64, 64), 1)])
+def test_the_part_of_a_joined_operand_is_chosen_once(parts: tuple[int, ...], choices: int) -> None:
+    """And its rows' pitch, where they differ: producers copy several rows, and have few registers
+    and predicates."""
+    def fn(w: Any, *xs: Any) -> Any:
+        return lax.dot(jnp.concatenate(xs, -1), w, preferred_element_type=jnp.float32)
+
+    plan = plan_of(fn, Spec((sum(parts), 96), jnp.bfloat16),
+                   *(Spec((200, k), jnp.bfloat16) for k in parts))
+    tile = DotSchedule("wgmma", 128, 96, 64, 3, (2, 1, 1))
+    schedule = KernelSchedule(sigs={s.key: tile for s in plan.sigs})
+    program = generate(plan, interpret_target(), Device(), "k", schedule)
+    (loader,) = re.findall(r"const auto load_a = [^}]*\};", program.source)
+    assert "(to, part + pitch * o, " in loader and loader.count("?") == choices
+    check_exact(plan, program, blocks=(1, 3))
 
 
 def test_misaligned_views_are_computed() -> None:

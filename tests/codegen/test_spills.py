@@ -85,6 +85,20 @@ def kind(source: str) -> str:
                     + ["in turn"] * (IN_TURN in source))
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_wide_texts_ask_for_the_grid_behind_every_task(wide: bool) -> None:
+    """What the compiler reads in front of a stage's tasks ptxas spills (GoogLeNet b32: in eleven
+    stages)."""
+    p = plan(149, 768)
+    kernel = module.emit(p, cuda_target("sm_90a"), Device(), "k",
+                         KernelSchedule(sigs=module.default_schedule(
+                             p, cuda_target("sm_90a"), Device()).sigs, wide_tiles=wide))
+    lines = ptx(bundle(kernel.source)).splitlines()
+    reads = [i for i, line in enumerate(lines) if "%nctaid.x" in line]
+    again = [i for i in reads if any("bra" in line for line in lines[i:i + 8])]
+    assert bool(again) is wide
+
+
 @pytest.mark.parametrize("lean", [False, True])
 def test_lean_producers_test_four_pieces_between_branches(lean: bool) -> None:
     """Of 149 rows each piece has a test of its own, and ptxas has seven predicates: what is behind

@@ -15,7 +15,7 @@ from jax import lax
 from models import graph_of
 
 from jaxmono.codegen.generate import default_schedule, emit
-from jaxmono.codegen.schedule import KernelSchedule, LoopSchedule
+from jaxmono.codegen.schedule import KernelSchedule, LoopSchedule, choose_loop
 from jaxmono.codegen.target import cuda_target, interpret_target
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device, LoopForm, Plan
@@ -67,6 +67,17 @@ def test_as_right_as_one_by_one(shape: tuple[int, ...], taps: tuple[int, int], d
     for lanes in (2, 8):
         schedule = KernelSchedule(64, 1, {sig.key: LoopSchedule(lanes, places=places)})
         check(plan.graph, given, plan=plan, schedule=schedule)
+
+
+@pytest.mark.parametrize(("taps", "unroll"), [(2, 4), (3, 2)])
+def test_what_a_thread_loads_fits_its_registers(taps: int, unroll: int) -> None:
+    """Beside contractions a pool takes places one by one: each is 4 or 9 loads of four words."""
+    def pool(x: X) -> X:
+        return lax.reduce_window(x, jnp.asarray(-jnp.inf, x.dtype), lax.max, (1, taps, taps, 1),
+                                 (1, 1, 1, 1), "SAME")
+
+    (sig,) = make_plan(graph_of(pool, jax.ShapeDtypeStruct((32, 64, 64, 256), BF16)), DEVICE).sigs
+    assert choose_loop(sig, Device(), 256, beside=True) == LoopSchedule(8, unroll)
 
 
 def test_chosen_ones_compute_the_same() -> None:

@@ -212,7 +212,7 @@ struct GemmWgmma {
     float x[NT][4];
   };
 
-  JM_DEVICE static int warpgroup() { return warp_id() / 4; }
+  JM_DEVICE static int warpgroup() { return fresh(warp_id()) / 4; }
   JM_DEVICE static int first_row() {
     const int warp = fresh(warp_id());
     return (WG_M == 2 ? warp / 4 * 64 : 0) + warp % 4 * 16;
@@ -375,7 +375,7 @@ struct GemmWgmma {
   JM_DEVICE static auto first(const Fetch& fetch) {
     static_assert(WG_K == 2 && !HALVES && LANES > 0, "small tiles");
     SharedPieces<BM, N, CONSUMERS, LANES, decltype(fetch(0, 0))> p;
-    p.request(fetch, 0);
+    p.request(fetch, fresh(thread_id()));
     return p;
   }
 
@@ -408,7 +408,7 @@ struct GemmWgmma {
   JM_DEVICE static void rows(unsigned char* smem, float (&x)[OWN][4], const Fetch& fetch, const F& f,
                              S& source) {
     Staged::template rows<LANES>(
-        staging(smem) + warp_id() * 16 * PITCH, x,
+        staging(smem) + fresh(warp_id()) * 16 * PITCH, x,
         [&](int r, int c) { return fetch(first_row() + r, own_col() + c); },
         [&](int r, int c, const float (&sum)[LANES], const auto&... loaded) {
           f(first_row() + r, own_col() + c, sum, loaded...);
@@ -422,7 +422,7 @@ struct GemmWgmma {
   JM_DEVICE static void finish_windows(unsigned char* smem, Accumulators& acc, const F& f) {
     const auto own_rows = [&](float (&x)[OWN][4]) {
       Staged::template windows<TAPS, LANES>(
-          staging(smem) + warp_id() * 16 * PITCH, x,
+          staging(smem) + fresh(warp_id()) * 16 * PITCH, x,
           [&](int r, int c, const float (&sums)[TAPS][LANES]) {
             f(first_row() + r, own_col() + c, sums);
           });
@@ -435,10 +435,10 @@ struct GemmWgmma {
       syncthreads();
     } else if constexpr (WG_K == 2) {
       constexpr int PER_ROW = N / LANES;
-      Staged::template put<LANES>(staging(smem) + warp_id() * 16 * PITCH, acc.x);
+      Staged::template put<LANES>(staging(smem) + fresh(warp_id()) * 16 * PITCH, acc.x);
       syncthreads();
 #pragma unroll 1
-      for (int i = thread_id(); i < BM / TAPS * PER_ROW; i += CONSUMERS) {
+      for (int i = fresh(thread_id()); i < BM / TAPS * PER_ROW; i += CONSUMERS) {
         const int r = i / PER_ROW * TAPS, c = i % PER_ROW * LANES;
         float sums[TAPS][LANES], others[TAPS][LANES];
         Staged::template window<TAPS, LANES>(sums, staging(smem) + r * PITCH, c);
@@ -499,7 +499,7 @@ struct GemmWgmma {
     }
     const int column = first_col() + split * SHARE * 8;
     Out::template rows<LANES>(
-        staging(smem) + warp_id() * 16 * Out::PITCH, own,
+        staging(smem) + fresh(warp_id()) * 16 * Out::PITCH, own,
         [&](int r, int c) { return fetch(first_row() + r, column + c); },
         [&](int r, int c, const float (&sum)[LANES], const auto& early) {
           f(first_row() + r, column + c, sum, early);
@@ -592,7 +592,7 @@ struct GemmWgmma {
   template <int LANES, class P, class Fetch, class F>
   JM_DEVICE static void finish_shared(unsigned char* smem, Accumulators& acc, P now,
                                       const Fetch& fetch, const F& f) {
-    Staged::template put<LANES>(staging(smem) + warp_id() * 16 * PITCH, acc.x);
+    Staged::template put<LANES>(staging(smem) + fresh(warp_id()) * 16 * PITCH, acc.x);
     syncthreads();
     now.template finish<Staged>(staging(smem), fetch, f);
     syncthreads();

@@ -38,11 +38,11 @@ JM_DEVICE float made(float x) {
 // and would wait for it behind each grid barrier. Of whether it is thread 0 ptxas keeps a bit through the
 // whole kernel, in a word that it spills (a training step of DIEN: 24 bytes).
 JM_DEVICE int fresh(int x) {
-#ifdef JM_WIDE_TILES
-  return opaque(x);
-#else
-  return x;
+#if defined(JM_WIDE_TILES) && !defined(JAXMONO_EMULATE)
+  x = opaque(x);
+  __builtin_assume(x >= 0);  // divisions by powers of two stay shifts
 #endif
+  return x;
 }
 
 // Of `count` copies that a producer requests, each behind a test of its own: how many between two branches.

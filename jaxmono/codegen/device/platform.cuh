@@ -54,10 +54,15 @@ JM_DEVICE int block_id() {
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
   return x;
 }
+JM_DEVICE int num_blocks() {
+  int x;
+  asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(x));
+  return x;
+}
 #else
 JM_DEVICE int block_id() { return static_cast<int>(blockIdx.x); }
-#endif
 JM_DEVICE int num_blocks() { return static_cast<int>(gridDim.x); }
+#endif
 JM_DEVICE int num_threads() { return static_cast<int>(blockDim.x); }
 JM_DEVICE int lane_id() { return static_cast<int>(threadIdx.x) & (WARP - 1); }
 JM_DEVICE int warp_id() { return static_cast<int>(threadIdx.x) / WARP; }

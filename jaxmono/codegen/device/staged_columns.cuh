@@ -25,7 +25,7 @@ struct StagedColumns {
 
   // The next CHUNK rows.
   JM_DEVICE static void put(float* to, const float (&x)[NT][4]) {
-    const int lane = fresh(lane_id());  // not known to be positive: no division
+    const int lane = fresh(lane_id());
     float* const own = to + (lane & 3) * (2 * PITCH) + (lane >> 2);
 #pragma unroll
     for (int j = 0; j < CHUNK / 8; ++j)

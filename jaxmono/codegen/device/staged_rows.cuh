@@ -40,16 +40,14 @@ struct SharedPieces {
   static constexpr int TRIPS = (COUNT + THREADS - 1) / THREADS, AHEAD = TRIPS < 4 ? TRIPS : 4;
   Early early[AHEAD]{};  // as in StagedRows::rows
 
-  JM_DEVICE static int row(int i) { return (i + thread_id()) / PER_ROW; }
-  JM_DEVICE static int column(int i) { return (i + thread_id()) % PER_ROW * LANES; }
-  JM_DEVICE static bool inside(int i) {
-    return COUNT % (AHEAD * THREADS) == 0 || i + thread_id() < COUNT;
-  }
+  JM_DEVICE static int row(int i) { return i / PER_ROW; }
+  JM_DEVICE static int column(int i) { return i % PER_ROW * LANES; }
+  JM_DEVICE static bool inside(int i) { return COUNT % (AHEAD * THREADS) == 0 || i < COUNT; }
   template <class Fetch>
-  JM_DEVICE void request(const Fetch& fetch, int base) {
+  JM_DEVICE void request(const Fetch& fetch, int first) {
 #pragma unroll
     for (int k = 0; k < AHEAD; ++k) {
-      const int i = base + k * THREADS;
+      const int i = first + k * THREADS;
       if (inside(i)) early[k] = fetch(row(i), column(i));
     }
   }
@@ -57,13 +55,15 @@ struct SharedPieces {
   // Calls f(r, c, sums, fetch(r, c)) for all of them; the first have been requested.
   template <class Staged, class Fetch, class F>
   JM_DEVICE void finish(const float* staged, const Fetch& fetch, const F& f) {
+    const int thread = fresh(thread_id());
 #pragma unroll 1
     for (int base = 0; base < COUNT; base += AHEAD * THREADS) {
-      if (base > 0) request(fetch, base);
+      const int first = base + thread;
+      if (base > 0) request(fetch, first);
       Vec<float, LANES> sums[AHEAD]{};
 #pragma unroll
       for (int k = 0; k < AHEAD; ++k) {
-        const int i = base + k * THREADS;
+        const int i = first + k * THREADS;
         if (!inside(i)) continue;
         const float* const p = staged + row(i) * Staged::PITCH;
         sums[k] = Staged::template get<LANES>(p, column(i));
@@ -73,7 +73,7 @@ struct SharedPieces {
       }
 #pragma unroll
       for (int k = 0; k < AHEAD; ++k) {
-        const int i = base + k * THREADS;
+        const int i = first + k * THREADS;
         if (inside(i)) f(row(i), column(i), sums[k].x, early[k]);
       }
     }
@@ -222,7 +222,7 @@ struct StagedRows {
       put<LANES>(own, x);
       syncwarp();
 #pragma unroll 1
-      for (int i = lane_id(); i < PIECES; i += WARP) {
+      for (int i = fresh(lane_id()); i < PIECES; i += WARP) {
         const int r = i / PER_ROW * TAPS, c = i % PER_ROW * LANES;
         float sums[TAPS][LANES];
         window<TAPS, LANES>(sums, own + r * PITCH, c);
