@@ -32,13 +32,13 @@
 #include "jaxmono/opaque.cuh"
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/roles.cuh"
-#include "jaxmono/split_k.cuh"
 #include "jaxmono/staged_rows.cuh"
 #include "jaxmono/swizzled_tile.cuh"
 #include "jaxmono/tf32_tile.cuh"
 #include "jaxmono/types.cuh"
 #include "jaxmono/vec.cuh"
 #include "jaxmono/warp.cuh"
+#include "jaxmono/wgmma_finish.cuh"
 #include "jaxmono/wgmma_operand.cuh"
 
 namespace jaxmono {
@@ -53,7 +53,9 @@ namespace jaxmono {
 template <class T, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int WG_K, bool A_K_MAJOR,
           bool B_K_MAJOR, int PANEL = 0, int PANEL_B = 0, int DEPTH = 4, int RESIDENT = 0,
           bool A_UNALIGNED = false, bool B_UNALIGNED = false>
-struct GemmWgmma {
+struct GemmWgmma
+    : WgmmaFinish<GemmWgmma<T, BM_, BN_, SLOTS_, WG_M, WG_N, WG_K, A_K_MAJOR, B_K_MAJOR, PANEL, PANEL_B,
+                            DEPTH, RESIDENT, A_UNALIGNED, B_UNALIGNED>> {
   static constexpr bool TF32 = is_same<T, float>, B_K = B_K_MAJOR || TF32;
   static constexpr int BM = BM_, BN = BN_, BK = DEPTH * 32 / sizeof(T), SLOTS = SLOTS_;
   static constexpr int N = BN / WG_N, NT = N / 8, STEPS = DEPTH / WG_K, STEP = 32 / sizeof(T);
@@ -88,12 +90,12 @@ struct GemmWgmma {
 
   // Of wide tiles whose k is shared, each warpgroup finishes half of the columns: the other's sums of
   // these come as fragments, a quarter of the tile at a time.
-  static constexpr bool HALVES = WG_K == 2 && N > 96;
+  static constexpr bool SHARED_K = WG_K == 2, HALVES = SHARED_K && N > 96;
   static constexpr int OWN = HALVES ? NT / 2 : NT, QUARTER = NT / 4;
   static_assert(!HALVES || NT % 4 == 0, "");
   static constexpr int EXCHANGE_BYTES = HALVES ? CONSUMERS * QUARTER * 16 : 0;
 
-  using Staged = StagedRows<OWN, WG_K == 2 && !HALVES>;
+  using Staged = StagedRows<OWN, SHARED_K && !HALVES>;
   static constexpr int PITCH = Staged::PITCH;
   static constexpr int STAGING_BYTES =
       8 * Staged::BYTES > EXCHANGE_BYTES ? 8 * Staged::BYTES : EXCHANGE_BYTES;
@@ -366,236 +368,6 @@ struct GemmWgmma {
       if (speaks) mbarrier_arrive(&roles->empty[at.slot]);
       at.template next<SLOTS>();
     }
-  }
-
-  // Where the warpgroups share k: requests what the first pieces of the epilogue load, fetch(r, c), before
-  // `consume`, so that it comes while the sums are made. (Larger tiles were slower with it: BERT-base b16
-  // 993 -> 1033 us, ResNet-50 b32 1253 -> 1356 with 1.4 KB of spills.)
-  template <int LANES, class Fetch>
-  JM_DEVICE static auto first(const Fetch& fetch) {
-    static_assert(WG_K == 2 && !HALVES && LANES > 0, "small tiles");
-    SharedPieces<BM, N, CONSUMERS, LANES, decltype(fetch(0, 0))> p;
-    p.request(fetch, fresh(thread_id()));
-    return p;
-  }
-
-  // Calls f(r, c, sums, fetch(r, c)) for every LANES neighbouring elements of the tile, the threads of a
-  // warp on neighbouring columns. Staged through shared memory: fragments are scattered over rows.
-  template <int LANES, class Fetch, class F>
-  JM_DEVICE static void finish(unsigned char* smem, Accumulators& acc, const Fetch& fetch,
-                               const F& f) {
-    finish<LANES>(smem, acc, fetch, f, NoSource{});
-  }
-
-  // source: a Reader, if f has a source's elements as its last argument.
-  template <int LANES, class Fetch, class F, class S>
-  JM_DEVICE static void finish(unsigned char* smem, Accumulators& acc, const Fetch& fetch, const F& f,
-                               S&& source) {
-    if constexpr (HALVES) {
-      float own[OWN][4];
-      if (warpgroup() == 0) exchange<0>(smem, acc, own);
-      else exchange<1>(smem, acc, own);
-      rows<LANES>(smem, own, fetch, f, source);
-      syncthreads();
-    } else if constexpr (WG_K == 2) {
-      finish_shared<LANES>(smem, acc, first<LANES>(fetch), fetch, f);
-    } else {
-      rows<LANES>(smem, acc.x, fetch, f, source);
-    }
-  }
-
-  template <int LANES, class Fetch, class F, class S>
-  JM_DEVICE static void rows(unsigned char* smem, float (&x)[OWN][4], const Fetch& fetch, const F& f,
-                             S& source) {
-    Staged::template rows<LANES>(
-        staging(smem) + fresh(warp_id()) * 16 * PITCH, x,
-        [&](int r, int c) { return fetch(first_row() + r, own_col() + c); },
-        [&](int r, int c, const float (&sum)[LANES], const auto&... loaded) {
-          f(first_row() + r, own_col() + c, sum, loaded...);
-        },
-        source);
-  }
-
-  // As `finish`, for every LANES neighbouring columns of TAPS neighbouring rows: f(r, c, sums) with
-  // sums[TAPS][LANES].
-  template <int TAPS, int LANES, class F>
-  JM_DEVICE static void finish_windows(unsigned char* smem, Accumulators& acc, const F& f) {
-    const auto own_rows = [&](float (&x)[OWN][4]) {
-      Staged::template windows<TAPS, LANES>(
-          staging(smem) + fresh(warp_id()) * 16 * PITCH, x,
-          [&](int r, int c, const float (&sums)[TAPS][LANES]) {
-            f(first_row() + r, own_col() + c, sums);
-          });
-    };
-    if constexpr (HALVES) {
-      float own[OWN][4];
-      if (warpgroup() == 0) exchange<0>(smem, acc, own);
-      else exchange<1>(smem, acc, own);
-      own_rows(own);
-      syncthreads();
-    } else if constexpr (WG_K == 2) {
-      constexpr int PER_ROW = N / LANES;
-      Staged::template put<LANES>(staging(smem) + fresh(warp_id()) * 16 * PITCH, acc.x);
-      syncthreads();
-#pragma unroll 1
-      for (int i = fresh(thread_id()); i < BM / TAPS * PER_ROW; i += CONSUMERS) {
-        const int r = i / PER_ROW * TAPS, c = i % PER_ROW * LANES;
-        float sums[TAPS][LANES], others[TAPS][LANES];
-        Staged::template window<TAPS, LANES>(sums, staging(smem) + r * PITCH, c);
-        Staged::template window<TAPS, LANES>(others, staging(smem) + (64 + r) * PITCH, c);
-#pragma unroll
-        for (int t = 0; t < TAPS; ++t)
-#pragma unroll
-          for (int e = 0; e < LANES; ++e) sums[t][e] += others[t][e];
-        f(r, c, sums);
-      }
-      syncthreads();
-    } else {
-      own_rows(acc.x);
-    }
-  }
-
-  // Where SPLIT blocks share k: as `finish`, each block for its share of every warpgroup's columns. The
-  // others' sums of these come as fragments, which a thread there has of the same elements, through
-  // `parts`: CONSUMERS * NT * 4 floats for each block of the tile. arrivals: the tile's counter.
-  template <int SPLIT, int LANES, class Fetch, class F>
-  JM_DEVICE static void finish_split(unsigned char* smem, const Accumulators& acc, int split,
-                                     float* parts, uint32_t* arrivals, const Fetch& fetch, const F& f) {
-    constexpr int SHARE = NT / SPLIT;
-    static_assert(WG_K == 1 && NT % SPLIT == 0, "whole fragments");
-    using Out = StagedRows<SHARE, false>;
-    static_assert(Out::BYTES <= Staged::BYTES, "");
-    // Of the fragments that block `from` leaves for block `to`, a thread's share of number j.
-    const auto place = [&](int from, int to, int j) {
-      return parts + (((from * SPLIT + to) * SHARE + j) * CONSUMERS + thread_id()) * 4;
-    };
-    float own[SHARE][4]{};  // as in StagedRows::rows
-#pragma unroll
-    for (int to = 0; to < SPLIT; ++to) {
-#pragma unroll
-      for (int j = 0; j < SHARE; ++j) {
-        const float (&x)[4] = acc.x[to * SHARE + j];
-        if (to != split) {
-          store<float, 4>(place(split, to, j), Vec<float, 4>{x[0], x[1], x[2], x[3]});
-        } else {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) own[j][e] = x[e];
-        }
-      }
-    }
-    group_barrier<SPLIT>(arrivals);
-#pragma unroll
-    for (int j = 0; j < SHARE; ++j) {
-      Vec<float, 4> sum{};
-#pragma unroll
-      for (int from = 0; from < SPLIT; ++from) {  // in this order whichever block adds
-        Vec<float, 4> x{own[j][0], own[j][1], own[j][2], own[j][3]};
-        if (from != split) x = load<float, 4>(place(from, split, j));
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sum.x[e] = from == 0 ? x.x[e] : sum.x[e] + x.x[e];
-      }
-#pragma unroll
-      for (int e = 0; e < 4; ++e) own[j][e] = sum.x[e];
-    }
-    const int column = first_col() + split * SHARE * 8;
-    Out::template rows<LANES>(
-        staging(smem) + fresh(warp_id()) * 16 * Out::PITCH, own,
-        [&](int r, int c) { return fetch(first_row() + r, column + c); },
-        [&](int r, int c, const float (&sum)[LANES], const auto& early) {
-          f(first_row() + r, column + c, sum, early);
-        },
-        NoSource{});
-  }
-
-  // Where the warpgroups share k: calls f(r, c, sums) for every LANES (2 or 4) neighbouring elements of the
-  // sums, each warpgroup for half of the columns. For f32 outputs, of which four lanes then write whole
-  // sectors: of 32 bytes of a row, or of twice 32.
-  template <int LANES, class F>
-  JM_DEVICE static void finish_fragments(unsigned char* smem, const Accumulators& acc, const F& f) {
-    static_assert(WG_K == 2 && !HALVES && NT % LANES == 0, "small tiles");
-    if (warpgroup() == 0) halves<0, LANES>(smem, acc, f);
-    else halves<1, LANES>(smem, acc, f);
-    syncthreads();
-  }
-
-  // The part of warpgroup HALF; what the other one has of it comes as fragments, which a thread there has
-  // of the same elements.
-  //
-  //   a row's      lane 0   lane 1   lane 2   lane 3           lane 0   lane 1   lane 2   lane 3
-  //   fragment j   0 1      2 3      4 5      6 7      ->      0 1 2 3           4 5 6 7             } LANES = 4:
-  //   j + 1        0 1      2 3      4 5      6 7                       0 1 2 3           4 5 6 7    } one store
-  template <int HALF, int LANES, class F>
-  JM_DEVICE static void halves(unsigned char* smem, const Accumulators& acc, const F& f) {
-    constexpr int COUNT = NT / 2;
-    static_assert(COUNT * CONSUMERS * 16 <= STAGING_BYTES, "");
-    float* const mine = staging(smem) + thread_id() * 4;
-    const float* const other = staging(smem) + (thread_id() ^ 128) * 4;
-#pragma unroll
-    for (int j = 0; j < COUNT; ++j) {
-      const float (&x)[4] = acc.x[(1 - HALF) * COUNT + j];
-      store<float, 4>(mine + j * CONSUMERS * 4, Vec<float, 4>{x[0], x[1], x[2], x[3]});
-    }
-    syncthreads();
-    const int row = first_row() + lane_id() / 4, t = lane_id() % 4;
-    const int column = HALF * (N / 2) + (LANES == 4 ? t % 2 * 8 + t / 2 * 4 : t * 2);
-    float x[COUNT][4];
-#pragma unroll
-    for (int j = 0; j < COUNT; ++j) {
-      const Vec<float, 4> y = load<float, 4>(other + j * CONSUMERS * 4);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[j][e] = acc.x[HALF * COUNT + j][e] + y.x[e];
-    }
-    const bool odd = t % 2 != 0;
-#pragma unroll
-    for (int j = 0; j < COUNT; j += LANES / 2) {
-#pragma unroll
-      for (int h = 0; h < 4; h += 2) {
-        if constexpr (LANES == 4) {
-          const float (&a)[4] = x[j], (&b)[4] = x[j + 1];
-          const auto got = shfl_xor(Vec<float, 2>{odd ? a[h] : b[h], odd ? a[h + 1] : b[h + 1]}, 1);
-          const float sums[4] = {odd ? got.x[0] : a[h], odd ? got.x[1] : a[h + 1],
-                                 odd ? b[h] : got.x[0], odd ? b[h + 1] : got.x[1]};
-          f(row + 4 * h, column + j * 8, sums);
-        } else {
-          const float sums[2] = {x[j][h], x[j][h + 1]};
-          f(row + 4 * h, column + j * 8, sums);
-        }
-      }
-    }
-  }
-
-  // own: the sums of warpgroup HALF's columns, of both warpgroups.
-  template <int HALF>
-  JM_DEVICE static void exchange(unsigned char* smem, const Accumulators& acc, float (&own)[OWN][4]) {
-    float* const mine = staging(smem) + (HALF * QUARTER * 128 + thread_id() % 128) * 4;
-    const float* const other = mine + (1 - 2 * HALF) * QUARTER * 128 * 4;
-#pragma unroll
-    for (int q = 0; q < 2; ++q) {
-#pragma unroll
-      for (int j = 0; j < QUARTER; ++j) {
-        const float (&x)[4] = acc.x[(1 - HALF) * OWN + q * QUARTER + j];
-        store<float, 4>(mine + j * 512, Vec<float, 4>{x[0], x[1], x[2], x[3]});
-      }
-      syncthreads();
-#pragma unroll
-      for (int j = 0; j < QUARTER; ++j) {
-        const Vec<float, 4> y = load<float, 4>(other + j * 512);
-        const float (&x)[4] = acc.x[HALF * OWN + q * QUARTER + j];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) own[q * QUARTER + j][e] = x[e] + y.x[e];
-      }
-      syncthreads();
-    }
-  }
-
-  // Both warpgroups have sums of all elements: they meet in shared memory. now: of `first`.
-  template <int LANES, class P, class Fetch, class F>
-  JM_DEVICE static void finish_shared(unsigned char* smem, Accumulators& acc, P now,
-                                      const Fetch& fetch, const F& f) {
-    Staged::template put<LANES>(staging(smem) + fresh(warp_id()) * 16 * PITCH, acc.x);
-    syncthreads();
-    now.template finish<Staged>(staging(smem), fetch, f);
-    syncthreads();
   }
 };
 
