@@ -97,7 +97,7 @@ def total_us(form: AttentionForm, s: AttentionSchedule, device: Device, siblings
 
 
 def snake(task: Numbers, tasks: int, blocks: int) -> Numbers:
-    """`snake` of device/attention_rows.cuh."""
+    """`snake` of device/task_order.cuh."""
     rounds, at = task // blocks, task % blocks
     extra = tasks % blocks
     forth = np.where(rounds * blocks + blocks > tasks, at, (at + blocks - extra) % blocks)
