@@ -21,8 +21,7 @@
 // A piece has 16 elements, and takes 66 instructions with one row: 36 of int8 (28 of 8-bit floats) to f32, 16
 // multiply-adds, the rest as ever.
 #pragma once
-#include "jaxmono/bytes.cuh"
-#include "jaxmono/deal.cuh"
+#include "jaxmono/gemv_fma.cuh"
 #include "jaxmono/gemv_mma.cuh"
 #include "jaxmono/opaque.cuh"
 #include "jaxmono/tile.cuh"
@@ -268,7 +267,8 @@ struct Gemv {
   static constexpr int OUTER = MMA ? XN : M;
   static constexpr int WIDTH = MMA ? (K_MAJOR ? 4 : 2 * E) : K_MAJOR ? U : E;
   using Sums = float[OUTER][WIDTH];
-  using Mma = GemvMma<Gemv, T, W, M, U, K_MAJOR>;
+  using Fma = GemvFma<Gemv, T, W, M, U, K_MAJOR>;
+  using Products = Conditional<MMA, GemvMma<Gemv, T, W, M, U, K_MAJOR>, Fma>;
 
   // After prologue and x: runs the task's stream and leaves the sums in shared memory, all warps
   // arrived. LANDED: after `request`, and all of it is there.
@@ -284,8 +284,7 @@ struct Gemv {
 #pragma unroll 1
     for (int s = 0; s < STEPS; ++s) {
       if constexpr (!LANDED) cp_async_wait<SLOTS - 1>();
-      if constexpr (MMA) Mma::multiply(acc, smem, slot, now);
-      else if (active()) multiply(acc, smem, slot, now);
+      Products::multiply(acc, smem, slot, now);
       if constexpr (!LANDED) {
         if (s + SLOTS < STEPS) fetch(smem, slot, ahead, n0, k0, ks, load);
         cp_async_commit();
@@ -296,16 +295,14 @@ struct Gemv {
         const int first = now.n + own_row();
         now.next();
         if (now.k == 0) {
-          if constexpr (MMA) Mma::finish_rows(smem, acc, first);
-          else finish_rows(smem, acc, first);
+          Products::finish_rows(smem, acc, first);
           reset(acc);
         }
       } else {
         now.next();
       }
     }
-    if constexpr (!K_MAJOR && MMA) Mma::finish_columns(smem, acc);
-    else if constexpr (!K_MAJOR) finish_columns(smem, acc);
+    if constexpr (!K_MAJOR) Products::finish_columns(smem, acc);
     syncthreads();
   }
 
@@ -325,7 +322,7 @@ struct Gemv {
       for (int i = 0; i < PIECES; ++i) {
         const W* const p = reinterpret_cast<const W*>(piece(smem, i / U, i % U));
         if constexpr (WIDE) {
-          w[i] = weights(p);
+          w[i] = Fma::weights(p);
 #pragma unroll
           for (int e = 0; e < E; ++e) w[i].x[e] = made(w[i].x[e]);
         } else w[i] = *reinterpret_cast<const Piece<W>*>(p);
@@ -333,7 +330,7 @@ struct Gemv {
     }
     JM_DEVICE Vec<float, E> get(int i) const {
       if constexpr (WIDE) return w[i];
-      else return weights(w[i].x);
+      else return Fma::weights(w[i].x);
     }
   };
 
@@ -347,7 +344,7 @@ struct Gemv {
       for (int s = 0; s < STEPS; ++s)
 #pragma unroll
         for (int m = 0; m < M; ++m) {
-          const Vec<float, U> f = wide<U>(x(smem, m, s * SPAN + own_row()));
+          const Vec<float, U> f = Fma::template wide<U>(x(smem, m, s * SPAN + own_row()));
 #pragma unroll
           for (int u = 0; u < U; ++u) {
             const Vec<float, E> w = held.get(s * U + u);
@@ -356,7 +353,7 @@ struct Gemv {
           }
         }
     }
-    finish_columns<true>(smem, acc);
+    Fma::template finish_columns<true>(smem, acc);
     syncthreads();
   }
 
@@ -380,149 +377,6 @@ struct Gemv {
     for (int m = 0; m < OUTER; ++m)
 #pragma unroll
       for (int i = 0; i < WIDTH; ++i) acc[m][i] = 0.0f;
-  }
-
-  struct alignas(16) Words4 {
-    uint32_t x[4];
-  };
-
-  // COUNT elements in f32. bf16 by words: from halves the compiler makes three instructions of every
-  // second element, which was a quarter of the stream's loop.
-  template <int COUNT>
-  JM_DEVICE static Vec<float, COUNT> wide(const T* p) {
-    if constexpr (is_same<T, bf16>) {
-      struct alignas(2 * COUNT) Words {
-        uint32_t x[COUNT / 2];
-      };
-      const Words v = *reinterpret_cast<const Words*>(p);
-      Vec<float, COUNT> out;
-#pragma unroll
-      for (int i = 0; i < COUNT / 2; ++i) {
-        out.x[2 * i] = bitcast<float>(v.x[i] << 16);
-        out.x[2 * i + 1] = bitcast<float>(v.x[i] & 0xffff0000u);
-      }
-      return out;
-    } else {
-      return jaxmono::load<float, COUNT>(p);
-    }
-  }
-
-  // A piece of weights.
-  JM_DEVICE static Vec<float, E> weights(const W* p) {
-    if constexpr (BYTES) {
-      Vec<float, E> out;
-      bytes_to_floats<W>(out.x, reinterpret_cast<const Words4*>(p)->x);
-      return out;
-    } else {
-      return wide<E>(p);
-    }
-  }
-  // Of x, what a piece of weights [n][k] is multiplied with. SPAN is a multiple of what changes places.
-  JM_DEVICE static Vec<float, E> beside(unsigned char* smem, int m, const Step& at) {
-    if constexpr (BYTES) {
-      Vec<float, E> out;
-#pragma unroll
-      for (int i = 0; i < E; i += EX) {
-        const Vec<float, EX> part = wide<EX>(x(smem, m, own_col() + i) + at.k);
-#pragma unroll
-        for (int e = 0; e < EX; ++e) out.x[i + e] = part.x[e];
-      }
-      return out;
-    } else {
-      return wide<E>(x(smem, m, at.k + own_col()));
-    }
-  }
-
-  JM_DEVICE static void multiply(Sums& acc, unsigned char* smem, int slot, const Step& at) {
-    Vec<float, E> w[U];
-#pragma unroll
-    for (int u = 0; u < U; ++u)
-      w[u] = weights(reinterpret_cast<const W*>(piece(smem, slot, u)));
-    const int k = at.k + (K_MAJOR ? own_col() : own_row());
-#pragma unroll
-    for (int m = 0; m < M; ++m) {
-      if constexpr (K_MAJOR) {
-        const Vec<float, E> f = beside(smem, m, at);
-#pragma unroll
-        for (int e = 0; e < E; ++e)
-#pragma unroll
-          for (int u = 0; u < U; ++u) acc[m][u] = fmaf(f.x[e], w[u].x[e], acc[m][u]);
-      } else {
-        const Vec<float, U> f = wide<U>(x(smem, m, k));
-#pragma unroll
-        for (int u = 0; u < U; ++u)
-#pragma unroll
-          for (int e = 0; e < E; ++e) acc[m][e] = fmaf(f.x[u], w[u].x[e], acc[m][e]);
-      }
-    }
-  }
-
-  // [n][k]: the lanes' sums of M x U values.
-  JM_DEVICE static void finish_rows(unsigned char* smem, const Sums& acc, int first) {
-    constexpr int V = M * U <= 1    ? 1
-                      : M * U <= 2  ? 2
-                      : M * U <= 4  ? 4
-                      : M * U <= 8  ? 8
-                      : M * U <= 16 ? 16 : 32;
-    float v[V];
-#pragma unroll
-    for (int i = 0; i < V; ++i) v[i] = i < M * U ? acc[i / U % M][i % U] : 0.0f;
-    deal_sums<V, 1>(v);
-    constexpr int SHARE = 32 / V;  // lanes that have the same value
-    const int i = lane_id() / SHARE, n = first + i % U;
-    if (lane_id() % SHARE == 0 && i < M * U && n < BN)
-      sums(smem)[(warp_id() / WN * M + i / U) * BN + n] = v[0];
-  }
-
-  // [k][n]: the sums of a piece's columns, of the rows of a warp or of every thread.
-  // FREE: nobody reads the ring any more, which the sums replace.
-  template <bool FREE = false>
-  JM_DEVICE static void finish_columns(unsigned char* smem, Sums& acc) {
-    if constexpr (PACKED && LANE_ROWS * C == 32 && M <= 2) {
-      if constexpr (!FREE) syncthreads();
-      deal_columns(smem, acc);
-      return;
-    }
-    if constexpr (PACKED) {
-      const int row = lane_id() / C;
-#pragma unroll
-      for (int left = LANE_ROWS; left > 1; left = (left + 1) / 2) {
-        const int half = (left + 1) / 2;
-#pragma unroll
-        for (int m = 0; m < M; ++m)
-#pragma unroll
-          for (int e = 0; e < E; ++e) {
-            const float other = shfl_idx(acc[m][e], (lane_id() + half * C) & 31);
-            if (row + half < left) acc[m][e] += other;
-          }
-      }
-    }
-    if constexpr (!FREE) syncthreads();
-    const int part = PACKED ? warp_id() : thread_id() / C;
-    if (PACKED ? lane_id() < C : active()) {
-#pragma unroll
-      for (int m = 0; m < M; ++m) {
-        Vec<float, E> out;
-#pragma unroll
-        for (int e = 0; e < E; ++e) out.x[e] = acc[m][e];
-        store<float, E>(sums(smem) + (part * M + m) * BN + own_col(), out);
-      }
-    }
-  }
-
-  // A warp's rows are a power of two.
-  JM_DEVICE static void deal_columns(unsigned char* smem, const Sums& acc) {
-    constexpr int V = M * E, LEFT = V > LANE_ROWS ? V / LANE_ROWS : 1;
-    constexpr int SHARE = V < LANE_ROWS ? LANE_ROWS / V : 1;  // rows of lanes that have the same value
-    float v[V];
-#pragma unroll
-    for (int i = 0; i < V; ++i) v[i] = acc[i / E][i % E];
-    deal_sums<V, C>(v);
-    const int row = lane_id() / C, first = row / SHARE * LEFT;
-    if (row % SHARE != 0) return;
-    float* const to = sums(smem) + warp_id() * M * BN + own_col();
-#pragma unroll
-    for (int i = 0; i < LEFT; ++i) to[(first + i) / E * BN + (first + i) % E] = v[i];
   }
 };
 
