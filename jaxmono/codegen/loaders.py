@@ -21,6 +21,10 @@ from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import DType
 
 
+_INT_SIZE = 1 << 30
+"""Elements of a buffer whose places, and those of the rows of a tile behind it, are ints."""
+
+
 def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                 pointers: Mapping[Value, str], names: Mapping[Var, str],
                 read_only: Sequence[Value], tiles: Mapping[Var, int], *,
@@ -158,7 +162,8 @@ def _source(w: Writer, em: BodyEmitter, x: Operand, row: Var, pointers: Mapping[
     pitches = [stride(offset, row) for _, offset in whole]
     apart = all(p is not None for p in pitches) and not any(
         i.depends_on(row) for s in x.others for i, _, _ in s.where.bounds)
-    if not choices or not apart:
+    small = all(p.type.size < _INT_SIZE for p, _ in whole)
+    if not choices or not apart or not small:
         return chosen([f"{pointers[p]} + {em.code(offset)}" for p, offset in whole])
     first = [offset.substitute({row: Index.of(0)}) for _, offset in whole]
     begins = [f"{pointers[p]} + {em.code(i)}" for (p, _), i in zip(whole, first, strict=True)]

@@ -15,11 +15,11 @@ from contraction_harness import build, check_exact, dot_sigs, plan_of
 from jax import lax
 from thinned import crossed, thinned
 
-from jaxmono.codegen import generate
 from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.generate import emit, generate
 from jaxmono.codegen.operand import Operand, analyse, contiguous, stride
 from jaxmono.codegen.schedule import KernelSchedule
-from jaxmono.codegen.target import interpret_target
+from jaxmono.codegen.target import cuda_target, interpret_target
 from jaxmono.fusion.indexing import Index, Var, linearize
 from jaxmono.fusion.plan import Device, DotForm, Plan
 
@@ -173,6 +173,18 @@ def test_the_part_of_a_joined_operand_is_chosen_once(parts: tuple[int, ...], cho
     (loader,) = re.findall(r"const auto load_a = [^}]*\};", program.source)
     assert "(to, part + pitch * o, " in loader and loader.count("?") == choices
     check_exact(plan, program, blocks=(1, 3))
+
+
+def test_parts_too_large_for_int_have_a_place_for_each_row() -> None:
+    """A pitch times a row would overflow."""
+    def fn(w: Any, *xs: Any) -> Any:
+        return lax.dot(jnp.concatenate(xs, -1), w)
+
+    plan = plan_of(fn, Spec((128, 96), jnp.bfloat16), Spec((2**25, 64), jnp.bfloat16),
+                   Spec((2**25, 64), jnp.bfloat16))
+    source = emit(plan, cuda_target("sm_90a"), Device(), "k").source
+    (loader,) = re.findall(r"const auto load_a = [^}]*\};", source)
+    assert "pitch" not in loader and "(long long)o" in loader
 
 
 def test_misaligned_views_are_computed() -> None:
