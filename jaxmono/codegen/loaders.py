@@ -20,7 +20,6 @@ from jaxmono.fusion.indexing import Index, Var
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import DType
 
-
 _INT_SIZE = 1 << 30
 """Elements of a buffer whose places, and those of the rows of a tile behind it, are ints."""
 
