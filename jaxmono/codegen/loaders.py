@@ -8,6 +8,7 @@ from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.gathered import emit_gathered
 from jaxmono.codegen.index_code import guard_code
 from jaxmono.codegen.operand import (
+    MOST_ROWS,
     PIECE_BYTES,
     Operand,
     Source,
@@ -19,9 +20,6 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, Var
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import DType
-
-_INT_SIZE = 1 << 30
-"""Elements of a buffer whose places, and those of the rows of a tile behind it, are ints."""
 
 
 def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
@@ -159,10 +157,10 @@ def _source(w: Writer, em: BodyEmitter, x: Operand, row: Var, pointers: Mapping[
         return "".join(f"({c}) ? {o} : " for c, o in zip(choices, of[:-1], strict=True)) + of[-1]
 
     pitches = [stride(offset, row) for _, offset in whole]
-    apart = all(p is not None for p in pitches) and not any(
+    behind = row.size + MOST_ROWS  # more rows than the buffers have, where they are padded
+    apart = all(p is not None and abs(p) * behind < 2**31 for p in pitches) and not any(
         i.depends_on(row) for s in x.others for i, _, _ in s.where.bounds)
-    small = all(p.type.size < _INT_SIZE for p, _ in whole)
-    if not choices or not apart or not small:
+    if not choices or not apart:
         return chosen([f"{pointers[p]} + {em.code(offset)}" for p, offset in whole])
     first = [offset.substitute({row: Index.of(0)}) for _, offset in whole]
     begins = [f"{pointers[p]} + {em.code(i)}" for (p, _), i in zip(whole, first, strict=True)]

@@ -253,10 +253,10 @@ def is_unaligned(x: Operand) -> bool:
     row = x.outer if x.k_major else x.k
     pitch = stride(source.offset, row)
     return pitch is not None and stride(source.offset, x.major) == 1 and (
-        source.param.type.size + _MOST_ROWS * abs(pitch) < 1 << 30)
+        source.param.type.size + MOST_ROWS * abs(pitch) < 1 << 30)
 
 
-_MOST_ROWS = 512
+MOST_ROWS = 512
 """Of a tile: as many may lie behind the last row."""
 
 

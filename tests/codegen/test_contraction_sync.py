@@ -241,7 +241,8 @@ def statements(name: str) -> list[Any]:
 CASES: dict[str, tuple[Callable[[], Case], ...]] = {
     "gemm.cuh": (gemm,), "gemm_ring.cuh": (gemm, fma), "gemm_fma.cuh": (fma,),
     "gemm_simt.cuh": (simt,), "gemv.cuh": (stream, decode),
-    "split_k.cuh": (split_k,), "attention.cuh": (heads,), "attention_flash.cuh": (flash_heads,),
+    "gemv_fma.cuh": (stream, decode), "split_k.cuh": (split_k,),
+    "attention.cuh": (heads,), "attention_flash.cuh": (flash_heads,),
     "attention_rows.cuh": (flash_heads,), "attention_few.cuh": (few_heads,)}
 
 

@@ -175,13 +175,16 @@ def test_the_part_of_a_joined_operand_is_chosen_once(parts: tuple[int, ...], cho
     check_exact(plan, program, blocks=(1, 3))
 
 
-def test_parts_too_large_for_int_have_a_place_for_each_row() -> None:
-    """A pitch times a row would overflow."""
+@pytest.mark.parametrize(("rows", "columns", "in_front"), [(2**25, 64, 0), (16, 2**20, 4080)])
+def test_a_pitch_times_a_row_is_no_int_where_it_would_overflow(rows: int, columns: int,
+                                                               in_front: int) -> None:
+    """Rows that are padded in front count, too."""
     def fn(w: Any, *xs: Any) -> Any:
-        return lax.dot(jnp.concatenate(xs, -1), w)
+        x = jnp.concatenate(xs, -1)
+        return lax.dot(jnp.pad(x, ((in_front, 0), (0, 0))) if in_front else x, w)
 
-    plan = plan_of(fn, Spec((128, 96), jnp.bfloat16), Spec((2**25, 64), jnp.bfloat16),
-                   Spec((2**25, 64), jnp.bfloat16))
+    part = Spec((rows, columns), jnp.bfloat16)
+    plan = plan_of(fn, Spec((2 * columns, 64), jnp.bfloat16), part, part)
     source = emit(plan, cuda_target("sm_90a"), Device(), "k").source
     (loader,) = re.findall(r"const auto load_a = [^}]*\};", source)
     assert "pitch" not in loader and "(long long)o" in loader
