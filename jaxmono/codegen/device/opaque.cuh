@@ -32,11 +32,12 @@ JM_DEVICE float made(float x) {
   return x;
 }
 
-// x, which a source that defines JM_WIDE_TILES finds again each time, as it does the block's number: a
-// thread with 128 sums and more has no registers for what is made of either once for all stages and
-// barriers. CLIP b32 reloaded spilled words at 97 places, ViT-B/16 b32 at 10. Others have the registers,
-// and would wait for it behind each grid barrier. Of whether it is thread 0 ptxas keeps a bit through the
-// whole kernel, in a word that it spills (a training step of DIEN: 24 bytes).
+// x, which a source that defines JM_WIDE_TILES finds again each time, as it does the block's number and the
+// grid's size: a thread with 128 sums and more has no registers for what is made of either once for all stages
+// and barriers. CLIP b32 reloaded spilled words at 97 places, ViT-B/16 b32 at 10; GoogLeNet b32 kept the grid's
+// size in eleven spilled words. Others have the registers, and would wait for it behind each grid barrier. Of
+// whether it is thread 0 ptxas keeps a bit through the whole kernel, in a word that it spills (a training step
+// of DIEN: 24 bytes). Not negative.
 JM_DEVICE int fresh(int x) {
 #if defined(JM_WIDE_TILES) && !defined(JAXMONO_EMULATE)
   x = opaque(x);
