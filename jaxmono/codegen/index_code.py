@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxmono.codegen.errors import CodegenError
@@ -78,6 +78,11 @@ def guard_code(guard: Guard, code: Callable[[Index], str], *, branches: bool = T
     if branches:
         return " && ".join(tests)
     return " & ".join(t if t.startswith("within") else f"({t})" for t in tests)
+
+
+def one_of(tests: Sequence[str], values: Sequence[str]) -> str:
+    """The C expression of the value whose test is the first that holds, or else of the last one."""
+    return "".join(f"{t} ? {x} : " for t, x in zip(tests, values[:-1], strict=True)) + values[-1]
 
 
 def _atom(atom: Atom, coef: int, names: Mapping[Var, VarCode],

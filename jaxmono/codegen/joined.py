@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from jaxmono.codegen.index_code import one_of
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.traverse import Access, Lane, access, dynamics, uniform_guard
 from jaxmono.fusion.demand import Demand
@@ -89,14 +90,10 @@ def joined(op: ops.Concatenate, index: IndexMap, choices: Sequence[Demand], lane
 def emit_address(em: BodyEmitter, x: Joined, remark: str = "") -> str:
     """A C expression: where the element is. Whatever the index, it is only computed."""
     first, t = x.parts[0], storage(x.parts[0].buffer.type.dtype)
-
-    def chosen(of: Sequence[str]) -> str:
-        tests = [f"{em.code(p.test[0])} < {p.test[1]}" for p in x.parts if p.test is not None]
-        return "".join(f"{t} ? {o} : " for t, o in zip(tests, of[:-1], strict=True)) + of[-1]
-
+    tests = [f"{em.code(p.test[0])} < {p.test[1]}" for p in x.parts if p.test is not None]
     begins = [f"{em.buffer(p.buffer)}{f' - {-p.start}' if p.start else ''}" for p in x.parts]
-    part = em.once(f"const {t}* const", "part", chosen(begins), remark)
+    part = em.once(f"const {t}* const", "part", one_of(tests, begins), remark)
     if all(p.width == first.width for p in x.parts):
         return f"{part} + {em.code(x.row * first.width + x.column)}"
-    wide = em.once("const int", "wide", chosen([str(p.width) for p in x.parts]))
+    wide = em.once("const int", "wide", one_of(tests, [str(p.width) for p in x.parts]))
     return f"{part} + {wide} * ({em.code(x.row)}) + {em.code(x.column)}"

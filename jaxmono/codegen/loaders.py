@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
 from jaxmono.codegen.gathered import emit_gathered
-from jaxmono.codegen.index_code import guard_code
+from jaxmono.codegen.index_code import guard_code, one_of
 from jaxmono.codegen.operand import (
     MOST_ROWS,
     PIECE_BYTES,
@@ -151,23 +151,21 @@ def _source(w: Writer, em: BodyEmitter, x: Operand, row: Var, pointers: Mapping[
     """
     assert x.param is not None and x.offset is not None
     whole = [*((s.param, s.offset) for s in x.others), (x.param, x.offset)]
-    choices = [guard_code(s.where, em.code, branches=False) for s in x.others]
-
-    def chosen(of: Sequence[str]) -> str:
-        return "".join(f"({c}) ? {o} : " for c, o in zip(choices, of[:-1], strict=True)) + of[-1]
-
+    tests = [guard_code(s.where, em.code, branches=False) for s in x.others]
     pitches = [stride(offset, row) for _, offset in whole]
     behind = row.size + MOST_ROWS  # more rows than the buffers have, where they are padded
     apart = all(p is not None and abs(p) * behind < 2**31 for p in pitches) and not any(
         i.depends_on(row) for s in x.others for i, _, _ in s.where.bounds)
-    if not choices or not apart:
-        return chosen([f"{pointers[p]} + {em.code(offset)}" for p, offset in whole])
-    first = [offset.substitute({row: Index.of(0)}) for _, offset in whole]
-    begins = [f"{pointers[p]} + {em.code(i)}" for (p, _), i in zip(whole, first, strict=True)]
-    w.line(f"const auto* const part = {chosen(begins)};")
-    w.line(f"const int pitch = {chosen([str(p) for p in pitches])};" if len({*pitches}) > 1
-           else f"constexpr int pitch = {pitches[0]};")
-    return f"part + pitch * {names[row]}"
+    if not tests or not apart:
+        return one_of(tests, [f"{pointers[p]} + {em.code(offset)}" for p, offset in whole])
+    first = [(p, offset.substitute({row: Index.of(0)})) for p, offset in whole]
+    begins = [f"{pointers[p]} + {em.code(offset)}" for p, offset in first]
+    w.line(f"const auto* const part = {one_of(tests, begins)};")
+    pitch, *others = dict.fromkeys(map(str, pitches))
+    if others:
+        pitch = "pitch"
+        w.line(f"const int pitch = {one_of(tests, [str(p) for p in pitches])};")
+    return f"part + {pitch} * {names[row]}"
 
 
 def _emit_picks(w: Writer, body: Graph, source: Source, t: str, piece: int,

@@ -152,7 +152,8 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     """Vectors as wide as possible, of stencils as wide as it pays; unrolled as far as every SM
     still gets work.
 
-    ``beside``: contractions of the same stage fill the SMs; then few tasks disturb them least.
+    ``beside``: contractions of the same stage fill the SMs; then few tasks disturb them least, and
+    threads have registers for a few loads.
     """
     form = sig.form
     assert isinstance(form, LoopForm)

@@ -158,8 +158,10 @@ def test_views_are_copied() -> None:
         check_exact(plan, program, inputs=given)
 
 
-@pytest.mark.parametrize(("parts", "choices"), [((64, 128, 40), 4), ((64, 64), 1)])
-def test_the_part_of_a_joined_operand_is_chosen_once(parts: tuple[int, ...], choices: int) -> None:
+@pytest.mark.parametrize(("parts", "pitch", "choices"), [
+    ((64, 128, 40), "pitch", 4), ((64, 64), "64", 1)])
+def test_the_part_of_a_joined_operand_is_chosen_once(parts: tuple[int, ...], pitch: str,
+                                                     choices: int) -> None:
     """And its rows' pitch, where they differ: producers copy several rows, and have few registers
     and predicates."""
     def fn(w: Any, *xs: Any) -> Any:
@@ -171,7 +173,7 @@ def test_the_part_of_a_joined_operand_is_chosen_once(parts: tuple[int, ...], cho
     schedule = KernelSchedule(sigs={s.key: tile for s in plan.sigs})
     program = generate(plan, interpret_target(), Device(), "k", schedule)
     (loader,) = re.findall(r"const auto load_a = [^}]*\};", program.source)
-    assert "(to, part + pitch * o, " in loader and loader.count("?") == choices
+    assert f"(to, part + {pitch} * o, " in loader and loader.count("?") == choices
     check_exact(plan, program, blocks=(1, 3))
 
 
@@ -187,7 +189,7 @@ def test_a_pitch_times_a_row_is_no_int_where_it_would_overflow(rows: int, column
     plan = plan_of(fn, Spec((2 * columns, 64), jnp.bfloat16), part, part)
     source = emit(plan, cuda_target("sm_90a"), Device(), "k").source
     (loader,) = re.findall(r"const auto load_a = [^}]*\};", source)
-    assert "pitch" not in loader and "(long long)o" in loader
+    assert "part" not in loader and "(long long)o" in loader
 
 
 def test_misaligned_views_are_computed() -> None:

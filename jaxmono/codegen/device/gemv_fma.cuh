@@ -6,6 +6,7 @@
 #pragma once
 #include "jaxmono/bytes.cuh"
 #include "jaxmono/deal.cuh"
+#include "jaxmono/tile.cuh"
 #include "jaxmono/types.cuh"
 #include "jaxmono/vec.cuh"
 #include "jaxmono/warp.cuh"
@@ -45,7 +46,7 @@ struct GemvFma {
   JM_DEVICE static Vec<float, E> weights(const W* p) {
     if constexpr (BYTES) {
       Vec<float, E> out;
-      bytes_to_floats<W>(out.x, reinterpret_cast<const Words4*>(p)->x);
+      bytes_to_floats<W>(out.x, reinterpret_cast<const Piece<uint32_t>*>(p)->x);
       return out;
     } else {
       return wide<E>(p);
@@ -131,10 +132,6 @@ struct GemvFma {
   }
 
  private:
-  struct alignas(16) Words4 {
-    uint32_t x[4];
-  };
-
   // Of x, what a piece of weights [n][k] is multiplied with. SPAN is a multiple of what changes places.
   JM_DEVICE static Vec<float, E> beside(unsigned char* smem, int m, const Step& at) {
     if constexpr (BYTES) {

@@ -13,6 +13,7 @@
 #pragma once
 #include "jaxmono/bytes.cuh"
 #include "jaxmono/mma.cuh"
+#include "jaxmono/tile.cuh"
 #include "jaxmono/vec.cuh"
 #include "jaxmono/warp.cuh"
 
@@ -23,6 +24,7 @@ template <class G, class T, class W, int M, int U, bool K_MAJOR>
 struct GemvMma {
   using Sums = typename G::Sums;
   using Step = typename G::Step;
+  using Words4 = Piece<uint32_t>;
   static constexpr int E = G::E, EX = G::EX, BN = G::BN, XN = G::XN, WN = G::WN, WC = G::WC;
 
   JM_DEVICE static void multiply(Sums& acc, unsigned char* smem, int slot, const Step& at) {
@@ -93,9 +95,6 @@ struct GemvMma {
   }
 
  private:
-  struct alignas(16) Words4 {
-    uint32_t x[4];
-  };
   struct alignas(8) Words2 {
     uint32_t x[2];
   };
