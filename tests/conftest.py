@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from pathlib import Path
 os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=2",
      *["--xla_backend_optimization_level=0"] * (os.environ.get("JAX_PLATFORMS") == "cpu")]).strip()
+# Before NumPy is: its threads look for work for a while behind each product, on CPUs that the other
+# workers of the tests need (a tenth of the time of tests/codegen).
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 
@@ -21,6 +25,22 @@ GOLDEN = Path(__file__).parent / "golden"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-goldens", action="store_true",
                      help="write the expected texts in tests/golden instead of comparing")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """``@pytest.mark.sampled(n)``: of a function's parameters that are not slow all but each n-th
+    are marked so. Of several lists every value is still met where n and their lengths have no
+    factor in common, and there are enough."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("sampled")
+        if mark is None or item.get_closest_marker("slow"):
+            continue
+        function = item.nodeid.partition("[")[0]
+        if seen[function] % mark.args[0]:
+            item.add_marker(pytest.mark.slow)
+        seen[function] += 1
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.loaders import emit_loader
 from jaxmono.codegen.operand import Operand, analyse
 from jaxmono.codegen.panel import WarpRows
-from jaxmono.codegen.row_chain import RowOutput, emit_row_chain, warp_team
+from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
+from jaxmono.codegen.team import warp_team
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.dots import result_index
 from jaxmono.fusion.indexing import Index, IndexMap, Var

@@ -24,8 +24,9 @@ from jaxmono.codegen.emit import BodyEmitter, Emitted, Load, c_type, vector_widt
 from jaxmono.codegen.landed import emit_landed
 from jaxmono.codegen.loaders import emit_loader, lane_of
 from jaxmono.codegen.names import compute, vector
-from jaxmono.codegen.row_chain import RowOutput, block_team, emit_row_chain, warp_team
+from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
 from jaxmono.codegen.small_inputs import touch
+from jaxmono.codegen.team import block_team, warp_team
 from jaxmono.codegen.traverse import Access, access, dynamics, sources, walk
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize

@@ -90,6 +90,7 @@ class BodyEmitter(Scopes):
         self._producer = dict(body.producer)
         self._bound: set[Value] = set()
         self._loads: dict[Value, Load] = {}
+        self.reads = 0  # statements that read an element, or a vector
 
     # ---- what is known from outside ------------------------------------------------------------
 
@@ -434,6 +435,7 @@ class BodyEmitter(Scopes):
         return all(v in self.read_only for v in values)
 
     def _read(self, address: str, dtype: DType, wide: bool, read_only: bool) -> Emitted:
+        self.reads += 1
         lanes = f", {self.lanes}" if wide else ""
         return self._name(Emitted(f"{'load_ro' if read_only else 'load'}<{compute(dtype)}{lanes}>"
                                   f"({address})", wide), dtype)

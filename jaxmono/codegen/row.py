@@ -16,14 +16,7 @@ from typing import Any
 
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.op_code import Emitted
-from jaxmono.codegen.row_chain import (
-    RowOutput,
-    Team,
-    block_team,
-    emit_row_chain,
-    slice_team,
-    warp_team,
-)
+from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
 from jaxmono.codegen.schedule import (
     RowSchedule,
     RowSpace,
@@ -35,6 +28,7 @@ from jaxmono.codegen.schedule import (
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.stencil_rows import at_place
+from jaxmono.codegen.team import Team, block_team, slice_team, warp_team
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.plan import RowForm, Sig

@@ -20,6 +20,7 @@ from jaxmono.codegen.errors import CodegenError, refuse
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.reducers import Reducer, declare_reducer
+from jaxmono.codegen.team import Team, warp_team
 from jaxmono.codegen.traverse import Node, depends_on, walk
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.demand import reduction_index
@@ -32,48 +33,6 @@ KEEP_WORDS = 64
 
 
 @dataclass(frozen=True)
-class Team:
-    """The threads that share a row.
-
-    Attributes:
-      size: number of threads (or of column slices) that columns are dealt to.
-      rank: C expression of this thread's number in the team, in [0, size).
-      combine: template of device/reduce.cuh: combine_warp, combine_block or combine_slice.
-      argument: second template argument of `combine`.
-      smem: C pointer to shared memory for `combine`, where it needs any.
-      idle: C bool, whether a barrier lies behind whoever used ``smem`` before the row.
-      lanes_on_rows: the vectorised Var runs along rows: every lane has a row of its own.
-    """
-
-    size: int
-    rank: str
-    combine: str
-    argument: int
-    smem: str = ""
-    idle: str = "false"
-    lanes_on_rows: bool = False
-
-
-def warp_team(size: int = 32) -> Team:
-    """``size`` neighbouring lanes of a warp (a power of two)."""
-    rank = "lane_id()" if size == 32 else f"(lane_id() & {size - 1})" if size > 1 else "0"
-    return Team(size, rank, "combine_warp", size)
-
-
-def block_team(threads: int, smem: str, *, group: int = 0, idle: str = "false") -> Team:
-    """All threads of the block, or ``group`` neighbouring ones (a power of two)."""
-    size = group or threads
-    rank = "thread_id()" if size == threads else f"(thread_id() & {size - 1})"
-    return Team(size, rank, "combine_block", size, smem, idle)
-
-
-def slice_team(threads: int, smem: str) -> Team:
-    """Lanes of a warp have different rows; the block's warps share the columns."""
-    return Team(threads // 32, "warp_id()", "combine_slice", threads // 32, smem,
-                lanes_on_rows=True)
-
-
-@dataclass(frozen=True)
 class RowOutput:
     """A value to compute. ``per_row``: once per row instead of at every column."""
 
@@ -81,6 +40,10 @@ class RowOutput:
     index: IndexMap
     per_row: bool = False
 
+
+_AT_ONCE = 16
+"""Loads that several rows ask for together: those of a row of 7 x 7 taps, and its weights. With two
+such rows of the window 64 of 212 bytes were still spilled."""
 
 Sink = Callable[[int, Emitted], None]
 """Called for output number i inside the C scope in which its value is at hand. In the column loop
@@ -252,9 +215,14 @@ class _RowChain:
 
     def _in_step(self, roots: Sequence[Key]) -> None:
         """Emits what several rows at a time compute op by op, the rows in turn: what they read in
-        common is used up soon. (Row by row ptxas spilled 10 KB of the windows of ConvNeXt-T.)"""
+        common is used up soon. (Row by row ptxas spilled 10 KB of the windows of ConvNeXt-T.)
+
+        After each `_AT_ONCE` loads there is a branch, which ptxas asks for no further ones in front
+        of: it had dozens on their way, and spilled 212 bytes of ConvNeXt-T b32.
+        """
         if self.places == 1:
             return
+        em = self.em
         guarded: set[Key] = set()
         found: dict[Op, list[Key]] = {}
         for n in self._walk(roots, lambda v, i: self.em.known(v, i) is not None):
@@ -262,10 +230,19 @@ class _RowChain:
                 guarded.update((m.value, m.index) for m in self._walk([(n.value, n.index)]))
             if isinstance(n.op, ops.Elementwise) and self._varies(n):
                 found.setdefault(n.op, []).append((n.value, n.index))
-        for o in self.em.body.ops:
-            for key in found.get(o, ()):
-                if key not in guarded:
-                    self.em.emit(*key)
+        before, branches = em.reads, 0
+        for o in em.body.ops:
+            keys = [k for k in found.get(o, ()) if k not in guarded]
+            if em.reads - before >= _AT_ONCE and self._reads_more(keys):
+                em.w.line(f"if (never<{branches}>()) break;")
+                before, branches = em.reads, branches + 1
+            for key in keys:
+                em.emit(*key)
+
+    def _reads_more(self, keys: Sequence[Key]) -> bool:
+        known = self.em.known
+        return any(n.op is None and known(n.value, n.index) is None
+                   for n in self._walk(keys, lambda v, i: known(v, i) is not None))
 
     def _sweep(self, sweep: int) -> None:
         em, lanes = self.em, self.em.lanes

@@ -96,6 +96,7 @@ def test_a_layer_has_no_stage_for_its_row_and_no_barrier() -> None:
     assert program.source.count("request<false>(smem, key0, load_k, load_v);") == 2  # ahead, or not
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pos", [0, 7, 15, KEYS - 1, KEYS + 5])
 def test_every_position(pos: int) -> None:
     """The last one is beyond the cache: the update is clamped, and so is the row."""

@@ -64,6 +64,7 @@ def forced(fn: Any, *specs: Any, s: DotSchedule = TILES[1]) -> tuple[Plan, Any]:
     return plan, program
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ["mk,kn->mn", "mk,nk->mn", "km,kn->mn", "km,nk->mn"])
 @pytest.mark.parametrize("s", TILES)
 def test_all_layouts(s: DotSchedule, layout: str) -> None:

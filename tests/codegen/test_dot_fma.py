@@ -48,6 +48,7 @@ TILES = [tile(128, 128, 32, 2, (4, 2, 1)), tile(64, 64, 32, 3, (2, 1, 4)),
 """Of 8 x 8, 8 x 8, 4 x 8, 16 x 8, 8 x 16 and 8 x 4 sums a thread."""
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("layout", ["mk,kn->mn", "mk,nk->mn", "km,kn->mn", "km,nk->mn"])
 @pytest.mark.parametrize("s", TILES)
 def test_all_layouts_of_both_operands(s: DotSchedule, layout: str) -> None:

@@ -89,11 +89,13 @@ def sized(request: pytest.FixtureRequest) -> dict[str, Plan]:
     return plans(*request.param)
 
 
+@pytest.mark.sampled(4)
 @crossed(("name", ["gradient", "sums", "nearest", "likeliest"]), ("schedule", WARPGROUPS))
 def test_warpgroups(sized: dict[str, Plan], name: str, schedule: DotSchedule) -> None:
     run(sized[name], schedule)
 
 
+@pytest.mark.sampled(5)
 @crossed(("name", ["gradient", "sums", "nearest", "likeliest"]), ("schedule", [
     DotSchedule("mma", 64, 32, 64, 2, (2, 2, 1)), DotSchedule("mma", 32, 96, 64, 2, (2, 2, 1)),
     DotSchedule("mma", 16, 64, 64, 2, (1, 2, 2))]))
@@ -101,6 +103,7 @@ def test_other_tensor_cores(sized: dict[str, Plan], name: str, schedule: DotSche
     run(sized[name], schedule, threads=128)
 
 
+@pytest.mark.sampled(5)
 @crossed(("name", ["gradient", "sums", "nearest", "likeliest"]), ("split", [2, 4]))
 def test_blocks_that_share_k(sized: dict[str, Plan], name: str, split: int) -> None:
     """They leave each other fragments, and each finishes a share of the columns."""

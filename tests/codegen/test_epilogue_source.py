@@ -33,6 +33,7 @@ def program(p: Plan, *schedules: DotSchedule) -> Program:
     return build(p, in_order(p, *schedules), threads=256)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", [
     wgmma(128, 128, 2, (2, 1, 1)), wgmma(128, 160, 3, (2, 1, 1)), wgmma(128, 256, 2, (2, 1, 1)),
     wgmma(128, 144, 2, (2, 1, 1)), wgmma(64, 256, 3, (1, 2, 1)), wgmma(64, 384, 2, (1, 2, 1)),

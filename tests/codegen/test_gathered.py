@@ -53,6 +53,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions(name: str) -> None:
     plan = CONVOLUTIONS[name]()

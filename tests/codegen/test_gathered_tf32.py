@@ -69,6 +69,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("s", TILES)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions(name: str, s: DotSchedule) -> None:

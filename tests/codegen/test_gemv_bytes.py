@@ -117,6 +117,7 @@ def test_tiles(columns: DotSchedule, rows: DotSchedule, m: int, t: Any) -> None:
     check(pair(m, 272, 1040, t, S8), columns, rows, blocks=(1, 5))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("m", [4, 9, 16])
 @pytest.mark.parametrize("w", [U8, E4M3])
 def test_more_rows_on_tensor_cores(m: int, w: Any) -> None:
@@ -243,6 +244,7 @@ def layers(k: int, w: Any, device: Device = DEVICE) -> Plan:
                    *[Spec((k, k), w)] * 6, device=device)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("k", "bn", "steps"), [(64, 32, 1), (208, 48, 2), (208, 96, 3)])
 @pytest.mark.parametrize("w", [S8, E5M2])
 def test_layers_hold_their_weights(w: Any, k: int, bn: int, steps: int) -> None:

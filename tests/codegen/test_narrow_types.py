@@ -75,6 +75,7 @@ LAYOUTS = [
     ("mk,kn->mn", (40, 16), (16, 1)), ("mhk,hkn->mn", (17, 3, 32), (3, 32, 40))]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("spec", "a", "b"), LAYOUTS)
 def test_integers_are_exact(spec: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
     plan = plan_of(lambda x, w: jnp.einsum(spec, x, w, preferred_element_type=S32),

@@ -47,6 +47,7 @@ def chosen(plan: Plan, device: Device = DEVICE, target: Any = None) -> RowSchedu
     return rows
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("shape", "taps", "dtype", "kw"), [
     ((1, 40, 44, 32), (7, 7), F32, {}), ((1, 40, 44, 32), (7, 7), BF16, {}),
     ((2, 33, 20, 24), (5, 5), F32, {"pool": True}),
@@ -93,3 +94,18 @@ def test_neighbours_share_their_loads() -> None:
     assert sorted(np.unique(loads, return_counts=True)[1]) == [1, 49, 70]
     first = [m.start() for m in re.finditer(r"v_multiply\(", body)][:8]
     assert body[:first[7]].count("= load<float, 4>(p0") <= 6  # not all of a place's before
+
+
+def test_few_loads_are_on_their_way_at_once() -> None:
+    """Behind a row of taps there is a branch, in front of which no others are asked for."""
+    def parts(shape: tuple[int, ...]) -> tuple[list[str], list[str]]:
+        source = emit(planned(shape, (7, 7), BF16), cuda_target("sm_90a"), Device(), "k").source
+        body = source[source.index("_row_pad_slice"):]
+        return re.split(r"if \(never<\d+>\(\)\) break;", body), re.findall(r"never<(\d+)>", body)
+
+    rows, tests = parts((1, 56, 56, 96))
+    assert tests == list("0123456")  # a test that is known could be taken out
+    loads = [len(re.findall(r"= load(?:_ro)?<float, 4>\(p[01]", r)) for r in rows]
+    assert loads == [17] * 7 + [0]  # then the bias
+    rows, tests = parts((1, 7, 7, 768))  # one place at a time has the registers
+    assert not tests

@@ -21,12 +21,12 @@ WORKLOADS = all_workloads()
 _ALIKE = re.compile(r"(b2b_gemm|b2b_conv|padding)_[2-9]|gemm_\d+_\d+_\d+|bert_large|t5_base_.*|"
                     r"clip(_.*)?|vit_b16|resnet18|repvgg_a0|minilm_f32|gpt2_(decode|beam)|bert_base|"
                     r"llama_(decode|prefill)|asr_encoder|opt_.*|gptj_decode|vgg16|t5_small_encoder|wav2vec2|inception_v3|minilm|"
-                    r"mixer_b16|resnet50")
+                    r"mixer_b16|resnet50|convnext_t|mobilenet_v2")
 """At their tiny sizes they hardly differ from the first row, or from the model that is run (VGG
 from RepVGGAug, other decoders' steps from T5's), or another test has it: test_one_kernel.py BERT,
 and so CLIP's towers and MiniLM, and OPT; test_convolution.py ResNet's blocks; test_mixer.py the
-Mixer. The ASR encoder and wav2vec2 are attention and convolutions, as others are, and the
-longest."""
+Mixer; test_stencil_rows.py and test_stencil_loop.py the windows of ConvNeXt and MobileNetV2. The
+ASR encoder and wav2vec2 are attention and convolutions, as others are, and the longest."""
 
 
 def _cases(of: Callable[[Workload], bool] = lambda w: True) -> list[Any]:

@@ -46,6 +46,20 @@ JM_DEVICE int fresh(int x) {
   return x;
 }
 
+// Never holds: a grid is one row of blocks. Neither compiler knows that, so nothing that is read behind
+// `if (never<N>()) break;` is asked for in front of it. Each N is a test of its own: once it is known of one
+// that it does not hold, ptxas takes the others of its kind out.
+template <int N>
+JM_DEVICE bool never() {
+#ifdef JAXMONO_EMULATE
+  return false;
+#else
+  unsigned rows;
+  asm("mov.u32 %0, %%nctaid.y;" : "=r"(rows));
+  return rows & 2u << N % 15;
+#endif
+}
+
 // Of `count` copies that a producer requests, each behind a test of its own: how many between two branches.
 // In a source that defines JM_LEAN_PRODUCERS their seven predicates suffice. Further ones ptxas keeps as bits
 // of one word, which has the same register in all of a kernel, called functions included. Where producers
