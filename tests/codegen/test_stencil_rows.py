@@ -98,14 +98,17 @@ def test_neighbours_share_their_loads() -> None:
 
 def test_few_loads_are_on_their_way_at_once() -> None:
     """Behind a row of taps there is a branch, in front of which no others are asked for."""
-    def parts(shape: tuple[int, ...]) -> tuple[list[str], list[str]]:
-        source = emit(planned(shape, (7, 7), BF16), cuda_target("sm_90a"), Device(), "k").source
+    def parts(shape: tuple[int, ...], taps: int = 7) -> tuple[list[str], list[int]]:
+        plan = planned(shape, (taps, taps), BF16)
+        source = emit(plan, cuda_target("sm_90a"), Device(), "k").source
         body = source[source.index("_row_pad_slice"):]
-        return re.split(r"if \(never<\d+>\(\)\) break;", body), re.findall(r"never<(\d+)>", body)
+        loads = [len(re.findall(r"= load(?:_ro)?<float(?:, \d)?>\(p[01]", part))
+                 for part in re.split(r"if \(never<\d+>\(\)\) break;", body)]
+        return re.findall(r"never<(\d+)>", body), loads
 
-    rows, tests = parts((1, 56, 56, 96))
+    tests, loads = parts((1, 56, 56, 96))
     assert tests == list("0123456")  # a test that is known could be taken out
-    loads = [len(re.findall(r"= load(?:_ro)?<float, 4>\(p[01]", r)) for r in rows]
     assert loads == [17] * 7 + [0]  # then the bias
-    rows, tests = parts((1, 7, 7, 768))  # one place at a time has the registers
-    assert not tests
+    tests, loads = parts((1, 7, 7, 768))  # one place at a time
+    assert tests == list("012345") and loads == [16] * 6 + [2]
+    assert parts((1, 7, 7, 768), 2) == ([], [8])
