@@ -83,7 +83,8 @@ def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
 
     def lean(s: KernelSchedule) -> KernelSchedule:
         # What is left may be the word of predicates that producers share with all functions (the
-        # third kernel of wav2vec2's training step: 80 bytes, with wide tiles 156, so 0).
+        # third kernel of wav2vec2's training step: 80 bytes, with wide tiles 156, so 0), or a
+        # thread's number (the fourth of DIEN's: 12 bytes stored, 448 loaded, so none).
         return replace(s, lean_producers=True)
 
     # Fewer registers may serialize products, which then have to wait in turn: `rich` again.

@@ -69,7 +69,7 @@ class KernelSchedule:
       wide_tiles: whether threads that compute keep next to nothing between stages that can be
         found again (`fresh` in device/opaque.cuh); None: where a tile needs their registers.
       lean_producers: whether producers do with the predicates that there are (`at_once` in
-        device/opaque.cuh).
+        device/opaque.cuh), and a thread's number is found again wherever it is used.
       in_turn: whether products with the weights on the left, in registers, wait for those of the
         tile before, which needs fewer registers (device/weights_left.cuh).
       producer_registers: of a thread that brings operands, 16 n + 8; those that compute do without

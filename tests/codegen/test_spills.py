@@ -130,6 +130,16 @@ def test_lean_producers_bring_the_same(tile: DotSchedule) -> None:
     check_exact(p, made, blocks=(1, 3))
 
 
+@pytest.mark.parametrize("lean", [False, True])
+def test_lean_texts_ask_for_the_threads_number_where_it_is_used(lean: bool) -> None:
+    p = plan(149, 768)
+    schedule = KernelSchedule(sigs=module.default_schedule(p, cuda_target("sm_90a"), Device()).sigs,
+                              lean_producers=lean)
+    reads = ptx(bundle(module.emit(p, cuda_target("sm_90a"), Device(), "k", schedule).source)
+                ).count("%tid.x")
+    assert (reads > 1) is lean
+
+
 def test_a_kernel_without_producers_has_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
     given = list[str]()
 
