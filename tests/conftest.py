@@ -14,7 +14,7 @@ os.environ["XLA_FLAGS"] = " ".join(
     [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=2",
      *["--xla_backend_optimization_level=0"] * (os.environ.get("JAX_PLATFORMS") == "cpu")]).strip()
 # Before NumPy is: its threads look for work for a while behind each product, on CPUs that the other
-# workers of the tests need (a tenth of the time of tests/codegen).
+# workers of the tests need (a tenth of the time of test_epilogue_reduces.py and test_dot_wgmma.py).
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest

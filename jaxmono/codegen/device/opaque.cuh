@@ -47,8 +47,8 @@ JM_DEVICE int fresh(int x) {
 }
 
 // Never holds: a grid is one row of blocks. Neither compiler knows that, so nothing that is read behind
-// `if (never<N>()) break;` is asked for in front of it. Each N is a test of its own: once it is known of one
-// that it does not hold, ptxas takes the others of its kind out.
+// `if (never<N>()) break;` is asked for in front of it. Each N below 15 is a test of its own: of one that is
+// known not to hold a compiler may take out the next.
 template <int N>
 JM_DEVICE bool never() {
 #ifdef JAXMONO_EMULATE
