@@ -229,8 +229,8 @@ class _Assembly:
                 w.line("#define JM_WIDE_TILES  // whose sums leave few registers")
             if self.schedule.in_turn:
                 w.line("#define JM_IN_TURN  // a tile's products wait for those before them")
-            if self.schedule.lean_producers:
-                w.line("#define JM_LEAN_PRODUCERS  // that need no words for predicates")
+            if self.schedule.lean:
+                w.line("#define JM_LEAN  // few registers rather than few instructions")
             if (given := self.schedule.producer_registers) is not None:
                 w.line(f"#define JM_PRODUCER_REGISTERS {given}  // of a thread")
         w.lines += [f'#include "jaxmono/{x}.cuh"' for x in sorted(headers)]
@@ -361,7 +361,7 @@ class _Assembly:
             w.line("Place at;")
             with w.block("if (thread_id() >= CONSUMERS)"):
                 w.line("registers_decrease<PRODUCER_REGISTERS>();")
-                emit_producers(w, self.spans, self.dispatch.emit, lean=self.schedule.lean_producers)
+                emit_producers(w, self.spans, self.dispatch.emit, lean=self.schedule.lean)
             with w.block("else"):
                 w.line("registers_increase<CONSUMER_REGISTERS>();")
                 self._stages(w)

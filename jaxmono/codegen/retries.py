@@ -3,7 +3,7 @@
     producers have more registers, consumers fewer (`rich`): f32 is rounded by them
     what threads find again in each stage is kept, or the other way round
     products of f32 wait for those of the tile before (`in_turn`)
-    producers that need few predicates (`lean`)
+    fewer registers, more instructions (`lean`)
 
 What these are is in `KernelSchedule`. Each change is made to the best text so far, until that is
 good; of two alike the first is taken. A text takes ptxas as long as the one before it (the backward
@@ -85,11 +85,13 @@ def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
         # What is left may be the word of predicates that producers share with all functions (the
         # third kernel of wav2vec2's training step: 80 bytes, with wide tiles 156, so 0), or a
         # thread's number (the fourth of DIEN's: 12 bytes stored, 448 loaded, so none).
-        return replace(s, lean_producers=True)
+        return replace(s, lean=True)
 
-    # Fewer registers may serialize products, which then have to wait in turn: `rich` again.
-    changes = [rich, flipped, in_turn, rich, richer, lean] if beside else \
-        [rich, flipped, richer, lean] if on_the_left else [flipped, lean]
+    # Fewer registers may serialize products, which then have to wait in turn: `rich` again. And
+    # once more for what lean texts still spill (the third kernel of wav2vec2's training step: in
+    # turn 16 bytes, lean 8, so none).
+    changes = [rich, flipped, in_turn, rich, richer, lean, rich] if beside else \
+        [rich, flipped, richer, lean, rich] if on_the_left else [flipped, lean]
     if BYTES in families:
         # Enough for int8 BERT-base b16, Llama's prefill b1, and its decode step b16, of 436 bytes.
         changes = [in_turn, *changes]

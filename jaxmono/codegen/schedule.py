@@ -68,8 +68,9 @@ class KernelSchedule:
       sigs: schedule of every Sig, by its key.
       wide_tiles: whether threads that compute keep next to nothing between stages that can be
         found again (`fresh` in device/opaque.cuh); None: where a tile needs their registers.
-      lean_producers: whether producers do with the predicates that there are (`at_once` in
-        device/opaque.cuh), and a thread's number is found again wherever it is used.
+      lean: whether a text takes more instructions for fewer registers: producers do with the
+        predicates that there are (`at_once` in device/opaque.cuh), a thread's number is found again
+        wherever it is used, a tile's sums stay where they are (device/staged_rows.cuh).
       in_turn: whether products with the weights on the left, in registers, wait for those of the
         tile before, which needs fewer registers (device/weights_left.cuh).
       producer_registers: of a thread that brings operands, 16 n + 8; those that compute do without
@@ -80,7 +81,7 @@ class KernelSchedule:
     blocks_per_sm: int = 1
     sigs: Mapping[str, Any] = field(default_factory=dict)
     wide_tiles: bool | None = None
-    lean_producers: bool = False
+    lean: bool = False
     in_turn: bool = False
     producer_registers: int | None = None
 

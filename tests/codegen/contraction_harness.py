@@ -71,11 +71,12 @@ def dot_sigs(plan: Plan) -> list[Sig]:
     return [s for s in plan.sigs if s.kind == "dot"]
 
 
-def build(plan: Plan, sigs: dict[str, Any] | None = None, *, threads: int = 128) -> Program:
+def build(plan: Plan, sigs: dict[str, Any] | None = None, *, threads: int = 128,
+          lean: bool = False) -> Program:
     """The plan for the emulator; ``sigs`` replaces the default schedules of some Sigs."""
     target = dataclasses.replace(interpret_target(), threads=threads)
     schedule = default_schedule(plan, target, DEVICE)
-    schedule = dataclasses.replace(schedule, sigs={**schedule.sigs, **(sigs or {})})
+    schedule = dataclasses.replace(schedule, sigs={**schedule.sigs, **(sigs or {})}, lean=lean)
     return generate(plan, target, DEVICE, "test_contraction", schedule=schedule)
 
 

@@ -7,10 +7,11 @@ from importlib import import_module
 from threading import Semaphore
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import pytest
-from contraction_harness import check_exact, every_layout
-from jax import ShapeDtypeStruct
+from contraction_harness import build, check_exact, every_layout, in_order, plan_of
+from jax import ShapeDtypeStruct, lax
 from models import graph_of
 from test_guarded_loads import ptx
 
@@ -23,7 +24,7 @@ from jaxmono.codegen.target import cuda_target, interpret_target
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device
 
-WIDE, LEAN = "#define JM_WIDE_TILES", "#define JM_LEAN_PRODUCERS"
+WIDE, LEAN = "#define JM_WIDE_TILES", "#define JM_LEAN"
 IN_TURN = "#define JM_IN_TURN"
 RICH = {"rich": "#define JM_PRODUCER_REGISTERS 104", "richer": "#define JM_PRODUCER_REGISTERS 120"}
 module = import_module("jaxmono.codegen.generate")  # the package has its function by that name
@@ -105,7 +106,7 @@ def test_lean_producers_test_four_pieces_between_branches(lean: bool) -> None:
     is in a word, for which a kernel with large functions has no register."""
     p = plan(149, 768)
     tile = DotSchedule("wgmma", 128, 160, 128, 2, (2, 1, 1))
-    schedule = KernelSchedule(sigs={s.key: tile for s in p.sigs}, lean_producers=lean)
+    schedule = KernelSchedule(sigs={s.key: tile for s in p.sigs}, lean=lean)
     kernel = module.emit(p, cuda_target("sm_90a"), Device(), "k", schedule)
     most = largest = 0
     for line in ptx(bundle(kernel.source)).splitlines():
@@ -124,7 +125,7 @@ def test_lean_producers_test_four_pieces_between_branches(lean: bool) -> None:
 def test_lean_producers_bring_the_same(tile: DotSchedule) -> None:
     """In all layouts, of sizes that no tile divides; several stages' tasks a block."""
     p = every_layout(136)
-    schedule = KernelSchedule(sigs={s.key: tile for s in p.sigs}, lean_producers=True)
+    schedule = KernelSchedule(sigs={s.key: tile for s in p.sigs}, lean=True)
     made = module.generate(p, interpret_target(), Device(), "k", schedule)
     assert LEAN in made.source and made.threads == 384
     check_exact(p, made, blocks=(1, 3))
@@ -134,10 +135,24 @@ def test_lean_producers_bring_the_same(tile: DotSchedule) -> None:
 def test_lean_texts_ask_for_the_threads_number_where_it_is_used(lean: bool) -> None:
     p = plan(149, 768)
     schedule = KernelSchedule(sigs=module.default_schedule(p, cuda_target("sm_90a"), Device()).sigs,
-                              lean_producers=lean)
+                              lean=lean)
     reads = ptx(bundle(module.emit(p, cuda_target("sm_90a"), Device(), "k", schedule).source)
                 ).count("%tid.x")
     assert (reads > 1) is lean
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_lean_texts_leave_sums_where_they_are(dtype: Any) -> None:
+    """Of four chunks of columns."""
+    def fn(x: Any, w: Any, b: Any) -> Any:
+        return jax.nn.relu(lax.dot(x, w, preferred_element_type=jnp.float32) + b).astype(dtype)
+
+    p = plan_of(fn, ShapeDtypeStruct((128, 64), jnp.bfloat16),
+                ShapeDtypeStruct((64, 256), jnp.bfloat16), ShapeDtypeStruct((256,), jnp.float32))
+    tile = DotSchedule("wgmma", 128, 256, 64, 2, (2, 1, 1))
+    program = build(p, in_order(p, tile), threads=256, lean=True)
+    assert LEAN in program.source
+    check_exact(p, program, blocks=(1, 3))
 
 
 def test_a_kernel_without_producers_has_one_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +184,8 @@ def plan(m: int, n: int) -> Any:
     ({"wide": (0, 180), "wide rich": (1, 0), "": (0, 240), "wide in turn": (0, 60),
       "wide rich in turn": (0, 0)}, "wide rich in turn"),
     ({"wide": (1, 0), "": (1, 8), "wide in turn": (0, 136), "wide rich in turn": (0, 136),
-      "wide richer in turn": (0, 140), "wide lean in turn": (0, 128)}, "wide lean in turn"),
+      "wide richer in turn": (0, 140), "wide lean in turn": (0, 128),
+      "wide lean rich in turn": (0, 64)}, "wide lean rich in turn"),
     ({"wide": (0, 8), "wide rich": (1, 0), "": (0, 24), "wide in turn": (0, 16),
       "wide richer": (1, 0), "wide lean": (0, 0)}, "wide lean")])
 def test_what_is_tried_for_products_of_f32(

@@ -38,8 +38,8 @@ def pooled(window: tuple[int, int], *, n: int = 64, dtype: Any = BF16, h: int = 
     return plan
 
 
-def run(plan: Plan, schedule: DotSchedule, threads: int = 256) -> str:
-    program = build(plan, in_order(plan, schedule), threads=threads)
+def run(plan: Plan, schedule: DotSchedule, threads: int = 256, *, lean: bool = False) -> str:
+    program = build(plan, in_order(plan, schedule), threads=threads, lean=lean)
     check_exact(plan, program, blocks=(1, 3))
     return program.source
 
@@ -57,6 +57,12 @@ def test_wide_tiles_whose_warpgroups_share_k() -> None:
     """Each finishes half of the columns."""
     assert "finish_windows<4, 8>" in run(pooled((2, 2), n=128, kernel=1, k=64),
                                          wgmma(64, 128, 2, (1, 1, 2)))
+
+
+def test_four_chunks_of_columns_that_move_or_stay() -> None:
+    for lean in (False, True):
+        source = run(pooled((2, 4), n=256, kernel=1), wgmma(128, 256, 2, (2, 1, 1)), lean=lean)
+        assert "finish_windows<8, 8>" in source and ("#define JM_LEAN" in source) == lean
 
 
 @pytest.mark.parametrize("n", [20, 33])

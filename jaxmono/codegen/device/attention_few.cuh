@@ -89,7 +89,7 @@ struct FewRows {
     const int g = lane_id() / 4, t = lane_id() % 4;
     const int col = warp_id() * NT * 8, key = key0 + col;
     const bool mine = WARPS_S == WARPS || warp_id() < WARPS_S;
-    float s[NT][4], kept[NT][4];
+    float s[NT][4]{}, kept[NT][4]{};  // as in ReduceRows
     if (mine) ask(kept, key, logits);
     if constexpr (!LANDED) cp_async_wait<1>();
     syncthreads();  // K and Q

@@ -105,7 +105,7 @@ struct GemmRing {
   JM_DEVICE static void march(unsigned char* smem, int row0, int col0, int k0, int tiles,
                               const LoadA& load_a_piece, const LoadB& load_b_piece, const Load& load,
                               const Multiply& multiply) {
-    F f[SETS];
+    F f[SETS]{};  // a share of k may be empty: as in ReduceRows
     if constexpr (SETS == 1) {
 #pragma unroll 1
       for (int t = 0; t < tiles; ++t) {

@@ -61,14 +61,14 @@ JM_DEVICE bool never() {
 }
 
 // Of `count` copies that a producer requests, each behind a test of its own: how many between two branches.
-// In a source that defines JM_LEAN_PRODUCERS their seven predicates suffice. Further ones ptxas keeps as bits
+// In a source that defines JM_LEAN their seven predicates suffice. Further ones ptxas keeps as bits
 // of one word, which has the same register in all of a kernel, called functions included. Where producers
 // have such bits it is one of their 88, and none that a function called by consumers uses, or their sums. If
 // there is no such register, every use of the word goes to memory, the consumers' as well (a training step
 // of wav2vec2 with 149 rows: 20 stores and 20 loads, 80 bytes). If producers have none, it is R104 there.
 // Others request all at once: a loop has more to do.
 constexpr int at_once(int count) {
-#ifdef JM_LEAN_PRODUCERS
+#ifdef JM_LEAN
   return count < 4 ? count : 4;
 #else
   return count;

@@ -47,7 +47,7 @@ JM_DEVICE unsigned char* dynamic_shared() { return emulate::self().shared; }
 
 #else
 
-#ifdef JM_LEAN_PRODUCERS
+#ifdef JM_LEAN
 // Found again each time: ptxas kept it beside a zero, for a division, in a pair of words that it spilled at a
 // kernel's beginning and read at 58 places (the fourth kernel of DIEN's training step).
 JM_DEVICE int thread_id() {

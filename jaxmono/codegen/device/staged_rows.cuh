@@ -93,16 +93,31 @@ struct StagedRows {
   static constexpr int HALF = CHUNK / 2 + 4;
   static constexpr int BYTES = 16 * PITCH * 4;
 
-  // The next CHUNK columns.
+  // Sums have registers that are named at compile time. When a chunk of columns has gone, the next ones move
+  // there. While its pieces are finished ptxas may keep those twice (a product of wav2vec2's training step
+  // spilled 41 words): in a source that defines JM_LEAN they stay, and each chunk has code of its own. So
+  // BERT-large b16 would take 5 % more time, ViT-B/16 b32 2.
+#ifdef JM_LEAN
+  static constexpr bool IN_PLACE = true;
+#else
+  static constexpr bool IN_PLACE = false;
+#endif
+
+  // The chunk of columns from c0 on: where sums move, the first of x.
   template <int LANES>
-  JM_DEVICE static void put(float* to, const float (&x)[NT][4]) {
+  JM_DEVICE static void put(float* to, const float (&x)[NT][4], int c0 = 0) {
     const int lane = fresh(lane_id()), g = lane / 4, t = lane % 4 * 2;
     float* const row = to + g * PITCH + (LANES == 8 ? t % 4 + t / 4 * HALF : t);
 #pragma unroll
-    for (int j = 0; j < CHUNK / 8; ++j) {
-      float* const p = row + j * (LANES == 8 ? 4 : 8);
-      store<float, 2>(p, Vec<float, 2>{x[j][0], x[j][1]});
-      store<float, 2>(p + 8 * PITCH, Vec<float, 2>{x[j][2], x[j][3]});
+    for (int first = 0; first < (IN_PLACE ? NT : CHUNK / 8); first += CHUNK / 8) {
+      if (IN_PLACE && CHUNK < N && c0 != first * 8) continue;
+#pragma unroll
+      for (int j = 0; j < CHUNK / 8; ++j) {
+        const float (&sums)[4] = x[first + j];
+        float* const p = row + j * (LANES == 8 ? 4 : 8);
+        store<float, 2>(p, Vec<float, 2>{sums[0], sums[1]});
+        store<float, 2>(p + 8 * PITCH, Vec<float, 2>{sums[2], sums[3]});
+      }
     }
   }
 
@@ -163,7 +178,7 @@ struct StagedRows {
           if (ONCE) early[k] = same;
           else if (inside(k)) early[k] = fetch(row(base + k * WARP), c0 + column(base + k * WARP));
         if (base == 0) {
-          put<LANES>(own, x);
+          put<LANES>(own, x, c0);
           syncwarp();
         }
         Vec<float, LANES> sums[AHEAD]{};
@@ -181,7 +196,7 @@ struct StagedRows {
       }
       syncwarp();
       source.end(c0 / CHUNK);
-      advance<CHUNK>(x);
+      if constexpr (!IN_PLACE) advance<CHUNK>(x);
     }
   }
 
@@ -219,7 +234,7 @@ struct StagedRows {
     constexpr int PER_ROW = CHUNK / LANES, PIECES = 16 / TAPS * PER_ROW;
 #pragma unroll 1
     for (int c0 = 0; c0 < N; c0 += CHUNK) {
-      put<LANES>(own, x);
+      put<LANES>(own, x, c0);
       syncwarp();
 #pragma unroll 1
       for (int i = fresh(lane_id()); i < PIECES; i += WARP) {
@@ -229,7 +244,7 @@ struct StagedRows {
         f(r, c0 + c, sums);
       }
       syncwarp();
-      advance<CHUNK>(x);
+      if constexpr (!IN_PLACE) advance<CHUNK>(x);
     }
   }
 

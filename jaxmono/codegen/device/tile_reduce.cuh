@@ -29,7 +29,9 @@ struct ReduceRows {
   using State = typename R::State;
   static constexpr int ROWS = 16, AT_ONCE = WARP / PER_ROW;
   static_assert(WARP % PER_ROW == 0 && ROWS % AT_ONCE == 0, "");
-  State acc[LANES];
+  // {}: of what nobody has set ptxas thinks that it comes from the beginning of the kernel, and keeps
+  // registers for it in everything before (six products of wav2vec2's training step: 24 of 208).
+  State acc[LANES]{};
 
   // Takes row r's elements x. True with the last of 16 rows: acc[0] and on are then those of the
   // columns from the thread's own `first()`th on, of LANES / AT_ONCE or of one.
