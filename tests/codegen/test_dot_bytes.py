@@ -75,7 +75,7 @@ def test_rows_of_bytes(rows: Any, weights: Any, out: Any) -> None:
     run(both_layouts(rows, weights, out), tile(*shape, bits=8))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rows", [BF16, F16])
 @pytest.mark.parametrize("weights", [S8, U8, E4M3, E5M2])
 def test_rows_of_16_bits(rows: Any, weights: Any) -> None:
@@ -83,7 +83,7 @@ def test_rows_of_16_bits(rows: Any, weights: Any) -> None:
     run(both_layouts(rows, weights, F32), tile(*shape, bits=16))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("rows", "bits"), [(S8, 8), (BF16, 16)])
 def test_all_tiles(shape: Any, rows: Any, bits: int) -> None:
@@ -91,7 +91,7 @@ def test_all_tiles(shape: Any, rows: Any, bits: int) -> None:
     run(both_layouts(rows, S8, out), tile(*shape, bits=bits), seeds=(0, 1))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[2], SHAPES[5], SHAPES[6]])
 @pytest.mark.parametrize("weights", [U8, E5M2])
 def test_two_lines_of_k(shape: Any, weights: Any) -> None:
@@ -170,7 +170,7 @@ def test_quantised_layers_one_behind_the_other() -> None:
     check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1), blocks=(1, 3))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("split", [1, 2])
 @pytest.mark.parametrize(("shape", "lines"), [(SHAPES[0], 1), (SHAPES[1], 1), (SHAPES[2], 2),
                                               (SHAPES[5], 2)])
@@ -290,7 +290,7 @@ def test_nothing_fails_unchanged(widens: bool, monkeypatch: pytest.MonkeyPatch) 
         assert failure(case(widens), monkeypatch, lambda text, d=define: d + text) == ""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("rows", "weights"), [(S8, S8), (U8, U8), (E4M3, E5M2), (BF16, S8),
                                                (F16, U8), (BF16, E4M3), (F16, E5M2)])
 @pytest.mark.parametrize("rows_of_a_tile", [128, 192])

@@ -57,7 +57,7 @@ def widths(plan: Plan, schedule: DotSchedule) -> set[int]:
             for c in codes for x in (c.lhs, c.rhs)}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("sizes", "width"), [
     ((84, 52, 148), 8), ((70, 34, 138), 4), ((67, 41, 135), 2), ((131, 163, 65), 2)])
 @pytest.mark.parametrize("s", [
@@ -96,7 +96,7 @@ def test_a_batch() -> None:
     run(plan, wgmma(64, 48, 3, (1, 1, 2)))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("sizes", "width"), [
     ((20, 68, 148), 8), ((18, 74, 138), 4), ((17, 71, 135), 2), ((11, 163, 201), 2)])
 @pytest.mark.parametrize("s", [swapped(32, 64, 3), swapped(32, 128, 4, split=2)])
