@@ -91,7 +91,7 @@ def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
     # once more for what lean texts still spill (the third kernel of wav2vec2's training step: in
     # turn 16 bytes, lean 8, so none).
     changes = [rich, flipped, in_turn, rich, richer, lean, rich] if beside else \
-        [rich, flipped, richer, lean, rich] if on_the_left else [flipped, lean]
+        [rich, flipped, richer, lean] if on_the_left else [flipped, lean]
     if BYTES in families:
         # Enough for int8 BERT-base b16, Llama's prefill b1, and its decode step b16, of 436 bytes.
         changes = [in_turn, *changes]

@@ -10,7 +10,7 @@ on the way: the loops over layers and tasks, and every other stage's products.
           %f7 = %f7 + ...
 
 Sums that wgmma begins with zeros for count as well: its text names them as read. Attention's are
-such ones, and no better if they are set (CLIP b16 then spills in its first text).
+such ones; setting them gained nothing in BERT-base and ViT-B/16.
 """
 
 from __future__ import annotations

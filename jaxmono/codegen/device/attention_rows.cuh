@@ -162,7 +162,6 @@ struct AttentionRows {
   JM_DEVICE void reset() {
     max[0] = max[1] = minus_infinity();
     sum[0] = sum[1] = shift[0] = shift[1] = 0.0f;
-    fade[0] = fade[1] = 1.0f;
     fades = near = false;
 #pragma unroll
     for (int i = 0; i < NV; ++i)
