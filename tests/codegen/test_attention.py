@@ -83,6 +83,7 @@ def test_values_of_another_width(d: int, dv: int) -> None:
     run(attend, *qkv(17, 33, d, BF16, dv=dv), rtol=RTOL[BF16])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", thinned(
     ["".join(p) for p in itertools.permutations("bhmd")][::3]))
 def test_layouts(layout: str) -> None:

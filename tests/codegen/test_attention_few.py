@@ -43,6 +43,7 @@ SCHEDULES = [few(112), few(128, 8), few(112, 1), few(64, 4, 2), few(32, 4, 4), f
              few(48, 2, 4), few(16, 8, 8)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("s", thinned(SCHEDULES))
 @pytest.mark.parametrize("dtype", thinned([BF16, F16]))
 @pytest.mark.parametrize("rows", thinned([1, 4, 9, 16]))

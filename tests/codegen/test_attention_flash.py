@@ -46,6 +46,7 @@ SCHEDULES = [
     flash(64, 16, 2, split=2), flash(64, 32, 2, 8, split=4)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", thinned(SCHEDULES, 3))
 @pytest.mark.parametrize("dtype", thinned([BF16, F16]))
 def test_schedules(s: AttentionSchedule, dtype: Any) -> None:
@@ -166,6 +167,7 @@ SHAPES = [(16, 12, 128, 128, 64), (1, 12, 128, 128, 64), (1, 12, 512, 512, 64),
           (1, 8, 1024, 1024, 256), (1, 12, 1, 2048, 64), (2, 2, 7, 16, 8)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", thinned(SHAPES, 4))
 @pytest.mark.parametrize("arch", thinned(["sm_80", "sm_90"]))
 def test_chosen_schedules_compile_without_spills(shape: tuple[int, ...], arch: str) -> None:

@@ -51,6 +51,7 @@ SCHEDULES = [wgmma(64, 64, 2), wgmma(64, 128, 5), wgmma(64, 256, 2), wgmma(128, 
              wgmma(128, 128, 4), wgmma(64, 64, 3, split=4), wgmma(128, 64, 2, split=2)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", thinned(SCHEDULES))
 @pytest.mark.parametrize("dtype", thinned([BF16, F16]))
 def test_schedules(s: AttentionSchedule, dtype: Any) -> None:
@@ -193,6 +194,7 @@ def statements() -> list[Any]:
     return [pytest.param(i, id=f"{i}-{m[0]}") for i, m in found]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", thinned(statements(), 4))
 def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = removed("attention_wgmma.cuh", STATEMENT, number)

@@ -90,6 +90,7 @@ def test_where_weights_stay() -> None:
     assert not chosen(100352, 512, 128).resident, "more weights than shared memory"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["mk,kn,nv", "km,kn,nv", "mk,nk,nv", "mk,kn,vn", "km,nk,vn"])
 def test_layouts(layout: str) -> None:
     a, b, c = layout.split(",")

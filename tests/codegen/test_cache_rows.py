@@ -108,6 +108,7 @@ def test_every_position(pos: int) -> None:
     check(plan, build(plan), pos, seed=pos)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pos", [0, 14, KEYS - 3])
 def test_several_new_rows(pos: int) -> None:
     plan = decoder(2, 3)
@@ -122,6 +123,7 @@ def test_more_elements_than_a_block_has_threads(width: int) -> None:
     check(plan, build(plan), 9, 4)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("blocks", [1, 2, 5])
 def test_in_every_order_of_threads(blocks: int) -> None:
     plan = decoder()
@@ -160,6 +162,7 @@ LOST = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("old", "new"), LOST, ids=["a key", "a value", "the copies"])
 def test_every_part_matters(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, emit = decoder(), generating.emit

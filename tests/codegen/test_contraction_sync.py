@@ -246,6 +246,7 @@ CASES: dict[str, tuple[Callable[[], Case], ...]] = {
     "attention_rows.cuh": (flash_heads,), "attention_few.cuh": (few_heads,)}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "number"), [p for n in CASES for p in thinned(statements(n), 8)])
 def test_every_sync_of_the_headers_matters(name: str, number: int,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +264,7 @@ def test_every_sync_matters_for_bytes(name: str, number: int,
     assert failure(bytes_(), monkeypatch, removed(name, number)) != ""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", [
     gemm, bytes_, split_k, large_split_k, mailed, stream, decode, simt, fma, panel, heads,
     mixed_heads, flash_heads, few_heads])
@@ -281,6 +283,7 @@ def generated(pattern: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
     return failure(case, monkeypatch, change)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("case", [gemm, bytes_, stream, panel, mixed_heads, flash_heads, few_heads])
 def test_the_previous_task_must_be_done(case: Callable[[], Case],
                                         monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,6 +332,7 @@ MAIL = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("lost", "case"), [
     *((lost, mailed) for lost in MAIL), (next(iter(MAIL)), few_heads)])
 def test_mail_is_waited_for_and_taken_out(lost: str, case: Callable[[], Case],

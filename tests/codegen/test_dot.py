@@ -243,6 +243,7 @@ def norm_plan(norm: Callable[..., Any], rows: int, k: int, n: int, dtype: Any, *
     return plan
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("norm", "dtype", "rtol", "k"), thinned_rows(
     [(norm, t, rtol, k) for t, rtol in ((BF16, 2e-2), (F32, 4e-3)) for k in (64, 96, 37)
      for norm in (layer_norm, rms_norm, softmax)], 4))

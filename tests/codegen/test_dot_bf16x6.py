@@ -91,6 +91,7 @@ def test_batches(layout: str) -> None:
             TILES[1])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("m", "n", "k"), [(70, 67, 77), (33, 66, 130), (66, 33, 202)])
 @pytest.mark.parametrize("layout", ["mk,kn->mn", "km,nk->mn"])
 def test_rows_that_begin_anywhere(m: int, n: int, k: int, layout: str) -> None:
@@ -102,6 +103,7 @@ def test_rows_that_begin_anywhere(m: int, n: int, k: int, layout: str) -> None:
             TILES[1])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 1), (1, 2)])
 def test_convolutions(stride: int, dilation: int) -> None:
     """Gathered rows, with padding."""
@@ -207,6 +209,7 @@ def pooled(x: Any, w: Any) -> Any:
                                  "VALID")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("fn", "left", "right", "split"), [
     (matmul, (70, 648), (648, 40), 4), (matmul, (3, 70, 68), (3, 68, 50), 1),
     (lambda x, w: matmul(x.T, w), (77, 70), (77, 66), 1),
@@ -361,6 +364,7 @@ def lost(case: Case, monkeypatch: pytest.MonkeyPatch, change: Any) -> str:
     return failure(case, monkeypatch, apply)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("header", "number"),
                          [(x, i) for x, count in COUNTS.items() for i in range(count)])
 def test_every_wait_matters(header: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:

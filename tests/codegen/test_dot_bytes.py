@@ -66,6 +66,7 @@ def both_layouts(rows: Any, weights: Any, out: Any, *, m: int = 140, n: int = 11
                    Spec((n,), out))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("rows", "weights", "out"), [
     (S8, S8, S32), (U8, U8, S32),
     (E4M3, E4M3, F32), (E4M3, E5M2, F32), (E5M2, E4M3, F32), (E5M2, E5M2, F32)])
@@ -98,6 +99,7 @@ def test_two_lines_of_k(shape: Any, weights: Any) -> None:
     run(both_layouts(BF16, weights, F32), tile(*shape, bits=16, lines=2), seeds=(0, 1))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [BF16, F16])
 @pytest.mark.parametrize("weights", [S8, U8, E4M3, E5M2])
 @pytest.mark.parametrize("layout", ["mk,kn->mn", "mk,nk->mn"])
@@ -191,6 +193,7 @@ def test_rows_that_are_computed(shape: Any, lines: int, split: int) -> None:
     check_exact(plan, program, inputs=[x, w, u], seeds=(0, 1, 2), blocks=(1, 3))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("fn", "left", "right", "why"), [
     (lambda x, w: x @ w.astype(F32), Spec((128, 64), F32), Spec((64, 64), S8), "16 bits"),
     (lambda x, w: x @ w.astype(BF16), Spec((128, 60), BF16), Spec((60, 72), S8), "stored"),
@@ -265,6 +268,7 @@ issue, stand for the first meeting here (a memory model does not know that), and
 second. Where both do, the first matters for tasks that the ring holds: below."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("header", "number", "widens"), [
     (x, i, widens) for x, count in COUNTS.items() for i in range(count) for widens in (False, True)
     if (x, i) not in (ALONE[:1] if widens else ALONE)])

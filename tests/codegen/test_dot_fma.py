@@ -62,6 +62,7 @@ def test_all_layouts_of_both_operands(s: DotSchedule, layout: str) -> None:
     check_exact(plan, program, seeds=(0, 1, 2), blocks=(2, 4))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("s", TILES)
 def test_as_exact_as_f32_is(s: DotSchedule) -> None:
     """Operands of one sign: a product of tf32 would be off by 1e-3 of a summand."""
@@ -142,6 +143,7 @@ def case(s: DotSchedule) -> Case:
 
 
 # 0 and 1 are in prefetch and prologue, 2 to 4 and 11 of one set of fragments, 5 to 9 of two.
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("s", "number"), [
     *((TILES[3], n) for n in (1, 2, 3, 4, 11)), *((TILES[0], n) for n in (1, 5, 6, 7, 8, 9))])
 def test_every_wait_matters(s: DotSchedule, number: int, monkeypatch: pytest.MonkeyPatch) -> None:

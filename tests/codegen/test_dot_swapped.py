@@ -73,6 +73,7 @@ def test_all_layouts_of_both_operands(s: DotSchedule) -> None:
     run(plan, s)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", [swapped(32, 64, 3), swapped(32, 128, 2, 2), swapped(32, 64, 2, 4)])
 def test_computed_rows(s: DotSchedule) -> None:
     """silu(gate) * up of earlier stages: the consumers make a panel of it; the last split of k has
@@ -179,6 +180,7 @@ def test_beside_and_behind_other_families() -> None:
                    blocks=(1, 3))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("change", [
     pytest.param(lambda s: s.replace("if (at.closed()) meet();", ""), id="ready"),
     pytest.param(lambda s: s.replace("  fence_proxy_async();\n  syncthreads();\n}",

@@ -58,6 +58,7 @@ def both_plan() -> Plan:
                    Spec((116,), F32), Spec((140, 116), F32))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", TILES)
 def test_both_layouts_of_weights(s: DotSchedule) -> None:
     """Sizes that no tile divides."""
@@ -231,6 +232,7 @@ def case() -> Case:
     return Case(plan, sigs, small_integers(plan.graph), 0.0, threads=256)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("header", "number"),
                          [(x, i) for x, count in COUNTS.items() for i in range(count)])
 def test_every_wait_matters(header: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:

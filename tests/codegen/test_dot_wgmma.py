@@ -55,6 +55,7 @@ def test_bands_of_many_rows_of_tiles(rows: int, large: bool, band: int,
     check_exact(p, made, seeds=(0,), blocks=(3,))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", [
     wgmma(64, 48, 3, (1, 1, 2)), wgmma(128, 96, 2, (2, 1, 1)), wgmma(64, 128, 3, (1, 2, 1)),
     wgmma(64, 48, 2, (1, 1, 2), lines=2), wgmma(64, 128, 2, (1, 2, 1), lines=2)])
@@ -379,6 +380,7 @@ def test_what_differs_by_column_is_requested_before_the_sums() -> None:
     assert re.findall(r"prefetch_l1\((\w+)", before) == ["p2"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("bn", "warps", "split"), [
     (32, (2, 1, 1), 1), (96, (2, 1, 1), 1), (160, (2, 1, 1), 1), (128, (1, 1, 2), 1),
     (192, (2, 1, 1), 2)])

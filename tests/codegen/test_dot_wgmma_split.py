@@ -71,6 +71,7 @@ def test_k_is_shared_where_it_pays() -> None:
     assert split(2048, 3072, 768) == split(4096, 768, 3072) == 1  # tiles for all
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("columns", thinned(COLUMNS[::-1], 3))  # 256, 144, 80, 32
 def test_every_share_that_is_chosen_fits_the_staging(columns: int) -> None:
     """Of all tiles, one with 144 columns would stage more for half of them than for all."""

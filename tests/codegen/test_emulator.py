@@ -60,6 +60,7 @@ REMOVALS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", REMOVALS)
 def test_missing_synchronisation_shows(what: str) -> None:
     old, new = REMOVALS[what]

@@ -233,6 +233,7 @@ def test_compiles_for_hopper_without_spills() -> None:
     assert program.resources["spill_stores"] == 0
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("there", "instead"), [
     ("acc[i] = turn == 0 ? s :", "acc[i] = turn <= 1 ? s :"),
     ("if (turn != ROWS / AT_ONCE - 1) return false;", "if (turn != 0) return false;"),

@@ -130,6 +130,7 @@ def case() -> Case:
                 threads=256)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(COUNT))
 def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = removed("source_tiles.cuh", STATEMENT, number)

@@ -36,6 +36,7 @@ def dot(batch: Any, contract: Any) -> Any:
     return lambda a, b: lax.dot_general(a, b, ((contract[0], contract[1]), (batch[0], batch[1])))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("fn", "left", "right"), [
     (dot(((), ()), ((1,), (0,))), (8192, 40), (40, 1)),          # scores
     (dot(((), ()), ((0,), (0,))), (8192, 40), (8192, 1)),        # the gradient of their weights

@@ -176,6 +176,7 @@ def test_prologue_and_epilogue() -> None:
                                              gemv(4, 16, 2, split=split))), seeds=(0, 1, 2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("m", [1, 3, 6])
 def test_normalised_rows(m: int) -> None:
     """One row by the block, several by a warp each; those are an output too."""

@@ -156,6 +156,7 @@ def test_batches_strides_and_gathers() -> None:
 # ---- values ------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("t", [BF16, F16, F32])
 @pytest.mark.parametrize("w", BYTES)
 def test_every_byte_is_converted_exactly(w: Any, t: Any) -> None:
@@ -217,6 +218,7 @@ def test_scales_in_two_stages(m: int) -> None:
         check_exact(plan, program, inputs=given(plan), seeds=(0, 1, 2), blocks=(1, 3))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("m", [1, 3])
 @pytest.mark.parametrize("t", [BF16, F32])
 def test_normalised_rows(m: int, t: Any) -> None:
@@ -259,6 +261,7 @@ def test_layers_hold_their_weights(w: Any, k: int, bn: int, steps: int) -> None:
     check_exact(plan, program, inputs=values, seeds=(0, 1, 2, 3), blocks=(1, 3, 7))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("m", [1, 2])
 @pytest.mark.parametrize("t", [BF16, F32])
 def test_flagged_rows_beside_rows_of_weights(m: int, t: Any) -> None:

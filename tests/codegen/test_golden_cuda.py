@@ -84,6 +84,7 @@ def test_golden(name: str, golden: Golden) -> None:
     golden(f"cuda_{name}", source)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_compile(name: str, arch: str) -> None:

@@ -149,6 +149,7 @@ def assert_close(kind: str, dtype: DType, got: Array, want: Array, a: Array, b: 
     assert not shown, f"{len(at)} of {bad.size}: " + "; ".join(shown)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", (*FLOATS, *INTEGERS, DType.PRED), ids=lambda d: d.value)
 def test_every_kind_agrees_with_numpy(dtype: DType) -> None:
     text, kinds = source(dtype)
@@ -163,6 +164,7 @@ def test_every_kind_agrees_with_numpy(dtype: DType) -> None:
         assert_close(kind, dtype, got, want, a, b)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("dtype", "arch"), [*((t, "sm_90a") for t in (
         DType.F32, DType.F64, DType.BF16, DType.S8, DType.U64, DType.PRED, DType.F8E4M3FN)),

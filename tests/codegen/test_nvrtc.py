@@ -18,6 +18,7 @@ from jaxmono.codegen import headers, nvrtc, nvrtc_child
 GEMM = headers.bundle((Path(__file__).parent / "gemm_layernorm.cu").read_text())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 def test_gemm_compiles_without_spills(arch: str) -> None:
     binary = nvrtc.compile_cuda(GEMM, arch)

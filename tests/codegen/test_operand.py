@@ -57,6 +57,7 @@ ODD = {"b": 3, "m": 19, "n": 23, "k": 37}
 ONE_ALIGNED = {"b": 2, "m": 17, "n": 72, "k": 21}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("left", thinned(["".join(p) for p in itertools.permutations("bmk")]))
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_every_layout_of_both_operands(left: str, dtype: Any) -> None:

@@ -126,6 +126,7 @@ def test_argmax_in_every_tier() -> None:
     each_tier(graph([value((6, 24))], argmax), 24)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", thinned(ALL), ids=lambda d: d.value)
 def test_reducers_of_every_type(dtype: DType) -> None:
     kinds = ["maximum", "minimum", "add", "multiply"]

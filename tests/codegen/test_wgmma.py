@@ -115,6 +115,7 @@ def test_pipeline_under_many_schedules() -> None:
 CHANGES = [*(f"without: {s}" for s in STEPS), *(f"otherwise: {s}" for s in REPLACED)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("change", range(len(CHANGES)), ids=CHANGES)
 def test_a_changed_step_shows(change: int) -> None:
     outcomes = [run_pipeline(blocks=2, seed=seed, change=change) for seed in range(1, 13)]

@@ -36,6 +36,7 @@ def gelu_tanh(x: jax.Array) -> jax.Array:
     return jax.nn.gelu(x, approximate=True)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("fn", "dtype", "function"), [
     (gelu, BF16, "bf16_gelu("), (gelu, F16, "narrow_gelu("), (gelu, F32, None),
     (gelu_tanh, BF16, "narrow_tanh_gate("), (gelu_tanh, F16, "narrow_tanh_gate("),
@@ -54,6 +55,7 @@ def test_one_function_of_16_bit_values(fn: Callable[..., Any], dtype: Any,
     assert called(fn, dtype) == ([] if function is None else [function])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fn", [
     lambda x: 0.5 * x * lax.erfc(0.75 * x),  # of the other sign
     lambda x: 0.25 * x * lax.erfc(-0.75 * x),

@@ -72,6 +72,7 @@ def test_rows_and_columns_that_do_not_fill_the_tiles(n: int) -> None:
     run(plan, DotSchedule("mma", 32, 32, 64, 2, (2, 2, 1)), threads=128)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("schedule", "threads"), [
     (DotSchedule("mma", 64, 32, 64, 2, (2, 2, 1)), 128),
     (DotSchedule("mma", 16, 64, 32, 2, (1, 4, 1), 2), 128),
@@ -87,6 +88,7 @@ def test_ordinary_arithmetic() -> None:
         run(pooled((2, 2), dtype=F32, n=24), DotSchedule("simt", 32, 32, 16, 1, (1, 1, 1)), 128)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", [
     wgmma(128, 32, 2, (2, 1, 1)), wgmma(64, 32, 2, (1, 1, 2)),
     wgmma(128, 32, 2, (2, 1, 1), split=2), DotSchedule("mma", 32, 32, 64, 2, (2, 4, 1))], ids=str)

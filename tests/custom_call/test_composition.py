@@ -77,6 +77,7 @@ def test_jit_of_jit_in_both_places(kernels: OpByOp, xw: Any) -> None:
     same(jax.jit(lambda x, w: (outer(x, w), inner(x, w)))(*xw), (layer(*xw) + 1, layer(*xw)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("argument", [0, 1, (0, 1)])
 def test_grad(kernels: OpByOp, xw: Any, argument: Any) -> None:
     same(jax.grad(partial(loss, wrap(layer)), argument)(*xw),

@@ -115,6 +115,7 @@ SIZES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("workload", thinned(convnets.WORKLOADS, 4), ids=lambda w: w.name)
 def test_published_sizes(workload: Any) -> None:
     state = nnx.filter_state(workload.program(batch=2).abstract()[0], nnx.Param)

@@ -33,6 +33,7 @@ def _wide(decoder: ModuleType) -> Any:
     return nnx.merge(graphdef, jax.tree.map(lambda a: a * 10 if a.ndim == 2 else a + 0.1, state))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("decoder", "attention"), [
     *(pytest.param(opt, how, marks=pytest.mark.slow) for how in (None, "xla")),
     (gpt2, None), (gptj, None), (llama, None), (llama, "xla")],
@@ -90,6 +91,7 @@ def test_one_dtype_throughout(decoder: ModuleType) -> None:
         lambda a: (a.shape, a.dtype), cache)
 
 
+@pytest.mark.slow
 def test_published_sizes() -> None:
     for decoder, config, parameters in ((opt, opt.opt_125m(), 125_239_296),
                                         (gpt2, gpt2.small(), 124_439_808),

@@ -138,6 +138,7 @@ def test_a_transposed_result_is_reduced_as_well() -> None:
     assert groups(p) == [(1, 512, 32)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("fn", "args", "reason"), [
     (lambda x, w: jax.nn.softmax(product(x, w), axis=-1), (spec(1024, 64), spec(64, 1024)),
      "its group reads these rows for what else it writes"),

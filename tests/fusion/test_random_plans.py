@@ -57,6 +57,7 @@ def test_random_graphs_whose_values_are_computed_again(block: int,
         check(simplify(RandomGraph(seed, 20 + seed % 35).graph()), seed)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("block", range(4))
 def test_random_jax_programs(block: int) -> None:
     for seed in range(block * 12, block * 12 + 12):

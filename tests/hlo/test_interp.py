@@ -171,6 +171,7 @@ def check(f: Callable[..., Any], *args: Any, wide: bool = True) -> None:
             np.testing.assert_allclose(a.astype(kind), e.astype(kind), rtol=tol, atol=tol)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_agrees_with_xla(name: str) -> None:
     f, args = PROGRAMS[name]

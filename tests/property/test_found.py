@@ -37,6 +37,7 @@ def test_split_k_has_the_blocks_that_wait_for_each_other(
                                rtol=2e-2, atol=0.5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [40, 100, 104])
 def test_attention_heads_of_any_width(width: int) -> None:
     q, k, v = (normal(i, 2, 24, width, dtype=jnp.bfloat16) for i in range(3))

@@ -57,6 +57,7 @@ def check(problem: Problem) -> None:
             assert problem.siblings * tiles * s.split_k <= at.device.sm_count
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("siblings", [1, 3])
 def test_candidates_are_legal(shape: tuple[int, int, int], siblings: int) -> None:
