@@ -216,6 +216,7 @@ def test_a_planner_that_fails(monkeypatch: pytest.MonkeyPatch, empty_cache: Path
     falls_back(fresh(3.0), "RuntimeError: no plan")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("at_once", [False, True])
 def test_one_failing_kernel_leaves_the_others(at_once: bool, monkeypatch: pytest.MonkeyPatch,
                                               empty_cache: Path) -> None:

@@ -52,6 +52,7 @@ def inputs(plan: Plan) -> list[Any]:
     return [a if a.shape[0] == 1 else (a * 0.25).astype(a.dtype) for a in smooth(plan.graph)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("kind", "waits"), [("sum", [2]), ("behind", [1, 1])])
 def test_a_norm_waits_for_all_that_a_block_of_statements_reads(kind: str, waits: list[int]) -> None:
     plan = normed(kind)
@@ -64,6 +65,7 @@ def test_a_norm_waits_for_all_that_a_block_of_statements_reads(kind: str, waits:
     check_near(plan, program, inputs(plan), 2e-2, seeds=(0, 1, 2), blocks=(1, 3, 5))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lost", ["all of it", "the second"])
 def test_all_are_waited_for(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = normed("sum")

@@ -64,6 +64,7 @@ def qkv(m: int, n: int, d: int, dtype: Any, *, heads: int = 2, batch: int = 1, d
     return [Spec(s, dtype) for s in shapes]
 
 
+@pytest.mark.sampled(3)
 @crossed(("dtype", [BF16, F16, F32]),
          (("m", "n", "d"), [(16, 16, 16), (33, 50, 24), (5, 127, 8), (70, 64, 64)]))
 def test_sizes(dtype: Any, m: int, n: int, d: int) -> None:
@@ -71,6 +72,7 @@ def test_sizes(dtype: Any, m: int, n: int, d: int) -> None:
     run(attend, *qkv(m, n, d, dtype), rtol=RTOL[dtype])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("d", thinned([9, 20, 36, 63, 72, 80, 96, 112, 128]))
 def test_head_widths(d: int) -> None:
     """Widths that the warps cannot share out evenly, and ones without aligned rows."""
@@ -78,12 +80,13 @@ def test_head_widths(d: int) -> None:
     run(attend, *qkv(20, 40, d, dtype), rtol=RTOL[dtype], seeds=(0, 1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("d", "dv"), [(64, 16), (16, 80), (40, 1)])
 def test_values_of_another_width(d: int, dv: int) -> None:
     run(attend, *qkv(17, 33, d, BF16, dv=dv), rtol=RTOL[BF16])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("layout", thinned(
     ["".join(p) for p in itertools.permutations("bhmd")][::3]))
 def test_layouts(layout: str) -> None:
@@ -162,6 +165,7 @@ def test_grouped_queries() -> None:
     run(repeated, *qkv(9, 33, 16, F32, heads=6)[:1], *qkv(9, 33, 16, F32)[1:], rtol=RTOL[F32])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_as_flax_writes_it(dtype: Any) -> None:
     """nnx.dot_product_attention: operands swapped, a mask, [batch, length, heads, width]."""
@@ -183,6 +187,7 @@ def test_as_jax_nn_writes_it() -> None:
     run(fn, *[Spec((2, 37, 2, 24), F32)] * 3, rtol=RTOL[F32])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_decode(dtype: Any) -> None:
     """One query row against a cache of which ``pos`` keys are filled; rows beyond are poison."""
@@ -218,6 +223,7 @@ def attention_sig(plan: Plan) -> Sig:
     return sig
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("s", "threads"), thinned_rows([
     (AttentionSchedule(16, 16, 2, 4), 128), (AttentionSchedule(16, 32, 3, 8), 256),
     (AttentionSchedule(32, 48, 4, 4), 128), (AttentionSchedule(64, 64, 2, 4), 128),
@@ -231,6 +237,7 @@ def test_schedules(s: AttentionSchedule, threads: int, dtype: Any) -> None:
     check_near(plan, program, smooth(plan.graph), RTOL[dtype], seeds=(0, 1), blocks=(3,))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [BF16, F32])
 def test_wide_heads(dtype: Any) -> None:
     """Many columns for one warp: 4 warps, 64 rows, heads of 200."""

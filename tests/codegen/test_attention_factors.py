@@ -60,6 +60,7 @@ FACTORS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", thinned(FACTORS, 3))
 @pytest.mark.parametrize("keys", thinned([75, 96]))
 def test_probabilities_with_factors(name: str, keys: int) -> None:
@@ -84,7 +85,7 @@ def test_longer_than_rows_of_scores_fit() -> None:
     assert [s.kind for s in plan.sigs] == ["attention"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("after", [
     lambda p, c: p + c, lambda p, c: p * p, lambda p, c: jnp.where(c > 0, p, 1.0),
     lambda p, c: c / p, lambda p, c: jnp.where(p > 0.1, p, 0.0)])

@@ -43,7 +43,7 @@ SCHEDULES = [few(112), few(128, 8), few(112, 1), few(64, 4, 2), few(32, 4, 4), f
              few(48, 2, 4), few(16, 8, 8)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("s", thinned(SCHEDULES))
 @pytest.mark.parametrize("dtype", thinned([BF16, F16]))
 @pytest.mark.parametrize("rows", thinned([1, 4, 9, 16]))
@@ -52,6 +52,7 @@ def test_schedules(rows: int, dtype: Any, s: AttentionSchedule) -> None:
     run(plan, s, rtol=RTOL[dtype], blocks=(4, 16))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("d", "dv"), thinned_rows([
     (8, 128), (200, 40), (256, 256), (80, 112), (5, 3), (24, 208), (64, 24)]))
 @pytest.mark.parametrize("s", thinned([few(48, 8, 2), few(80)]))
@@ -67,6 +68,7 @@ def filled(q: Any, k: Any, v: Any, pos: Any, small: float = -1e38) -> Any:
     return jnp.einsum("bhmn,bhnd->bhmd", p, v)
 
 
+@pytest.mark.sampled(3)
 @crossed(("small", [-1e38, -math.inf, 0.25]),
          (("eager", "s"), [(e, s) for s in (few(32, 4, 4), few(112)) for e in (True, False)]))
 def test_caches(s: AttentionSchedule, eager: bool, small: float,
@@ -112,6 +114,7 @@ def test_nan_and_infinity(s: AttentionSchedule) -> None:
     run(plan, s, given)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("keys", [66, 67])
 def test_biases_factors_and_odd_keys(keys: int) -> None:
     """Logits that are no multiple of the scores, weights that are multiplied."""
@@ -183,6 +186,7 @@ DECODE = [(1, 8, 4, 128, 64), (16, 8, 4, 128, 64), (1, 16, 1, 128, 256), (1, 12,
           (1, 12, 1, 2048, 64), (2, 8, 16, 1000, 128)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", thinned(DECODE))
 def test_decode_steps_choose_it_without_spills(shape: tuple[int, ...]) -> None:
     batch, heads, rows, keys, d = shape

@@ -46,7 +46,7 @@ SCHEDULES = [
     flash(64, 16, 2, split=2), flash(64, 32, 2, 8, split=4)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("s", thinned(SCHEDULES, 3))
 @pytest.mark.parametrize("dtype", thinned([BF16, F16]))
 def test_schedules(s: AttentionSchedule, dtype: Any) -> None:
@@ -54,6 +54,7 @@ def test_schedules(s: AttentionSchedule, dtype: Any) -> None:
     run(plan_of(attend, *qkv(70, 100, 16, dtype, dv=32)), s, rtol=RTOL[dtype], blocks=(4, 5))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("d", "dv"), thinned_rows(
     [(8, 128), (80, 112), (200, 40), (24, 208), (256, 256)]))
 def test_widths(d: int, dv: int) -> None:
@@ -73,6 +74,7 @@ def masked(mask: Any, q: Any, k: Any, v: Any) -> Any:
     return jnp.einsum("bhmn,bhnd->bhmd", p, v)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("s", [flash(16, 16, 2, 1), flash(16, 64, 2), flash(16, 16, 2, 1, split=4),
                                flash(32, 32, 2, split=2)])
 def test_rows_that_see_nothing_and_rows_that_begin_late(s: AttentionSchedule) -> None:
@@ -87,6 +89,7 @@ def test_rows_that_see_nothing_and_rows_that_begin_late(s: AttentionSchedule) ->
     run(plan, s, given, blocks=(4,))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", [flash(16, 16, 2, 1), flash(16, 64, 1, 4, split=2)])
 def test_nan_and_infinity(s: AttentionSchedule) -> None:
     """They reach exactly the rows that they reach in the program."""
@@ -167,7 +170,7 @@ SHAPES = [(16, 12, 128, 128, 64), (1, 12, 128, 128, 64), (1, 12, 512, 512, 64),
           (1, 8, 1024, 1024, 256), (1, 12, 1, 2048, 64), (2, 2, 7, 16, 8)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("shape", thinned(SHAPES, 4))
 @pytest.mark.parametrize("arch", thinned(["sm_80", "sm_90"]))
 def test_chosen_schedules_compile_without_spills(shape: tuple[int, ...], arch: str) -> None:

@@ -68,7 +68,7 @@ def plan(fn: Any, m: int, n: int, heads: int, kept: int, d: int = 16, **kw: Any)
 FORMS = [repeated, broadcast, einsum, library]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("fn", "queries"), thinned_rows(
     [(f, n) for n in (1, 20, 70) for f in FORMS], 5))
 def test_one_stage_and_one_reading_of_the_keys(fn: Any, queries: int) -> None:

@@ -74,6 +74,7 @@ def run(plan: Plan, s: AttentionSchedule, given: list[Any], wanted: list[Any] | 
             np.testing.assert_allclose(a.astype(np.float64), b, rtol=2e-2, atol=1e-2)
 
 
+@pytest.mark.sampled(3)
 @crossed(("s", SCHEDULES), ("fn", [
     causal, window, functools.partial(causal, offset=-3), functools.partial(causal, offset=60),
     functools.partial(causal, offset=-130), functools.partial(causal, offset=-3, small=-math.inf)]))
@@ -96,6 +97,7 @@ def test_positions_from_memory(s: AttentionSchedule) -> None:
     run(plan, s, [*smooth(plan.graph)[:3], np.asarray([0, 70, 200], np.int32)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", thinned(SCHEDULES, 3))
 def test_skipped_keys_are_not_read(s: AttentionSchedule) -> None:
     """What lies behind the last chunk of the filled keys may be anything."""
@@ -137,6 +139,7 @@ def test_as_jax_nn_writes_it() -> None:
         run(plan, s, [*smooth(plan.graph)[:3], np.asarray([9, 70], np.int32)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("rows", "heads"), thinned_rows([(200, 3), (320, 2), (64, 2), (320, 3)]))
 def test_every_tile_is_computed_where_entries_stay_together(
         rows: int, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ SCHEDULES = [wgmma(64, 64, 2), wgmma(64, 128, 5), wgmma(64, 256, 2), wgmma(128, 
              wgmma(128, 128, 4), wgmma(64, 64, 3, split=4), wgmma(128, 64, 2, split=2)]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("s", thinned(SCHEDULES))
 @pytest.mark.parametrize("dtype", thinned([BF16, F16]))
 def test_schedules(s: AttentionSchedule, dtype: Any) -> None:
@@ -59,6 +59,7 @@ def test_schedules(s: AttentionSchedule, dtype: Any) -> None:
     run(plan_of(attend, *qkv(150, 300, 24, dtype, dv=40)), s, rtol=RTOL[dtype], blocks=(4, 5))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", thinned(["bhmd", "bmhd", "bhdm", "mbhd", "dbhm"]))
 @pytest.mark.parametrize("s", thinned([wgmma(64, 128, 3), wgmma(128, 64, 3)]))
 def test_layouts(layout: str, s: AttentionSchedule) -> None:
@@ -67,6 +68,7 @@ def test_layouts(layout: str, s: AttentionSchedule) -> None:
                 *qkv(72, 200, 64, BF16, layout=layout)), s, seeds=(0, 1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("d", "dv"), thinned_rows(
     [(16, 128), (128, 128), (72, 80), (64, 208), (256, 256)]))
 def test_widths(d: int, dv: int) -> None:
@@ -74,6 +76,7 @@ def test_widths(d: int, dv: int) -> None:
     run(plan, wgmma(128, 32, 2), smooth(plan.graph, scale=0.5), seeds=(0, 1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", [wgmma(64, 64, 2), wgmma(128, 64, 3), wgmma(64, 64, 2, split=2)])
 def test_rows_that_see_nothing_and_rows_that_begin_late(s: AttentionSchedule) -> None:
     plan = plan_of(lambda keep, q, k, v: masked(keep[None, None], q, k, v),
@@ -86,6 +89,7 @@ def test_rows_that_see_nothing_and_rows_that_begin_late(s: AttentionSchedule) ->
     run(plan, s, given, blocks=(4,), seeds=(0, 1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("slope", "d"), thinned_rows(
     [(0.3, 24), (0.02, 24), (0.3, 80), (40.0, 80), (0.02, 80), (40.0, 24)], 3))
 def test_maxima_that_grow(slope: float, d: int) -> None:
@@ -102,6 +106,7 @@ def test_maxima_that_grow(slope: float, d: int) -> None:
         run(plan, s, rtol=4e-2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("slope", "dtype"), thinned_rows(
     [(0.4, F16), (0.02, BF16), (40.0, F16), (40.0, BF16), (0.02, F16), (3.0, BF16)], 3))
 def test_scores_that_grow(slope: float, dtype: Any) -> None:
@@ -194,7 +199,7 @@ def statements() -> list[Any]:
     return [pytest.param(i, id=f"{i}-{m[0]}") for i, m in found]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("number", thinned(statements(), 4))
 def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = removed("attention_wgmma.cuh", STATEMENT, number)

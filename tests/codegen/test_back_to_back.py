@@ -58,6 +58,7 @@ def operands(m: int, k: int, n: int, v: int, dtype: Any = BF16) -> list[Any]:
     return [Spec(s, dtype) for s in ((m, k), (k, n), (n,), (n, v), (v,))]
 
 
+@pytest.mark.sampled(2)
 @crossed((("k", "n", "piece", "slots"), [
     (64, 64, 64, 2), (136, 48, 32, 3), (72, 136, 48, 5), (200, 256, 64, 2), (64, 24, 16, 4)]),
     ("dtype", [BF16, F16]))
@@ -68,6 +69,7 @@ def test_sizes(k: int, n: int, piece: int, slots: int, dtype: Any) -> None:
     run(plan, pair(piece, slots), rtol=2e-2 if dtype is BF16 else 4e-3)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("k", "n", "piece", "slots"), thinned_rows([
     (136, 48, 32, 3), (64, 64, 64, 2), (200, 128, 128, 2), (72, 136, 48, 2)]))
 def test_weights_that_stay(k: int, n: int, piece: int, slots: int) -> None:
@@ -90,7 +92,7 @@ def test_where_weights_stay() -> None:
     assert not chosen(100352, 512, 128).resident, "more weights than shared memory"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("layout", ["mk,kn,nv", "km,kn,nv", "mk,nk,nv", "mk,kn,vn", "km,nk,vn"])
 def test_layouts(layout: str) -> None:
     a, b, c = layout.split(",")
@@ -155,6 +157,7 @@ def test_siblings_whose_weights_stay_load_theirs_for_every_task() -> None:
     run(plan, resident(48, 3), seeds=range(4))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("product", [
     wgmma(128, 64, 2, (2, 1, 1)), dataclasses.replace(wgmma(128, 64, 3, (2, 1, 1)), resident=True)],
     ids=["ring", "resident"])
@@ -172,6 +175,7 @@ def test_weights_stay_beside_another_product(product: DotSchedule) -> None:
     check_near(plan, program, smooth(plan.graph, scale=0.5), 2e-2, seeds=range(4), blocks=(1, 3))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", [pair(64, 2), resident(64, 2)], ids=["ring", "resident"])
 def test_a_source_that_an_earlier_stage_makes(schedule: AttentionSchedule) -> None:
     """It may be loaded behind the grid barrier only, which weights need not wait for: other blocks
@@ -224,6 +228,7 @@ STATEMENT = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_a
 COUNT = 7
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", thinned(range(COUNT)))
 def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = removed("back_to_back.cuh", STATEMENT, number)
@@ -238,6 +243,7 @@ def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the GPU's compiler --------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("m", "k", "n", "v"), thinned_rows([
     (32768, 576, 128, 64), (16384, 256, 64, 16), (16384, 64, 256, 512), (128320, 96, 32, 96)]))
 def test_compiles_for_hopper(m: int, k: int, n: int, v: int) -> None:

@@ -33,7 +33,7 @@ def adds(made: Program) -> bool:
     return "sums, bias);" in made.source
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("schedule", [
     wgmma(128, 96, 3, (2, 1, 1)), wgmma(128, 160, 3, (2, 1, 1)), wgmma(128, 256, 2, (2, 1, 1)),
     wgmma(64, 256, 3, (1, 2, 1)), wgmma(64, 256, 2, (1, 1, 2))],
@@ -100,7 +100,7 @@ def shared(x: Any, w: Any, bias: Any) -> Any:
     return (y + bias) * y
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("why", "fn", "schedule"), [
     ("the product itself is needed, too", shared, TILE),
     ("it differs from row to row", lambda x, w, bias: x @ w + x[:, :1] * bias, TILE),
@@ -122,7 +122,7 @@ def case(schedule: DotSchedule) -> Case:
     return Case(p, in_order(p, schedule), small_integers(p.graph), 0, threads=256, seeds=1)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("schedule", "text", "other"), [
     (wgmma(64, 256, 2, (1, 1, 2)), "if (!adds) two[j] = {};", ""),
     (TILE, "bias(column + 8 * j)", "bias(column)"),

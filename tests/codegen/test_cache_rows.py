@@ -96,7 +96,7 @@ def test_a_layer_has_no_stage_for_its_row_and_no_barrier() -> None:
     assert program.source.count("request<false>(smem, key0, load_k, load_v);") == 2  # ahead, or not
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("pos", [0, 7, 15, KEYS - 1, KEYS + 5])
 def test_every_position(pos: int) -> None:
     """The last one is beyond the cache: the update is clamped, and so is the row."""
@@ -108,7 +108,7 @@ def test_every_position(pos: int) -> None:
     check(plan, build(plan), pos, seed=pos)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("pos", [0, 14, KEYS - 3])
 def test_several_new_rows(pos: int) -> None:
     plan = decoder(2, 3)
@@ -116,6 +116,7 @@ def test_several_new_rows(pos: int) -> None:
     check(plan, build(plan), pos, 3, seed=1)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("width", [64, 128])
 def test_more_elements_than_a_block_has_threads(width: int) -> None:
     """Four rows of a head, an element at a time: two and four for each of 128 threads."""
@@ -123,7 +124,7 @@ def test_more_elements_than_a_block_has_threads(width: int) -> None:
     check(plan, build(plan), 9, 4)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("blocks", [1, 2, 5])
 def test_in_every_order_of_threads(blocks: int) -> None:
     plan = decoder()
@@ -145,6 +146,7 @@ def test_a_cache_of_other_readers_says_why() -> None:
     assert "3 caches are read as they were, and updated in the last stage" in notes
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("new", "queries", "reason"), [
     (1, 17, "17 queries are more than 16"), (5, 1, "5 new rows are more than 4")])
 def test_what_other_kernels_do_better(new: int, queries: int, reason: str) -> None:
@@ -162,7 +164,7 @@ LOST = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("old", "new"), LOST, ids=["a key", "a value", "the copies"])
 def test_every_part_matters(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, emit = decoder(), generating.emit

@@ -246,7 +246,7 @@ CASES: dict[str, tuple[Callable[[], Case], ...]] = {
     "attention_rows.cuh": (flash_heads,), "attention_few.cuh": (few_heads,)}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("name", "number"), [p for n in CASES for p in thinned(statements(n), 8)])
 def test_every_sync_of_the_headers_matters(name: str, number: int,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def test_every_sync_matters_for_bytes(name: str, number: int,
     assert failure(bytes_(), monkeypatch, removed(name, number)) != ""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("case", [
     gemm, bytes_, split_k, large_split_k, mailed, stream, decode, simt, fma, panel, heads,
     mixed_heads, flash_heads, few_heads])
@@ -283,7 +283,7 @@ def generated(pattern: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> str:
     return failure(case, monkeypatch, change)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("case", [gemm, bytes_, stream, panel, mixed_heads, flash_heads, few_heads])
 def test_the_previous_task_must_be_done(case: Callable[[], Case],
                                         monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +297,7 @@ def test_the_rows_of_a_panel_must_have_landed(pattern: str,
     assert generated(pattern, panel(), monkeypatch) != ""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gemm_ring.cuh", "attention.cuh"])
 def test_weak_waits_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One cp.async group too many in flight."""
@@ -332,7 +333,7 @@ MAIL = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("lost", "case"), [
     *((lost, mailed) for lost in MAIL), (next(iter(MAIL)), few_heads)])
 def test_mail_is_waited_for_and_taken_out(lost: str, case: Callable[[], Case],

@@ -110,6 +110,7 @@ def error(found: X, wanted: X) -> float:
     return float(np.linalg.norm(a - b) / np.linalg.norm(b))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [
     n if n in ("grouped", "channels_first") else
     pytest.param(n, marks=pytest.mark.slow) for n in NETS])

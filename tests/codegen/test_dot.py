@@ -243,7 +243,7 @@ def norm_plan(norm: Callable[..., Any], rows: int, k: int, n: int, dtype: Any, *
     return plan
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("norm", "dtype", "rtol", "k"), thinned_rows(
     [(norm, t, rtol, k) for t, rtol in ((BF16, 2e-2), (F32, 4e-3)) for k in (64, 96, 37)
      for norm in (layer_norm, rms_norm, softmax)], 4))
@@ -253,6 +253,7 @@ def test_row_prologue(norm: Any, dtype: Any, rtol: float, k: int) -> None:
     check_near(plan, build(plan), smooth(plan.graph), rtol, seeds=(0, 1, 2))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", [
     DotSchedule("mma", 16, 8, 64, 2, (1, 1, 4)), DotSchedule("mma", 32, 16, 32, 3, (2, 2, 1)),
     DotSchedule("mma", 64, 32, 64, 4, (4, 1, 1)), DotSchedule("mma", 16, 32, 16, 2, (1, 4, 1))])

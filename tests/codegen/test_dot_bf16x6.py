@@ -64,7 +64,7 @@ def forced(fn: Any, *specs: Any, s: DotSchedule = TILES[1]) -> tuple[Plan, Any]:
     return plan, program
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("layout", ["mk,kn->mn", "mk,nk->mn", "km,kn->mn", "km,nk->mn"])
 @pytest.mark.parametrize("s", TILES)
 def test_all_layouts(s: DotSchedule, layout: str) -> None:
@@ -82,6 +82,7 @@ def test_k_shared_by_blocks() -> None:
     precise(plan, tile(128, 128, 3, (1, 2, 1), split=2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["bmk,bkn->bmn", "bkm,bnk->bmn"])
 def test_batches(layout: str) -> None:
     size = {"b": 3, "m": 70, "n": 50, "k": 68}
@@ -91,7 +92,7 @@ def test_batches(layout: str) -> None:
             TILES[1])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("m", "n", "k"), [(70, 67, 77), (33, 66, 130), (66, 33, 202)])
 @pytest.mark.parametrize("layout", ["mk,kn->mn", "km,nk->mn"])
 def test_rows_that_begin_anywhere(m: int, n: int, k: int, layout: str) -> None:
@@ -103,7 +104,7 @@ def test_rows_that_begin_anywhere(m: int, n: int, k: int, layout: str) -> None:
             TILES[1])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 1), (1, 2)])
 def test_convolutions(stride: int, dilation: int) -> None:
     """Gathered rows, with padding."""
@@ -209,7 +210,7 @@ def pooled(x: Any, w: Any) -> Any:
                                  "VALID")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("fn", "left", "right", "split"), [
     (matmul, (70, 648), (648, 40), 4), (matmul, (3, 70, 68), (3, 68, 50), 1),
     (lambda x, w: matmul(x.T, w), (77, 70), (77, 66), 1),
@@ -318,6 +319,7 @@ def test_operands_are_stored_where_parts_gain_by_it(columns: int, rows: int,
     assert len(plan.stages) == (2 if families == ["bf16x6"] else 1)
 
 
+@pytest.mark.sampled(2)
 @crossed(("s", [tile(128, 128, 5, (1, 2, 1)), tile(256, 64, 3, (2, 1, 1))]), ("x", ["mk", "km"]))
 def test_nothing_is_spilled(s: DotSchedule, x: str) -> None:
     """ptxas lets no product wait for another one, and has registers for all sums."""
@@ -364,7 +366,7 @@ def lost(case: Case, monkeypatch: pytest.MonkeyPatch, change: Any) -> str:
     return failure(case, monkeypatch, apply)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("header", "number"),
                          [(x, i) for x, count in COUNTS.items() for i in range(count)])
 def test_every_wait_matters(header: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,6 +379,7 @@ def test_text_for_racecheck(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(case(), monkeypatch, lambda text: "#define JM_RACECHECK\n" + text) == ""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["mk", "km"])
 def test_nothing_fails_unchanged(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for header, count in COUNTS.items():

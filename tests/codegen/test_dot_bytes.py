@@ -66,7 +66,7 @@ def both_layouts(rows: Any, weights: Any, out: Any, *, m: int = 140, n: int = 11
                    Spec((n,), out))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("rows", "weights", "out"), [
     (S8, S8, S32), (U8, U8, S32),
     (E4M3, E4M3, F32), (E4M3, E5M2, F32), (E5M2, E4M3, F32), (E5M2, E5M2, F32)])
@@ -76,7 +76,7 @@ def test_rows_of_bytes(rows: Any, weights: Any, out: Any) -> None:
     run(both_layouts(rows, weights, out), tile(*shape, bits=8))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("rows", [BF16, F16])
 @pytest.mark.parametrize("weights", [S8, U8, E4M3, E5M2])
 def test_rows_of_16_bits(rows: Any, weights: Any) -> None:
@@ -84,7 +84,7 @@ def test_rows_of_16_bits(rows: Any, weights: Any) -> None:
     run(both_layouts(rows, weights, F32), tile(*shape, bits=16))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("rows", "bits"), [(S8, 8), (BF16, 16)])
 def test_all_tiles(shape: Any, rows: Any, bits: int) -> None:
@@ -92,14 +92,14 @@ def test_all_tiles(shape: Any, rows: Any, bits: int) -> None:
     run(both_layouts(rows, S8, out), tile(*shape, bits=bits), seeds=(0, 1))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[2], SHAPES[5], SHAPES[6]])
 @pytest.mark.parametrize("weights", [U8, E5M2])
 def test_two_lines_of_k(shape: Any, weights: Any) -> None:
     run(both_layouts(BF16, weights, F32), tile(*shape, bits=16, lines=2), seeds=(0, 1))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("rows", [BF16, F16])
 @pytest.mark.parametrize("weights", [S8, U8, E4M3, E5M2])
 @pytest.mark.parametrize("layout", ["mk,kn->mn", "mk,nk->mn"])
@@ -120,6 +120,7 @@ def test_every_byte_is_widened_exactly(rows: Any, weights: Any, layout: str) -> 
     np.testing.assert_array_equal(found, w.astype(np.float32))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("weights", [E4M3, E5M2])
 def test_what_is_not_finite_stays_in_its_column(weights: Any) -> None:
     plan = both_layouts(BF16, weights, F32)
@@ -142,7 +143,7 @@ def test_integer_sums_wrap() -> None:
     check_exact(plan, program, inputs=[x, w], seeds=(0,), blocks=(1,))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("rows", "out", "bits"), [(S8, S32, 8), (E4M3, F32, 8), (BF16, F32, 16)])
 @pytest.mark.parametrize("split", [2, 4])
 def test_k_shared_by_blocks(rows: Any, out: Any, bits: int, split: int) -> None:
@@ -172,7 +173,7 @@ def test_quantised_layers_one_behind_the_other() -> None:
     check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1), blocks=(1, 3))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("split", [1, 2])
 @pytest.mark.parametrize(("shape", "lines"), [(SHAPES[0], 1), (SHAPES[1], 1), (SHAPES[2], 2),
                                               (SHAPES[5], 2)])
@@ -193,7 +194,7 @@ def test_rows_that_are_computed(shape: Any, lines: int, split: int) -> None:
     check_exact(plan, program, inputs=[x, w, u], seeds=(0, 1, 2), blocks=(1, 3))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("fn", "left", "right", "why"), [
     (lambda x, w: x @ w.astype(F32), Spec((128, 64), F32), Spec((64, 64), S8), "16 bits"),
     (lambda x, w: x @ w.astype(BF16), Spec((128, 60), BF16), Spec((60, 72), S8), "stored"),
@@ -268,7 +269,7 @@ issue, stand for the first meeting here (a memory model does not know that), and
 second. Where both do, the first matters for tasks that the ring holds: below."""
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("header", "number", "widens"), [
     (x, i, widens) for x, count in COUNTS.items() for i in range(count) for widens in (False, True)
     if (x, i) not in (ALONE[:1] if widens else ALONE)])
@@ -286,6 +287,7 @@ def test_tasks_that_the_ring_holds_wait_for_the_last_ones_sums(
     assert failure(given, monkeypatch, removed(*ALONE[0][:1], WAITS, 0)) != ""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("widens", [False, True])
 def test_nothing_fails_unchanged(widens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for header, count in COUNTS.items():
@@ -294,7 +296,7 @@ def test_nothing_fails_unchanged(widens: bool, monkeypatch: pytest.MonkeyPatch) 
         assert failure(case(widens), monkeypatch, lambda text, d=define: d + text) == ""
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(("rows", "weights"), [(S8, S8), (U8, U8), (E4M3, E5M2), (BF16, S8),
                                                (F16, U8), (BF16, E4M3), (F16, E5M2)])
 @pytest.mark.parametrize("rows_of_a_tile", [128, 192])

@@ -36,6 +36,7 @@ SHAPES = [(1, 1, 1, 1), (1, 1, 768, 768), (1, 128, 768, 768), (1, 128, 3072, 768
           (1, 33, 7, 100003), (64, 1, 128, 64), (1, 512, 2, 2)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("device", [H200, SMALL])
 @pytest.mark.parametrize("warps", [1, 2, 4, 8])
@@ -170,6 +171,7 @@ def test_every_warp_layout(warps: int) -> None:
     check_exact(plan, build(plan, forced, threads=32 * warps), seeds=(0, 1), blocks=(3,))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("split", thinned([4, 2, 8], 3))
 def test_split_k(split: int, dtype: Any) -> None:
@@ -205,6 +207,7 @@ def test_split_k_twice_in_one_launch_and_over_launches() -> None:
     check_exact(plan, program, seeds=(0, 1, 2, 3), blocks=(4, 7))
 
 
+@pytest.mark.sampled(2)
 @crossed(("stages", [2, 3, 5]), ("k", [320, 40, 64]))
 def test_ring_depths(stages: int, k: int) -> None:
     """Rings that are shallower and deeper than there are k tiles; odd and even steps of a tile."""

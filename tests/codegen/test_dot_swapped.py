@@ -58,6 +58,7 @@ def product(x: Any, w: Any, spec: str = "mk,kn->mn") -> Any:
     return jnp.einsum(spec, x, w, preferred_element_type=F32)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", thinned([
     swapped(16, 64, 3), swapped(32, 128, 2), swapped(48, 64, 2, 2), swapped(16, 128, 3, 2)]))
 def test_all_layouts_of_both_operands(s: DotSchedule) -> None:
@@ -73,7 +74,7 @@ def test_all_layouts_of_both_operands(s: DotSchedule) -> None:
     run(plan, s)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("s", [swapped(32, 64, 3), swapped(32, 128, 2, 2), swapped(32, 64, 2, 4)])
 def test_computed_rows(s: DotSchedule) -> None:
     """silu(gate) * up of earlier stages: the consumers make a panel of it; the last split of k has
@@ -91,6 +92,7 @@ def test_computed_rows(s: DotSchedule) -> None:
     check_near(plan, program, smooth(plan.graph, scale=0.3), 2e-2, seeds=(0, 1, 2), blocks=(2, 4))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("m", [9, 16, 50, 64])
 def test_rows_of_every_number_in_half_precision(m: int) -> None:
     plan = plan_of(product, Spec((m, 136), F16), Spec((136, 104), F16))
@@ -103,6 +105,7 @@ def test_a_batch_of_products() -> None:
     run(plan, swapped(16, 64, 3))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", [swapped(16, 64, 3), swapped(16, 128, 2, 2)])
 def test_epilogues(s: DotSchedule) -> None:
     """gelu behind a bias per column; silu(x w) * u; a residual; columns that are transposed."""
@@ -180,7 +183,7 @@ def test_beside_and_behind_other_families() -> None:
                    blocks=(1, 3))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("change", [
     pytest.param(lambda s: s.replace("if (at.closed()) meet();", ""), id="ready"),
     pytest.param(lambda s: s.replace("  fence_proxy_async();\n  syncthreads();\n}",

@@ -56,12 +56,14 @@ def tf32_plan() -> Plan:
                    Spec((116, 204), F32), Spec((116,), F32), Spec((140, 116), F32))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", thinned(TF32))
 def test_all_layouts_of_tf32(s: DotSchedule) -> None:
     """Tiles are [m or n][k] in shared memory, whatever the operands are; sizes no tile divides."""
     run(tf32_plan(), s)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", TF32[:2])
 def test_tf32_is_rounded_and_not_cut(s: DotSchedule) -> None:
     """Operands of one sign: what wgmma would cut off them does not average out."""

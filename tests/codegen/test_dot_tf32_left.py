@@ -58,13 +58,14 @@ def both_plan() -> Plan:
                    Spec((116,), F32), Spec((140, 116), F32))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("s", TILES)
 def test_both_layouts_of_weights(s: DotSchedule) -> None:
     """Sizes that no tile divides."""
     run(both_plan(), s)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", TILES[:2])
 def test_both_operands_are_rounded(s: DotSchedule) -> None:
     """Operands of one sign: what wgmma would cut off them does not average out."""
@@ -80,6 +81,7 @@ def test_k_shared_by_blocks() -> None:
     run(plan, tile(128, 128, 2, (1, 2, 1), split=2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("large", "band"), [(False, 2), (True, 4)])
 def test_low_bands_of_tiles(large: bool, band: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few rows of tiles there are; the last band is not whole."""
@@ -203,6 +205,7 @@ def test_behind_a_barrier_a_map_costs_nothing() -> None:
     assert families(512, 768, 768)[1] == "tf32"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", [tile(256, 128, 4, (1, 2, 1)), tile(96, 128, 7, (1, 2, 1))])
 def test_products_run_while_weights_come(s: DotSchedule) -> None:
     """ptxas lets no product wait for another one, and has registers for the weights."""
@@ -232,13 +235,14 @@ def case() -> Case:
     return Case(plan, sigs, small_integers(plan.graph), 0.0, threads=256)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("header", "number"),
                          [(x, i) for x, count in COUNTS.items() for i in range(count)])
 def test_every_wait_matters(header: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(case(), monkeypatch, removed(header, WAITS, number)) != ""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("statement", [r"tensor_map_acquire\(map\);",
                                        r"tensor_map_make\([^;]*\);"])
 def test_maps_are_made_and_acquired(statement: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,7 @@ BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 H200 = Device()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("rows", "large", "band"),
                          [(16, False, 2), (17, False, 2), (18, True, 16)])
 def test_bands_of_many_rows_of_tiles(rows: int, large: bool, band: int,
@@ -55,7 +56,7 @@ def test_bands_of_many_rows_of_tiles(rows: int, large: bool, band: int,
     check_exact(p, made, seeds=(0,), blocks=(3,))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("s", [
     wgmma(64, 48, 3, (1, 1, 2)), wgmma(128, 96, 2, (2, 1, 1)), wgmma(64, 128, 3, (1, 2, 1)),
     wgmma(64, 48, 2, (1, 1, 2), lines=2), wgmma(64, 128, 2, (1, 2, 1), lines=2)])
@@ -217,6 +218,7 @@ def test_shared_memory_is_handed_over_at_a_loop_s_end() -> None:
                    blocks=(1, 3))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", [
     pytest.param(lambda s: s.replace("roles->grid_barrier<true, ", "roles->grid_barrier<false, ")
                  .replace(" roles->meet();", ""), id="handed over"),
@@ -247,6 +249,7 @@ def test_hopper_takes_large_products_and_leaves_small_ones() -> None:
     assert families(24, "sm_90") == families(2048, "sm_90") == families(2048, "sm_80") == {"mma"}
 
 
+@pytest.mark.sampled(2)
 @crossed(("m", [64, 128, 2048]), (("n", "k"), [(768, 768), (768, 3072), (3072, 768)]))
 def test_chosen_tiles_compile_for_hopper(m: int, n: int, k: int) -> None:
     """No spills, no products that the assembler had to put one after the other."""
@@ -279,6 +282,7 @@ def test_a_kernel_without_such_products_has_no_producers() -> None:
     assert kernel.threads == 256 and "Roles" not in kernel.source
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("n", "wide"), [(128, False), (256, True)])
 def test_wide_tiles_keep_nothing_that_can_be_found_again(n: int, wide: bool) -> None:
     """Of 128 sums a thread; what is made of the block's and the thread's number would spill."""
@@ -319,6 +323,7 @@ def bytes_plan(a: Any, b: Any, spec: str = "mk,nk->mn", times: int = 1, **kw: An
     return plan_of(fn, *args, Spec((112 * times,), F32), device=H200)
 
 
+@pytest.mark.sampled(3)
 @crossed(("pair", [(E4M3, E5M2), (E4M3, E4M3), (E5M2, E4M3), (E5M2, E5M2)]), ("s", [
     wgmma(64, 48, 3, (1, 1, 2)), wgmma(128, 96, 2, (2, 1, 1)), wgmma(64, 128, 3, (1, 2, 1)),
     wgmma(64, 48, 3, (1, 1, 2), 2)]))
@@ -380,7 +385,7 @@ def test_what_differs_by_column_is_requested_before_the_sums() -> None:
     assert re.findall(r"prefetch_l1\((\w+)", before) == ["p2"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("bn", "warps", "split"), [
     (32, (2, 1, 1), 1), (96, (2, 1, 1), 1), (160, (2, 1, 1), 1), (128, (1, 1, 2), 1),
     (192, (2, 1, 1), 2)])
@@ -401,6 +406,7 @@ def test_requests_of_a_bias_stay_inside_it(n: int) -> None:
     run(plan, wgmma(128, 48, 2, (2, 1, 1)), seeds=(0,))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("bn", [128, 160, 192, 256])
 def test_wide_tiles_whose_k_is_shared(bn: int) -> None:
     """Each warpgroup finishes half of the columns; k with a rest, edges, a bias and a residual."""

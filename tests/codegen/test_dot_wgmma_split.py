@@ -29,6 +29,7 @@ def test_k_shared_by_blocks() -> None:
     run(plan, wgmma(64, 64, 2, (1, 1, 2), split=2, lines=2))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("bm", "bn", "warps", "split"), thinned_rows([
     (128, 64, (2, 1, 1), 2), (64, 128, (1, 2, 1), 2), (128, 48, (2, 1, 1), 2),
     (128, 96, (2, 1, 1), 4), (64, 128, (1, 2, 1), 4)]))
@@ -71,7 +72,7 @@ def test_k_is_shared_where_it_pays() -> None:
     assert split(2048, 3072, 768) == split(4096, 768, 3072) == 1  # tiles for all
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("columns", thinned(COLUMNS[::-1], 3))  # 256, 144, 80, 32
 def test_every_share_that_is_chosen_fits_the_staging(columns: int) -> None:
     """Of all tiles, one with 144 columns would stage more for half of them than for all."""

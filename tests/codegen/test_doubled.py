@@ -62,7 +62,7 @@ def halves(program: Program) -> set[str]:
     return set(re.findall(r"^ *f\d+_\w*\(.*, ([^,]+)\);$", program.source, flags=re.M))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("count", "rows", "norm"),
                          [(4, 1, False), (3, 2, False), (4, 1, True)])
 def test_layers_take_turns(count: int, rows: int, norm: bool) -> None:
@@ -108,7 +108,7 @@ def test_what_a_ring_does_not_hold_is_requested_at_its_own_border() -> None:
                 blocks=(1, 3))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("there", "instead"), [
     (r"if \(fetched\) cp_async_wait<1>\(\);\n *else cp_async_wait<0>\(\);", ""),
     (r"if \(fetched\) cp_async_wait<1>\(\);", "if (fetched) cp_async_wait<2>();"),

@@ -89,13 +89,13 @@ def sized(request: pytest.FixtureRequest) -> dict[str, Plan]:
     return plans(*request.param)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(9)
 @crossed(("name", ["gradient", "sums", "nearest", "likeliest"]), ("schedule", WARPGROUPS))
 def test_warpgroups(sized: dict[str, Plan], name: str, schedule: DotSchedule) -> None:
     run(sized[name], schedule)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @crossed(("name", ["gradient", "sums", "nearest", "likeliest"]), ("schedule", [
     DotSchedule("mma", 64, 32, 64, 2, (2, 2, 1)), DotSchedule("mma", 32, 96, 64, 2, (2, 2, 1)),
     DotSchedule("mma", 16, 64, 64, 2, (1, 2, 2))]))
@@ -103,13 +103,14 @@ def test_other_tensor_cores(sized: dict[str, Plan], name: str, schedule: DotSche
     run(sized[name], schedule, threads=128)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @crossed(("name", ["gradient", "sums", "nearest", "likeliest"]), ("split", [2, 4]))
 def test_blocks_that_share_k(sized: dict[str, Plan], name: str, split: int) -> None:
     """They leave each other fragments, and each finishes a share of the columns."""
     assert "finish_split<" in run(sized[name], wgmma(128, 64 * split, 2, (2, 1, 1), split))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gradient", "sums"])
 def test_tf32(name: str) -> None:
     args = Spec((1021, 40), F32), Spec((40, 1038), F32), Spec((1021, 1038), F32)
@@ -151,6 +152,7 @@ def test_where_an_exact_product_is_no_place_for_a_reduce(m: int, k: int, n: int,
     assert {schedule.sigs[s.key].family for s in dot_sigs(plan)} == {"bf16x6" if stays else "fma"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", [WARPGROUPS[0], DotSchedule("mma", 32, 96, 64, 2, (2, 4, 1))],
                          ids=str)
 def test_not_a_number_reaches_its_own_results_only(schedule: DotSchedule) -> None:
@@ -170,6 +172,7 @@ def test_not_a_number_reaches_its_own_results_only(schedule: DotSchedule) -> Non
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("m", [1040, 1037])
 def test_a_maximum_is_of_what_is_stored(m: int) -> None:
     """Whoever looks for it finds it; a sum is of what was there before it was rounded."""
@@ -233,7 +236,7 @@ def test_compiles_for_hopper_without_spills() -> None:
     assert program.resources["spill_stores"] == 0
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("there", "instead"), [
     ("acc[i] = turn == 0 ? s :", "acc[i] = turn <= 1 ? s :"),
     ("if (turn != ROWS / AT_ONCE - 1) return false;", "if (turn != 0) return false;"),

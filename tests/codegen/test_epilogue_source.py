@@ -33,7 +33,7 @@ def program(p: Plan, *schedules: DotSchedule) -> Program:
     return build(p, in_order(p, *schedules), threads=256)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("schedule", [
     wgmma(128, 128, 2, (2, 1, 1)), wgmma(128, 160, 3, (2, 1, 1)), wgmma(128, 256, 2, (2, 1, 1)),
     wgmma(128, 144, 2, (2, 1, 1)), wgmma(64, 256, 3, (1, 2, 1)), wgmma(64, 384, 2, (1, 2, 1)),
@@ -48,6 +48,7 @@ def test_every_tile(schedule: DotSchedule) -> None:
     check_exact(p, made, seeds=(0, 1, 2), blocks=(1, 3))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "schedule", "other"), [
     ("few sums a thread", wgmma(128, 96, 3, (2, 1, 1)), BF16),
     ("blocks share k", wgmma(128, 128, 3, (2, 1, 1), 2), BF16),
@@ -75,6 +76,7 @@ def test_of_rows_in_another_order() -> None:
     check_exact(turned, made, seeds=(0,))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", [wgmma(128, 128, 3, (2, 1, 1)), wgmma(64, 256, 2, (1, 2, 1))],
                          ids=["128x128", "64x256"])
 def test_of_a_batch(schedule: DotSchedule) -> None:
@@ -102,6 +104,7 @@ def test_a_source_that_an_earlier_stage_makes() -> None:
     check_exact(p, made, seeds=range(6), blocks=(2, 3))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("columns", [128, 160])
 def test_columns_that_an_earlier_stage_makes(columns: int) -> None:
     """Loaded once for all rows where a thread stays in its columns: in chunks of 64, not of 80."""
@@ -130,7 +133,7 @@ def case() -> Case:
                 threads=256)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("number", range(COUNT))
 def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = removed("source_tiles.cuh", STATEMENT, number)

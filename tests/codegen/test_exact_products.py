@@ -36,7 +36,7 @@ def dot(batch: Any, contract: Any) -> Any:
     return lambda a, b: lax.dot_general(a, b, ((contract[0], contract[1]), (batch[0], batch[1])))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(("fn", "left", "right"), [
     (dot(((), ()), ((1,), (0,))), (8192, 40), (40, 1)),          # scores
     (dot(((), ()), ((0,), (0,))), (8192, 40), (8192, 1)),        # the gradient of their weights
@@ -57,6 +57,7 @@ def test_products_with_a_vector_are_exact(fn: Any, left: Any, right: Any) -> Non
     check_near(plan, build(plan), smooth(plan.graph), NEAR, seeds=(0,))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("k", "kinds"), [(LONG, ["dot"]), (LONG + 1, ["row"]), (400, ["row"])])
 def test_long_rows_by_a_vector_are_sums_of_rows(k: int, kinds: list[str]) -> None:
     """DeepFM's last layer b256: 25 us in tiles of 64 rows. (Rows that are inputs are streamed.)"""
@@ -68,6 +69,7 @@ def test_long_rows_by_a_vector_are_sums_of_rows(k: int, kinds: list[str]) -> Non
     check_near(plan, build(plan), smooth(plan.graph), NEAR, seeds=(0,))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("spec", ["mk,kn->mn", "mk,nk->mn"])
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_row_streams_its_weights_in_f32(spec: str, normed: bool) -> None:
@@ -87,6 +89,7 @@ def test_a_row_streams_its_weights_in_f32(spec: str, normed: bool) -> None:
     check_near(plan, build(plan), smooth(plan.graph), NEAR, seeds=(0,))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [2, 8, 16, 32])
 def test_a_norm_times_a_vector_is_exact(rows: int) -> None:
     plan = plan_of(lambda x, v: models.norm(x, jnp.ones(768), jnp.zeros(768)) @ v,
@@ -157,6 +160,7 @@ def test_attention_of_one_query_stays_one_group() -> None:
     assert [s.kind for s in plan.sigs] == ["attention"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, F32])
 def test_a_handful_of_products_is_part_of_a_row(dtype: Any) -> None:
     """The first row of Bolt's Table 1: two products, one stage."""

@@ -52,7 +52,7 @@ def schedules(plan: Plan, split: int = 1) -> dict[str, DotSchedule]:
             for s in dot_sigs(plan)}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("t", "rows"), [(BF16, 1), (F16, 2), (F32, 1)])
 def test_layers_keep_one_barrier(t: Any, rows: int) -> None:
     """The one behind which launches are counted. Words of 16 bits with half an epoch, and of 32."""
@@ -91,6 +91,7 @@ def dot(x: Any, w: Any) -> Any:
                                precision="highest"), -2, 2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["rows of a product", "columns of rows"])
 def test_nobody_waits_for_what_a_pad_puts_in_place(kind: str) -> None:
     """Outside of a buffer nothing is ever written. Rows of a product are asked for before it is
@@ -191,7 +192,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("lost", CHANGES)
 def test_every_part_matters(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, old, new = CHANGES[lost]

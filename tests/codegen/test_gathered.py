@@ -53,7 +53,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions(name: str) -> None:
     plan = CONVOLUTIONS[name]()
@@ -93,6 +93,7 @@ def test_parts_add_up() -> None:
     assert [b.distances for b in found.bounds] == [5, 5]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("text", "instead"), [
     ("(rows.of[i].outside & column.needs) == 0", "true"),
     ("of[i] = load.rows(row0 +", "of[i] = load.rows(")])

@@ -69,7 +69,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("s", TILES)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions(name: str, s: DotSchedule) -> None:
@@ -134,6 +134,7 @@ def test_a_network_takes_them() -> None:
 WAITS = re.compile(r"TileX::template gather<[^;]*;|ready\(\);")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(2))
 def test_rows_are_waited_for(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = conv((1, 16, 16, 32), (3, 3, 32, 64))

@@ -71,12 +71,14 @@ def pair(m: int, n: int, k: int, t: Any = BF16) -> Plan:
 # ---- right at any shape ------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8])
 def test_rows_of_x(m: int) -> None:
     plan = pair(m, 96, 320, F32)
     check_exact(plan, build(plan, forced(plan, gemv(m, 16, 2), gemv(m, 20, 2))), seeds=(0, 1, 2))
 
 
+@pytest.mark.sampled(3)
 @crossed(("t", [BF16, F16, F32]), (("columns", "rows"), [
     (gemv(1, 8, 1), gemv(1, 4, 1)),
     (gemv(1, 24, 3), gemv(1, 24, 3)),  # 3 pieces a row (f32: 6): lanes left over
@@ -90,6 +92,7 @@ def test_tiles(columns: DotSchedule, rows: DotSchedule, t: Any) -> None:
     check_exact(plan, build(plan, forced(plan, columns, rows)), seeds=(0, 1), blocks=(1, 5))
 
 
+@pytest.mark.sampled(2)
 @crossed(("t", [BF16, F16]), ("m", [3, 7, 8, 9, 16]), (("columns", "rows"), [
     (gemv(1, 64, 2), gemv(1, 16, 2)),
     (gemv(1, 128, 3), gemv(1, 40, 3, wk=2)),
@@ -102,6 +105,7 @@ def test_products_on_tensor_cores(columns: DotSchedule, rows: DotSchedule, m: in
     check_exact(plan, build(plan, sigs), seeds=(0, 1), blocks=(1, 5))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 40), (37, 129), (40, 65), (130, 8), (3, 1000)])
 def test_sizes_that_nothing_divides(n: int, k: int) -> None:
     """Rows that are not 16-byte aligned are loaded an element at a time."""
@@ -176,7 +180,7 @@ def test_prologue_and_epilogue() -> None:
                                              gemv(4, 16, 2, split=split))), seeds=(0, 1, 2))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("m", [1, 3, 6])
 def test_normalised_rows(m: int) -> None:
     """One row by the block, several by a warp each; those are an output too."""
@@ -329,6 +333,7 @@ def test_no_tile_is_far_from_an_even_share() -> None:
             assert most <= (1.4 if k_major else 2.0) * max(n * k / 132, 8 * k)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("k", "n", "m", "t", "k_major", "bn", "wk"), [
     (7680, 96, 4, F32, True, 8, 4), (5376, 512, 8, BF16, False, 64, 1),
     (5376, 96, 2, F32, True, 8, 1)])
@@ -357,6 +362,7 @@ def test_every_candidate_fits() -> None:
                 assert of.shared_bytes <= room and s.split_k in (1, 2, 4, 8, 16)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("m", "t"), thinned_rows([
     (1, BF16), (1, F16), (1, F32), (4, BF16), (4, F16), (4, F32), (8, BF16), (8, F16), (8, F32),
 ], 7))

@@ -94,6 +94,7 @@ def check(plan: Plan, columns: DotSchedule, rows: DotSchedule, *, seeds: Any = (
 # ---- right at any shape ------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(3)
 @crossed(("w", BYTES), ("t", [BF16, F16, F32]), ("m", [1, 2, 3, 8]))
 def test_rows_of_x(m: int, t: Any, w: Any) -> None:
     """Three of 16 bits and more on the tensor cores, where tiles have 128 columns."""
@@ -106,6 +107,7 @@ def test_rows_of_x(m: int, t: Any, w: Any) -> None:
         check(plan, columns, rows, blocks=(3,))
 
 
+@pytest.mark.sampled(2)
 @crossed(("t", [BF16, F32]), ("m", [1, 2, 5]), (("columns", "rows"), [
     (gemv(16, 1), gemv(4, 1)),
     (gemv(80, 2), gemv(20, 2, wk=2)),  # 5 pieces a row: lanes left over
@@ -117,7 +119,7 @@ def test_tiles(columns: DotSchedule, rows: DotSchedule, m: int, t: Any) -> None:
     check(pair(m, 272, 1040, t, S8), columns, rows, blocks=(1, 5))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("m", [4, 9, 16])
 @pytest.mark.parametrize("w", [U8, E4M3])
 def test_more_rows_on_tensor_cores(m: int, w: Any) -> None:
@@ -127,6 +129,7 @@ def test_more_rows_on_tensor_cores(m: int, w: Any) -> None:
         check(plan, columns, rows, blocks=(1, 5))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("n", "k"), [(40, 64), (64, 40), (7, 129)])
 def test_rows_that_are_no_whole_pieces_are_computed(n: int, k: int) -> None:
     plan = pair(3, n, k, BF16, S8)
@@ -156,7 +159,7 @@ def test_batches_strides_and_gathers() -> None:
 # ---- values ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("t", [BF16, F16, F32])
 @pytest.mark.parametrize("w", BYTES)
 def test_every_byte_is_converted_exactly(w: Any, t: Any) -> None:
@@ -202,6 +205,7 @@ def test_the_same_bits_in_any_order() -> None:
 # ---- prologues, epilogues, stages --------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("m", [1, 3])
 def test_scales_in_two_stages(m: int) -> None:
     """The weights of the second are requested in front of the barrier, where they are bytes."""
@@ -218,7 +222,7 @@ def test_scales_in_two_stages(m: int) -> None:
         check_exact(plan, program, inputs=given(plan), seeds=(0, 1, 2), blocks=(1, 3))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("m", [1, 3])
 @pytest.mark.parametrize("t", [BF16, F32])
 def test_normalised_rows(m: int, t: Any) -> None:
@@ -246,7 +250,7 @@ def layers(k: int, w: Any, device: Device = DEVICE) -> Plan:
                    *[Spec((k, k), w)] * 6, device=device)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("k", "bn", "steps"), [(64, 32, 1), (208, 48, 2), (208, 96, 3)])
 @pytest.mark.parametrize("w", [S8, E5M2])
 def test_layers_hold_their_weights(w: Any, k: int, bn: int, steps: int) -> None:
@@ -261,7 +265,7 @@ def test_layers_hold_their_weights(w: Any, k: int, bn: int, steps: int) -> None:
     check_exact(plan, program, inputs=values, seeds=(0, 1, 2, 3), blocks=(1, 3, 7))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("m", [1, 2])
 @pytest.mark.parametrize("t", [BF16, F32])
 def test_flagged_rows_beside_rows_of_weights(m: int, t: Any) -> None:
@@ -316,6 +320,7 @@ def test_every_candidate_fits() -> None:
                 assert of.shared_bytes <= room and (k_major or s.bn % 16 == 0)
 
 
+@pytest.mark.sampled(2)
 @crossed(("m", [1, 2, 4]), ("t", [BF16, F32]), ("w", [S8, E4M3]))
 def test_no_spills(m: int, t: Any, w: Any) -> None:
     plan = plan_of(both, Spec((m, 2048), t), Spec((2048, 2048), w), Spec((2048, 2048), w),

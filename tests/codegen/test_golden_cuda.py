@@ -73,6 +73,7 @@ def decode_step() -> Plan:
 PROGRAMS = {"bert_layer": encoder_layer, "decode_step": decode_step}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_golden(name: str, golden: Golden) -> None:
     """A change of the generator shows here as a change of text; --update-goldens accepts it."""
@@ -84,7 +85,7 @@ def test_golden(name: str, golden: Golden) -> None:
     golden(f"cuda_{name}", source)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_compile(name: str, arch: str) -> None:
@@ -121,6 +122,7 @@ def product(m: int, k: int, n: int, dtype: Any) -> Plan:
     return plan_of(fn, Spec((m, k), dtype), Spec((k, n), dtype), Spec((n,), F32))
 
 
+@pytest.mark.sampled(3)
 @crossed(("arch", ["sm_80", "sm_90a"]), (("dtype", "s"), [
     (BF16, DotSchedule("mma", 128, 192, 64, 3, (4, 2, 1))),
     (BF16, DotSchedule("mma", 128, 96, 64, 4, (2, 4, 1))),
@@ -151,6 +153,7 @@ def test_widest_candidates_compile_without_spills(dtype: Any) -> None:
         no_spills(compiled(product(256, 1024, 384, dtype), s, "sm_90a"))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_panels_compile_without_spills(arch: str) -> None:
     def fn(x: Any, s: Any, b: Any, w: Any) -> Any:
@@ -182,6 +185,7 @@ def test_attention_compiles_without_spills(arch: str, dtype: Any, n: int, d: int
     no_spills(compiled(plan, s, arch))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_exact_products_compile_without_spills(arch: str) -> None:
     """f32 at HIGHEST, f64 and integers: ordinary arithmetic."""

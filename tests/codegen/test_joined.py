@@ -52,7 +52,7 @@ def images(*columns: int) -> list[tuple[int, ...]]:
     return [(2, 7, 9, c) for c in columns]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("fn", "shapes", "dtype", "axis"), [
     (largest, images(16, 24, 8), BF16, -1),
     (largest, images(8, 8), F32, -1),

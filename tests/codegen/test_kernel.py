@@ -127,6 +127,7 @@ def test_readable() -> None:
     assert "// stage 0: " in source
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_the_same_text_compiles_for_gpus_without_spills(arch: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
@@ -180,6 +181,7 @@ def test_a_schedule_without_an_entry_is_refused() -> None:
         emit_kernel(make_plan(layers(1), DEVICE), KernelSchedule(), "k")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("arch", "overlaps"), [("sm_80", False), ("sm_90a", True)])
 def test_a_launch_overlaps_where_no_block_waits_for_another(arch: str, overlaps: bool) -> None:
     """What a block touches comes behind `launch_order`; a cooperative launch never overlaps."""

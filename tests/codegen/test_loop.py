@@ -29,6 +29,7 @@ def run(inputs: list[Value], make: Callable[..., Any], *arrays: Any, **kw: Any) 
     return check(g, given, **kw)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ALL, ids=lambda d: d.value)
 def test_add_of_every_type(dtype: DType) -> None:
     def make(b: Builder, *xs: Value) -> tuple[Value, ...]:
@@ -50,6 +51,7 @@ def test_float_chain_with_nan_and_infinities(dtype: DType) -> None:
     run([value((3, 40), dtype), value((3, 40), dtype)], make)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", INTEGERS, ids=lambda d: d.value)
 def test_integer_chain(dtype: DType) -> None:
     def make(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
@@ -61,6 +63,7 @@ def test_integer_chain(dtype: DType) -> None:
     run([value((129,), dtype), value((129,), dtype)], make)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("source", thinned(ALL), ids=lambda d: d.value)
 def test_convert_to_every_type(source: DType) -> None:
     def make(b: Builder, x: Value) -> tuple[Value, ...]:
@@ -165,6 +168,7 @@ def test_pad(low: tuple[int, int], high: tuple[int, int], interior: tuple[int, i
     run([value((3, 16))], make)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("start", [-3, 0, 2, 100])
 @pytest.mark.parametrize("index", [DType.S32, DType.S64, DType.U8])
 def test_dynamic_slice_clamps(start: int, index: DType) -> None:
@@ -297,6 +301,7 @@ def turned(*order: int) -> Callable[..., Value]:
     return lambda b, x: b.transpose(x, order)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "shape", "make", "lanes", "order"), [
     (DType.BF16, IMAGE, turned(0, 2, 3, 1), 8, (0, 3, 1, 2)),  # channels last
     (DType.F32, IMAGE, turned(0, 2, 3, 1), 4, (0, 3, 1, 2)),
@@ -386,6 +391,7 @@ def test_what_is_computed_of_a_pad_loads_without_branches() -> None:
     assert "? " in body and "} else {" not in body
 
 
+@pytest.mark.sampled(2)
 @crossed((("channels", "low", "pieces"), [
     (46, 0, "8, 2"), (46, 2, "8, 2"), (45, 0, "8, 1"), (20, 0, "8, 4"), (20, 4, "8, 4"),
     (3, 0, "4, 1"), (24, 0, "8, 8"), (56, -8, "8, 8"), (51, -3, "8, 1")]), ("unroll", [1, 3]))
@@ -430,6 +436,7 @@ def test_padded_copies_of_what_the_kernel_wrote() -> None:
     assert "PaddedVec<f16, 8, 2>" in run([value((9, 14), DType.F16)], make).source
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ALL, ids=lambda d: d.value)
 def test_padded_copies_of_every_type(dtype: DType) -> None:
     def make(b: Builder, x: Value) -> Value:
@@ -458,6 +465,7 @@ def test_only_16_bit_quotients_are_approximate() -> None:
     assert "v_divide(" in source(DType.F32, None)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "divisor"), [
     (DType.F32, 6.0), (DType.F32, -768.0 / 7), (DType.F32, 3 * 2.0 ** -99),
     (DType.F32, 2.0 ** 98 / 3), (DType.BF16, 6.0), (DType.BF16, 3 * 2.0 ** -99),

@@ -33,6 +33,7 @@ JAXMONO_EMULATE_MAIN(k, jaxmono::Params, 2, 128, 0)
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", sorted(EXACT))
 def test_accuracy_and_limits(name: str) -> None:
     rng = np.random.default_rng(0)

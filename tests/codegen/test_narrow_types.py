@@ -91,6 +91,7 @@ def test_integers_are_exact(spec: str, a: tuple[int, ...], b: tuple[int, ...]) -
 NAMES = {S8: "int8_t", U8: "uint8_t", E4M3: "f8e4m3", E5M2: "f8e5m2"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("pair", [(S8, S8), (S8, U8), (U8, S8), (U8, U8), (E4M3, E4M3),
                                   (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)])
 def test_products_of_fragments(pair: tuple[Any, Any]) -> None:
@@ -129,6 +130,7 @@ JAXMONO_EMULATE_MAIN(test_kernel, Params, 3, 32, 0)
     np.testing.assert_array_equal(out, np.broadcast_to(wanted, out.shape))
 
 
+@pytest.mark.sampled(3)
 @crossed(("spec", ["mk,kn->mn", "mk,nk->mn", "km,kn->mn"]),
          ("pair", [(E4M3, E5M2), (E4M3, E4M3), (E5M2, E4M3), (E5M2, E5M2)]))
 def test_floats(spec: str, pair: tuple[Any, Any]) -> None:
@@ -226,6 +228,7 @@ def test_signs_and_result_types() -> None:
     check_exact(plan, build(plan), inputs=full_range(plan))
 
 
+@pytest.mark.sampled(2)
 @crossed(("s", [
     DotSchedule("mma", 32, 32, 128, 2, (1, 1, 4), 2), DotSchedule("mma", 64, 32, 128, 2, (4, 1, 1)),
     DotSchedule("mma", 16, 64, 128, 3, (1, 4, 1), 4), DotSchedule("mma", 32, 96, 256, 2, (2, 2, 1)),
@@ -335,6 +338,7 @@ def test_conversions_round_as_in_xla(t: Any) -> None:
         compare_with_xla(lambda *xs: tuple(x.astype(t) for x in xs), *given)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("t", FLOATS)
 def test_arithmetic_is_rounded_by_every_op(t: Any) -> None:
     """Overflow in the middle of an expression included."""
@@ -348,6 +352,7 @@ def test_arithmetic_is_rounded_by_every_op(t: Any) -> None:
     compare_with_xla(fn, a, b)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("t", FLOATS)
 def test_movement_literals_and_rows(t: Any) -> None:
     table = codes(t)[:12].reshape(3, 4)

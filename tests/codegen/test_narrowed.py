@@ -54,6 +54,7 @@ def test_products_choices_and_sums_of_positives_keep_the_error(fn: Callable[...,
     assert called(fn) == short
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fn", [
     exp, softmax,
     lambda x: (exp(x) - 1).astype(BF16),  # few digits are left

@@ -18,7 +18,7 @@ from jaxmono.codegen import headers, nvrtc, nvrtc_child
 GEMM = headers.bundle((Path(__file__).parent / "gemm_layernorm.cu").read_text())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 def test_gemm_compiles_without_spills(arch: str) -> None:
     binary = nvrtc.compile_cuda(GEMM, arch)
@@ -186,6 +186,7 @@ def test_another_version_is_not_asked(monkeypatch: pytest.MonkeyPatch,
     assert "99.0" in caplog.text and len(here) == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_90a", "sm_100a"])
 def test_every_wrapper_compiles(arch: str) -> None:
     """Templates are only checked where they are used: use each, at each size."""

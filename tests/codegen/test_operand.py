@@ -57,7 +57,7 @@ ODD = {"b": 3, "m": 19, "n": 23, "k": 37}
 ONE_ALIGNED = {"b": 2, "m": 17, "n": 72, "k": 21}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("left", thinned(["".join(p) for p in itertools.permutations("bmk")]))
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_every_layout_of_both_operands(left: str, dtype: Any) -> None:
@@ -101,6 +101,7 @@ def random_dot(rng: np.random.Generator, choices: Sequence[int]) -> tuple[Any, .
     return a, b, ((ac, bc), (ab, bb))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", thinned(range(6)))
 def test_random_dimension_numbers(seed: int) -> None:
     """Batch, contracting and free dimensions anywhere, none of a kind, sizes 1 and prime."""
@@ -123,6 +124,7 @@ SIZES = [(1, 1, 1), (1, 64, 1), (1, 8, 200), (200, 8, 1), (16, 16, 8), (17, 16, 
          (64, 64, 64), (65, 66, 67), (97, 130, 101), (3, 1000, 5), (130, 1, 70)]
 
 
+@pytest.mark.sampled(2)
 @crossed(("dtype", [jnp.bfloat16, jnp.float32]), ("half", [0, 1]))
 def test_sizes_around_tiles(dtype: Any, half: int) -> None:
     """(m, k, n) of one, prime, below, at and above a tile; k not a multiple of the tile."""
@@ -159,6 +161,7 @@ def test_views_are_copied() -> None:
         check_exact(plan, program, inputs=given)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("parts", "pitch", "choices"), [
     ((64, 128, 40), "pitch", 4), ((64, 64), "64", 1)])
 def test_the_part_of_a_joined_operand_is_chosen_once(parts: tuple[int, ...], pitch: str,

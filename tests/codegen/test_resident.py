@@ -28,6 +28,7 @@ def resident(bm: int, bn: int, slots: int, warps: tuple[int, int, int], bk: int 
     return dataclasses.replace(wgmma(bm, bn, slots, warps), bk=bk, resident=True)
 
 
+@pytest.mark.sampled(2)
 @crossed(("schedule", [resident(128, 48, 2, (2, 1, 1)), resident(64, 128, 3, (1, 2, 1)),
                        resident(64, 48, 2, (1, 1, 2))]),
          ("layout", ["kn", "nk"]))
@@ -95,6 +96,7 @@ def test_siblings_that_run_ahead_are_wrong(monkeypatch: pytest.MonkeyPatch) -> N
         run(siblings(), resident(128, 48, 2, (2, 1, 1)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("k", thinned([24, 8, 40, 72, 104], 3))
 def test_a_slot_has_all_of_k(k: int) -> None:
     bk = -(-k // 16) * 16

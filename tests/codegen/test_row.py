@@ -126,7 +126,7 @@ def test_argmax_in_every_tier() -> None:
     each_tier(graph([value((6, 24))], argmax), 24)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", thinned(ALL), ids=lambda d: d.value)
 def test_reducers_of_every_type(dtype: DType) -> None:
     kinds = ["maximum", "minimum", "add", "multiply"]
@@ -157,6 +157,7 @@ def test_lanes_keep_their_order_where_it_shows(kind: str | None, dtype: DType,
     assert f"COMMUTES = {str(not commutes).lower()};" not in source
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dims", [(0,), (1,), (2,), (0, 2), (1, 2), (0, 1), (0, 1, 2)])
 def test_any_dimensions(dims: tuple[int, ...]) -> None:
     check(graph([value((5, 34, 12))], lambda b, x: b.reduce(x, start(b, "add", F32), "add", dims)),
@@ -178,6 +179,7 @@ def test_slices_of_columns_with_vectors_of_rows(lanes: int) -> None:
     check(g, [data(g.inputs[0])], plan=plan, schedule=schedule, seeds=(0, 1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("shape", "tier"), [((201, 40), "slice"), ((3, 2311), "warp"),
                                              ((2, 9001), "block")])
 def test_the_last_of_many_fragments_stands_behind_the_others(shape: tuple[int, int],

@@ -86,6 +86,7 @@ def kind(source: str) -> str:
                     + ["in turn"] * (IN_TURN in source))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("wide", [False, True])
 def test_wide_texts_ask_for_the_grid_behind_every_task(wide: bool) -> None:
     """What the compiler reads in front of a stage's tasks ptxas spills (GoogLeNet b32: in eleven
@@ -100,6 +101,7 @@ def test_wide_texts_ask_for_the_grid_behind_every_task(wide: bool) -> None:
     assert bool(again) is wide
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lean", [False, True])
 def test_lean_producers_test_four_pieces_between_branches(lean: bool) -> None:
     """Of 149 rows each piece has a test of its own, and ptxas has seven predicates: what is behind
@@ -119,6 +121,7 @@ def test_lean_producers_test_four_pieces_between_branches(lean: bool) -> None:
     assert most == 4 if lean else most > 7
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tile", [
     DotSchedule("wgmma", 128, 96, 64, 2, (2, 1, 1)),  # 8 and 6 pieces
     DotSchedule("wgmma", 64, 80, 128, 2, (1, 1, 2))])  # 4 and 5, of two panels
@@ -131,6 +134,7 @@ def test_lean_producers_bring_the_same(tile: DotSchedule) -> None:
     check_exact(p, made, blocks=(1, 3))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lean", [False, True])
 def test_lean_texts_ask_for_the_threads_number_where_it_is_used(lean: bool) -> None:
     p = plan(149, 768)
@@ -141,6 +145,7 @@ def test_lean_texts_ask_for_the_threads_number_where_it_is_used(lean: bool) -> N
     assert (reads > 1) is lean
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_lean_texts_leave_sums_where_they_are(dtype: Any) -> None:
     """Of four chunks of columns."""

@@ -56,7 +56,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("shape", "taps", "dtype", "kw", "places"), CASES)
 def test_as_right_as_one_by_one(shape: tuple[int, ...], taps: tuple[int, int], dtype: Any,
                                 kw: dict[str, Any], places: tuple[int, ...]) -> None:

@@ -26,7 +26,7 @@ def plan(k_tiles: int, residual: bool = False) -> Plan:
     return plan_of(fn, Spec((400, k), BF16), Spec((k, 256), BF16), Spec((400, 256), BF16))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(("schedule", "k_tiles"), [
     (wgmma(128, 96, 2, (2, 1, 1)), 3), (wgmma(128, 96, 3, (2, 1, 1)), 3),
     (wgmma(128, 96, 3, (2, 1, 1)), 4), (wgmma(64, 128, 4, (1, 2, 1)), 5),
@@ -39,6 +39,7 @@ def test_few_tiles_more_than_slots(schedule: DotSchedule, k_tiles: int, residual
     check_exact(p, build(p, in_order(p, schedule), threads=256), seeds=(0, 1, 2), blocks=(2,))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("there", "instead", "k_tiles"), [
     # The second warpgroup waits for ever.
     ("speaks) mbarrier_arrive(&roles->turn)", "speaks) (void)0", 3),

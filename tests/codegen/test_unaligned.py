@@ -57,7 +57,7 @@ def widths(plan: Plan, schedule: DotSchedule) -> set[int]:
             for c in codes for x in (c.lhs, c.rhs)}
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(("sizes", "width"), [
     ((84, 52, 148), 8), ((70, 34, 138), 4), ((67, 41, 135), 2), ((131, 163, 65), 2)])
 @pytest.mark.parametrize("s", [
@@ -69,7 +69,7 @@ def test_wgmma(sizes: tuple[int, int, int], width: int, s: DotSchedule) -> None:
     run(plan, s, seeds=(0, 1))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("first", [1, 3, 6, 7])
 def test_operands_that_begin_inside_a_line(first: int) -> None:
     """Nothing before the buffer is read, nor behind it."""
@@ -97,7 +97,7 @@ def test_a_batch() -> None:
     run(plan, wgmma(64, 48, 3, (1, 1, 2)))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(("sizes", "width"), [
     ((20, 68, 148), 8), ((18, 74, 138), 4), ((17, 71, 135), 2), ((11, 163, 201), 2)])
 @pytest.mark.parametrize("s", [swapped(32, 64, 3), swapped(32, 128, 4, split=2)])
@@ -107,7 +107,7 @@ def test_swapped(sizes: tuple[int, int, int], width: int, s: DotSchedule) -> Non
     run(plan, s, seeds=(0, 1))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("sizes", "taken"), [((84, 52, 146), {8, 16}), ((67, 41, 135), {4})])
 @pytest.mark.parametrize("s", TF32[:3])
 def test_tf32(sizes: tuple[int, int, int], taken: set[int], s: DotSchedule) -> None:
@@ -130,7 +130,7 @@ def test_tf32_rows_that_end_within_a_piece() -> None:
     run(plan, tf32(80, 128, 3, (1, 2, 1)), seeds=(0, 1))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("sizes", [(20, 36, 148), (18, 34, 138), (17, 41, 135)])
 def test_mma(sizes: tuple[int, int, int], dtype: Any) -> None:
@@ -139,7 +139,7 @@ def test_mma(sizes: tuple[int, int, int], dtype: Any) -> None:
     check_exact(plan, build(plan, in_order(plan, s)), seeds=(0, 1))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("m", [1, 4])
 @pytest.mark.parametrize("sizes", [(76, 148), (74, 138), (73, 135)])
@@ -166,7 +166,7 @@ def test_joined_operands() -> None:
     run(plan, s)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("s", "dtype"), [
     (wgmma(64, 48, 3, (1, 1, 2)), BF16), (wgmma(64, 48, 2, (1, 1, 2), lines=2), F16),
     (swapped(80, 64, 3), BF16), (DotSchedule("mma", 32, 32, 32, 3, (2, 4, 1)), BF16),
@@ -188,7 +188,7 @@ def test_rows_that_end_within_a_piece(s: DotSchedule, dtype: Any) -> None:
     check_exact(plan, build(plan, in_order(plan, s), threads=256), inputs=given)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("m", [1, 4])
 def test_rows_that_end_within_a_piece_of_a_stream(m: int, dtype: Any) -> None:
@@ -203,6 +203,7 @@ def test_rows_that_end_within_a_piece_of_a_stream(m: int, dtype: Any) -> None:
                 seeds=(0, 1), inputs=[x, w, v])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("k", [136, 132])
 def test_bytes(k: int) -> None:
     """Rows that 8 and 4 divide: of integers by mma.sync, of 8-bit floats in pairs by wgmma."""
@@ -218,7 +219,7 @@ def test_bytes(k: int) -> None:
         check_exact(plan, build(plan, in_order(plan, s), threads=256))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "statement", "number"), [
     ("unaligned_tile.cuh", r"syncwarp\(\);", 0),  # the lines of all lanes have landed
     ("unaligned_tile.cuh", r"syncwarp\(\);", 1),  # the neighbours have read theirs

@@ -45,6 +45,7 @@ def tf32() -> Plan:
     return plan_of(lax.dot, Spec((64, 96), F32), Spec((96, 64), F32))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("plan", "schedule", "has"), [
     (gradients, wgmma(128, 128, 3, (2, 1, 1)), "take_some("),
     (attention, AttentionSchedule(16, 16, 1, 8, "few"), "FewRows<"),

@@ -115,7 +115,7 @@ def test_pipeline_under_many_schedules() -> None:
 CHANGES = [*(f"without: {s}" for s in STEPS), *(f"otherwise: {s}" for s in REPLACED)]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("change", range(len(CHANGES)), ids=CHANGES)
 def test_a_changed_step_shows(change: int) -> None:
     outcomes = [run_pipeline(blocks=2, seed=seed, change=change) for seed in range(1, 13)]
@@ -200,6 +200,7 @@ JAXMONO_EMULATE_MAIN(test_kernel, Params, 1, 160, 8192)
 # ---- the GPU's compiler --------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("source", [PIPELINE, products_source()], ids=["pipeline", "products"])
 def test_the_same_sources_compile_for_the_gpu(source: str) -> None:
     binary = nvrtc.compile_cuda(headers.bundle(source), "sm_90a")

@@ -36,7 +36,7 @@ def gelu_tanh(x: jax.Array) -> jax.Array:
     return jax.nn.gelu(x, approximate=True)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("fn", "dtype", "function"), [
     (gelu, BF16, "bf16_gelu("), (gelu, F16, "narrow_gelu("), (gelu, F32, None),
     (gelu_tanh, BF16, "narrow_tanh_gate("), (gelu_tanh, F16, "narrow_tanh_gate("),

@@ -44,6 +44,7 @@ def run(plan: Plan, schedule: DotSchedule, threads: int = 256, *, lean: bool = F
     return program.source
 
 
+@pytest.mark.sampled(3)
 @crossed(("window", [(2, 2), (1, 2), (2, 4)]), ("schedule", [
     wgmma(128, 64, 2, (2, 1, 1)), wgmma(64, 128, 2, (1, 2, 1)), wgmma(64, 48, 2, (1, 1, 2)),
     wgmma(128, 32, 2, (2, 1, 1), split=2)]))
@@ -65,6 +66,7 @@ def test_four_chunks_of_columns_that_move_or_stay() -> None:
         assert "finish_windows<8, 8>" in source and ("#define JM_LEAN" in source) == lean
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", [20, 33])
 def test_rows_and_columns_that_do_not_fill_the_tiles(n: int) -> None:
     plan = pooled((2, 2), n=n, h=10, w=6)
@@ -72,7 +74,7 @@ def test_rows_and_columns_that_do_not_fill_the_tiles(n: int) -> None:
     run(plan, DotSchedule("mma", 32, 32, 64, 2, (2, 2, 1)), threads=128)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("schedule", "threads"), [
     (DotSchedule("mma", 64, 32, 64, 2, (2, 2, 1)), 128),
     (DotSchedule("mma", 16, 64, 32, 2, (1, 4, 1), 2), 128),
@@ -88,7 +90,7 @@ def test_ordinary_arithmetic() -> None:
         run(pooled((2, 2), dtype=F32, n=24), DotSchedule("simt", 32, 32, 16, 1, (1, 1, 1)), 128)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("schedule", [
     wgmma(128, 32, 2, (2, 1, 1)), wgmma(64, 32, 2, (1, 1, 2)),
     wgmma(128, 32, 2, (2, 1, 1), split=2), DotSchedule("mma", 32, 32, 64, 2, (2, 4, 1))], ids=str)

@@ -77,7 +77,7 @@ def test_jit_of_jit_in_both_places(kernels: OpByOp, xw: Any) -> None:
     same(jax.jit(lambda x, w: (outer(x, w), inner(x, w)))(*xw), (layer(*xw) + 1, layer(*xw)))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("argument", [0, 1, (0, 1)])
 def test_grad(kernels: OpByOp, xw: Any, argument: Any) -> None:
     same(jax.grad(partial(loss, wrap(layer)), argument)(*xw),
@@ -113,6 +113,7 @@ def test_custom_derivative_inside(kernels: OpByOp, xw: Any) -> None:
     same(jax.grad(lambda x: mine(x).sum())(xw[0]), jnp.full_like(xw[0], 6.0))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("axes", [(0, None), (None, 1), (1, 0)])
 def test_vmap(kernels: OpByOp, xw: Any, axes: Any) -> None:
     args = [a if d is None else jnp.stack([a, a + 1, a * 2], d)
@@ -160,6 +161,7 @@ def two_devices(axis: Any = AxisType.Auto) -> Any:
     return jax.make_mesh((2,), ("d",), axis_types=(axis,))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("axis", [AxisType.Auto, AxisType.Explicit])
 def test_shard_map_over_two_devices(kernels: OpByOp, xw: Any, axis: Any) -> None:
     mesh = two_devices(axis)

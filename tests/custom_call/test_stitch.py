@@ -132,7 +132,7 @@ def fun(x: Any) -> Any:
     return jnp.sort(x + x) * x
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("change", CHANGES)
 def test_failure_is_one_warning_and_the_right_result(change: str) -> None:
     x = jnp.asarray([3.0, 1.0, 2.0])

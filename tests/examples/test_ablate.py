@@ -56,6 +56,7 @@ def run(family: str, *parts: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any,
     return np.asarray(out, np.float32), np.asarray(wanted, np.float32)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", [
     f if f in ("streamed", "fragments") else pytest.param(f, marks=pytest.mark.slow)
     for f in FAMILIES])

@@ -57,6 +57,7 @@ FORMS: dict[str, Callable[[], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", thinned(FORMS))
 def test_scores_stay_inside_one_kernel(name: str) -> None:
     fn, *args = FORMS[name]()

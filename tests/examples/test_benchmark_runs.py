@@ -80,6 +80,7 @@ if "--resume" not in sys.argv:
         os.environ["PYTHONPATH"] = before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("how", "told"), [("die", "SIGSEGV"), ("hang", "--case_limit_s")])
 def test_a_case_that_kills_its_process_has_rows_too(dying: str, tmp_path: Path, how: str,
                                                    told: str) -> None:

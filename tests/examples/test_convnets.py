@@ -97,6 +97,7 @@ def test_repvggaug_has_a_1x1_convolution_behind_each_3x3_but_the_last() -> None:
         assert _error(*both(images)) <= 1e-5
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("activation", ["relu", "gelu", "hard_swish", "softplus"])
 def test_activations_of_bolts_table_4(activation: Any) -> None:
     block = repvgg.Block(repvgg.repvggaug_a0(activation=activation, dtype=jnp.float32), 3, 4, 1,
@@ -115,7 +116,7 @@ SIZES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("workload", thinned(convnets.WORKLOADS, 4), ids=lambda w: w.name)
 def test_published_sizes(workload: Any) -> None:
     state = nnx.filter_state(workload.program(batch=2).abstract()[0], nnx.Param)

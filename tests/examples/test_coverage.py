@@ -43,7 +43,7 @@ _ALIKE = re.compile(r"bert_large|clip|clip_.*|t5_base_encoder|t5_base_decode|rep
                     r"(b2b_gemm|b2b_conv|padding)_[2-9]|gemm_\d+_\d+_\d+")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("workload", [
     *thinned((pytest.param(w, id=name, marks=[pytest.mark.slow] if name == "vit_b16" else [])
               for name, w in WORKLOADS.items() if not _ALIKE.fullmatch(name)), keep=2),

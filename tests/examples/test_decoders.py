@@ -76,6 +76,7 @@ def test_a_prefill_makes_the_cache_that_decoding_goes_on_with() -> None:
         np.testing.assert_allclose(logits, want[:, i], atol=2e-3)
 
 
+@pytest.mark.sampled(3)
 @DECODERS
 def test_one_dtype_throughout(decoder: ModuleType) -> None:
     config = decoder.tiny()
@@ -122,6 +123,7 @@ def test_beam_search_of_one_beam_is_greedy() -> None:
 VOCABULARY, END = 12, 3
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("width", "penalty"), thinned_rows(
     [(1, 1.0), (3, 0.0), (3, -1.0), (5, 1.0), (5, 2.0)]))
 def test_beam_search_against_numpy(width: int, penalty: float) -> None:

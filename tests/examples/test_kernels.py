@@ -42,6 +42,7 @@ def run(name: str) -> tuple[Any, list[Any], Any]:
     return {k: np.asarray(v, np.float64) for k, v in state.items()}, wide, np.asarray(out)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", list(kernels.EPILOGUES))
 def test_epilogues_are_their_formulas(kind: str) -> None:
     state, (x, *other), out = run(f"{kind}_128_3072_768")
@@ -49,6 +50,7 @@ def test_epilogues_are_their_formulas(kind: str) -> None:
     assert np.linalg.norm(out - want) <= 1e-5 * np.linalg.norm(want)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_is_its_formula(causal: bool) -> None:
     _, (q, k, v), out = run(f"attention_s128_12x64{'_causal' if causal else ''}")

@@ -84,7 +84,7 @@ REFERENCES: dict[str, Callable[..., Array]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", thinned(WORKLOADS, 5))
 def test_is_its_formula(name: str) -> None:
     program = WORKLOADS[name].program(tiny=True, batch=2, dtype="f32")

@@ -28,6 +28,7 @@ CASES = {
 def case(request: pytest.FixtureRequest) -> Data:
     return CASES[request.param]()
 
+@pytest.mark.sampled(2)
 
 def test_small_models_are_one_kernel_and_as_right_as_xla(case: Data) -> None:
     compiled = jitted(case, interpret=True).lower(*case.arguments()).compile()

@@ -117,6 +117,7 @@ def test_a_contraction_waits_for_what_its_epilogue_needs() -> None:
         [["row", "dot"], ["row"]]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("m", "n"), [(1000, 640), (1001, 651)])
 def test_rows_that_are_no_whole_groups(m: int, n: int) -> None:
     def fn(x: X, w: X) -> X:
@@ -138,7 +139,7 @@ def test_a_transposed_result_is_reduced_as_well() -> None:
     assert groups(p) == [(1, 512, 32)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("fn", "args", "reason"), [
     (lambda x, w: jax.nn.softmax(product(x, w), axis=-1), (spec(1024, 64), spec(64, 1024)),
      "its group reads these rows for what else it writes"),

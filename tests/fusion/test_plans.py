@@ -258,6 +258,7 @@ def test_full_sum_of_a_long_array_takes_two_steps() -> None:
     assert not p.notes
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("fn", "arg"), [
     (jnp.sum, f32(1_000_003)), (jnp.min, f32(1_000_003)), (jnp.max, bf16(1_000_000)),
     (jnp.prod, f32(1_000_003)), (jnp.sum, jax.ShapeDtypeStruct((1_000_003,), jnp.int32)),

@@ -33,6 +33,7 @@ def check(graph: Graph, seed: int, device: Device | None = None) -> None:
     assert plan_to_text(make_plan(graph, device or Device())) == plan_to_text(plan)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("block", thinned(range(12)))
 def test_random_graphs(block: int) -> None:
     for seed in range(block * 20, block * 20 + 20):
@@ -40,6 +41,7 @@ def test_random_graphs(block: int) -> None:
         check(simplify(graph) if seed % 2 else graph, seed)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("block", range(4))
 def test_random_graphs_on_a_tiny_device(block: int) -> None:
     """Other trade-offs: recomputing is expensive, shared memory small, stages free."""
@@ -48,6 +50,7 @@ def test_random_graphs_on_a_tiny_device(block: int) -> None:
         check(RandomGraph(seed, 10 + seed % 25).graph(), seed, tiny)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("block", thinned(range(4)))
 def test_random_graphs_whose_values_are_computed_again(block: int,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +60,7 @@ def test_random_graphs_whose_values_are_computed_again(block: int,
         check(simplify(RandomGraph(seed, 20 + seed % 35).graph()), seed)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("block", range(4))
 def test_random_jax_programs(block: int) -> None:
     for seed in range(block * 12, block * 12 + 12):

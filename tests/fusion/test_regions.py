@@ -225,6 +225,7 @@ def test_what_is_stored_in_any_case_is_read() -> None:
     assert len(second.op_indices) == 1 and len(second.inputs) == 2
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_what_is_compared_is_not_made_again_of_what_was_rounded(dtype: Any) -> None:
     """Else no element of a row is its largest: `evaluate` rounds after each op, kernels do not."""

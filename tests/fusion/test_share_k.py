@@ -117,6 +117,7 @@ def heads(a: Any, w: Any) -> Any:
     return norm(jnp.einsum("hmd,hdn->mn", a, w))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("fn", "args", "reason"), [
     (layer, arguments(k=320), "a k of 320 is not 2 shares of whole 64s, each 192 or more"),
     (layer, arguments(dtype=jnp.float32), "its operands are f32 and f32, not both bf16 or both"),

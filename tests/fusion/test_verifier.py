@@ -85,6 +85,7 @@ def shrink_scratch(p: Plan) -> Plan:
     return replace(p, scratch_bytes=256)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("breakage", "message"), [
     (merge_stages, "a barrier is missing"),
     (swap_stages, "holds nothing yet|overwritten|outside its life"),

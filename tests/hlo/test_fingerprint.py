@@ -119,6 +119,7 @@ def test_captured_values_count_by_position():
     assert fingerprint(parse(text)) != fingerprint(parse(swapped))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", thinned(["block_bf16", "scan", "index", "random", "constants"], 4))
 def test_tracing_again_gives_the_same(name):
     fun, args = PROGRAMS[name]

@@ -171,13 +171,14 @@ def check(f: Callable[..., Any], *args: Any, wide: bool = True) -> None:
             np.testing.assert_allclose(a.astype(kind), e.astype(kind), rtol=tol, atol=tol)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_agrees_with_xla(name: str) -> None:
     f, args = PROGRAMS[name]
     check(f, *args)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["int32", "int8", "int16", "uint8", "uint32"])
 def test_integers(dtype: str) -> None:
     info = np.iinfo(dtype)
@@ -191,6 +192,7 @@ def test_integers(dtype: str) -> None:
         lax.clamp(np.asarray(1, dtype), a, np.asarray(5, dtype))), a, b)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["int32", "int8", "uint8", "uint32", "int16", "bool",
                                    "float16", "bfloat16"])
 def test_convert(dtype: str) -> None:

@@ -43,7 +43,7 @@ def graph_of(inputs: list[Value], b: Builder, *outputs: Value) -> Graph:
     return Graph(tuple(inputs), tuple(b.ops), outputs)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("seed", thinned(range(60), 6))
 def test_passes_keep_random_programs(seed: int) -> None:
     program = random_program(seed)

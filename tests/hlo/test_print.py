@@ -68,6 +68,7 @@ def test_values_of_one_region_are_not_visible_in_another_to_verify():
         verify(parse(SAMPLE.replace("maximum(%20, %10)", "select(%18, %20, %10)")))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_round_trip(name):
     fun, args = PROGRAMS[name]

@@ -35,7 +35,7 @@ def test_every_step_occurs_and_traces() -> None:
     assert zero >= 1 and special >= 15
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("op", ALL_OPS)
 def test_each_step_alone(op: str) -> None:
     made = 0

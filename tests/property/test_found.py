@@ -25,6 +25,7 @@ def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_split_k_has_the_blocks_that_wait_for_each_other(
         blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +38,7 @@ def test_split_k_has_the_blocks_that_wait_for_each_other(
                                rtol=2e-2, atol=0.5)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("width", [40, 100, 104])
 def test_attention_heads_of_any_width(width: int) -> None:
     q, k, v = (normal(i, 2, 24, width, dtype=jnp.bfloat16) for i in range(3))

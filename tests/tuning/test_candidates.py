@@ -57,7 +57,7 @@ def check(problem: Problem) -> None:
             assert problem.siblings * tiles * s.split_k <= at.device.sm_count
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("siblings", [1, 3])
 def test_candidates_are_legal(shape: tuple[int, int, int], siblings: int) -> None:
@@ -67,6 +67,7 @@ def test_candidates_are_legal(shape: tuple[int, int, int], siblings: int) -> Non
     assert len(problem.candidates) >= 5
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(512, 2048, 200), (512, 1024, 4096), (2048, 768, 768)])
 @pytest.mark.parametrize("siblings", [1, 3])
 def test_candidates_of_f32_are_legal(shape: tuple[int, int, int], siblings: int) -> None:

@@ -36,7 +36,7 @@ def test_every_candidate_gets_a_time_and_the_fastest_is_chosen(tmp_path: Path) -
     assert choose(rows.values()) == rows[1]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("bad", "says"), [
     ({"error": "syntax"}, "it does not compile: syntax"),
     ({"error": "crash"}, "the compiler failed: its process ended with status 3"),
