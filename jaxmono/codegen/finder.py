@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from jaxmono.codegen.names import literal
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.rewrite import is_splat, splat_value
+from jaxmono.hlo.types import DType
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,12 @@ class Whole:
     """Of device/narrow.cuh, without its prefix."""
     constants: tuple[str, ...] = ()
     """The function's further arguments, in C."""
+
+    @classmethod
+    def narrow(cls, operand: Value, function: str, *constants: float) -> Whole:
+        """The one for values of the operand's type, f16 or bf16."""
+        return cls(operand, f"{operand.type.dtype.value}_{function}",
+                   tuple(literal(c, DType.F32) for c in constants))
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,13 @@ class Finder:
                 if (factor := self.number(y)) is not None:
                     return x, factor
         return None
+
+    def unscaled(self, value: Value, until: Value | None = None) -> tuple[Value, float]:
+        """What products with numbers make a value of, and their factor: as far as ``until``."""
+        scale = 1.0
+        while value is not until and (inside := self.scaled(value)):
+            value, scale = inside[0], scale * inside[1]
+        return value, scale
 
     def without(self, op: ops.Elementwise, number: float) -> Value | None:
         """The other operand of an op one of whose operands is a number."""

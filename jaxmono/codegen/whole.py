@@ -18,9 +18,10 @@ from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.types import DType
 
 _FORMS: Mapping[str, tuple[Callable[[Finder, ops.Elementwise], Whole | None], ...]] = {
-    "multiply": (gelu.by_erfc, gelu.by_tanh),
+    "multiply": (gelu.by_erfc, sigmoid.by_tanh),
     "add": (sigmoid.softplus,),
-    "divide": (sigmoid.logistic,),
+    "divide": (sigmoid.by_exp,),
+    "logistic": (sigmoid.logistic,),
 }
 """By the kind of their last op."""
 

@@ -1,8 +1,12 @@
 // Elementary functions for values that are rounded to bf16 or f16 afterwards (2^-9, 2^-12): relative
 // error below 2^-16 wherever the result is a normal f32 (erfc beyond 4, where it is below 2^-25: 2^-13).
-// op_bf16_gelu is for bf16 alone: 2^-14 (2^-11 beyond 3.5). NaN stays NaN, infinities give the exact
-// limits (gelu of -inf is JAX's NaN). What is subnormal may be 0, but not in op_narrowed_exponential, a
-// quotient and a reciprocal: those are also for f32 values that are rounded some products later.
+// Those with bf16 in their names are for bf16 alone, those with f16 for either; what they keep is said
+// there. NaN stays NaN, infinities give the exact limits (gelu of -inf is JAX's NaN). What is subnormal
+// may be 0, but not in op_narrowed_exponential, a quotient and a reciprocal: those are also for f32
+// values that are rounded some products later.
+//
+// A special function takes a warp 8 cycles of its quarter of an SM, a product one.
+// scripts/fit_functions.py makes the coefficients of reciprocal_of_sum, op_bf16_softplus and gelu_of.
 #pragma once
 #include "jaxmono/platform.cuh"
 #include "jaxmono/types.cuh"
@@ -60,13 +64,50 @@ JM_DEVICE float op_narrow_reciprocal(float x) { return fast_reciprocal(x); }
 JM_DEVICE float op_narrow_exponential(float x) { return fast_exp2(x * LOG2_E); }
 JM_DEVICE float op_narrowed_exponential(float x) { return fast_exp2_subnormal(x * LOG2_E); }
 
-JM_DEVICE float op_narrow_logistic(float x) {
-  return fast_reciprocal_ftz(1.0f + fast_exp2(x * -LOG2_E));
+// 1 / (1 + t) on [0, 1], right at 1: to 2^-11.5 for bf16, 2^-16.7 for f16.
+template <bool BF16>
+JM_DEVICE float reciprocal_of_sum(float t) {
+  float q;
+  if constexpr (BF16) {
+    q = 0.14678037f;
+    q = fmaf(q, t, -0.52293616f);
+    q = fmaf(q, t, 0.8603286f);
+    q = fmaf(q, t, -0.98384833f);
+    return fmaf(q, t, 0.99967552f);
+  } else {
+    q = 0.069869156f;
+    q = fmaf(q, t, -0.31751556f);
+    q = fmaf(q, t, 0.66235197f);
+    q = fmaf(q, t, -0.90045225f);
+    q = fmaf(q, t, 0.98484514f);
+    q = fmaf(q, t, -0.99908914f);
+    return fmaf(q, t, 0.99999062f);
+  }
 }
 
-// max(x, 0) + log(1 + t) of t = exp(-|x|): t times a minimax fit of log(1 + t) / t on [0, 1],
-// exact at both ends.
-JM_DEVICE float op_narrow_softplus(float x) {
+// 1 / (1 + exp(-scale x)): |[scale x > 0] - t / (1 + t)| of t = exp(-|scale x|).
+template <bool BF16>
+JM_DEVICE float logistic_of(float x, float scale) {
+  const float t = fast_exp2(fabsf(x) * (fabsf(scale) * -LOG2_E));
+  const float positive = (scale > 0.0f ? x > 0.0f : x < 0.0f) ? 1.0f : 0.0f;
+  return fabsf(fmaf(-t, reciprocal_of_sum<BF16>(t), positive));
+}
+JM_DEVICE float op_bf16_logistic(float x, float scale) { return logistic_of<true>(x, scale); }
+JM_DEVICE float op_f16_logistic(float x, float scale) { return logistic_of<false>(x, scale); }
+JM_DEVICE float op_narrow_logistic(float x) { return op_f16_logistic(x, 1.0f); }
+
+// max(x, 0) + log(1 + t) of t = exp(-|x|): t times a minimax fit of log(1 + t) / t on [0, 1], to 2^-14
+// for bf16; the one for f16 is exact at both ends.
+JM_DEVICE float op_bf16_softplus(float x) {
+  const float t = fast_exp2(fabsf(x) * -LOG2_E);
+  float q = 0.041347162f;
+  q = fmaf(q, t, -0.15742692f);
+  q = fmaf(q, t, 0.30630073f);
+  q = fmaf(q, t, -0.49697775f);
+  q = fmaf(q, t, 0.99994327f);
+  return fmaf(q, t, fmaxf(x, 0.0f));
+}
+JM_DEVICE float op_f16_softplus(float x) {
   const float t = fast_exp2(fabsf(x) * -LOG2_E);
   float q = -0.024074747f;
   q = fmaf(q, t, 0.10212944f);
@@ -95,11 +136,6 @@ JM_DEVICE float op_narrow_tanh(float x) {
   return s < 0.0625f ? x * p : far;
 }
 
-// (1 + tanh(x)) / 2, the factor of gelu's approximation.
-JM_DEVICE float op_narrow_tanh_gate(float x) {
-  return fast_reciprocal_ftz(1.0f + fast_exp2(x * (-2.0f * LOG2_E)));
-}
-
 // log2(erfc(a)) / a for a >= 0, so that erfc(0) is 1: -a log2(e) and a minimax fit of
 // log2(exp(a^2) erfc(a)) on [0, 9.3], eight times as good below 4 as beyond. It falls without end:
 // from 10.1 on erfc is 0.
@@ -121,31 +157,34 @@ JM_DEVICE float op_narrow_erfc(float x) {
   return x < 0.0f ? 2.0f - y : y;
 }
 
-// From the half of an erfc of |x|. It is 0 at -inf: NaN, as in JAX.
-JM_DEVICE float gelu_of_half(float x, float y) { return x * (x < 0.0f ? y : 1.0f - y); }
-
-// x / 2 erfc(-scale x) for scale > 0: the half is the exponent's.
-JM_DEVICE float op_narrow_gelu(float x, float scale) {
-  const float a = fabsf(x * scale);
-  return gelu_of_half(x, fast_exp2(fmaf(log2_erfc_slope(a), a, -1.0f)));
+// x / 2 erfc(-scale x) for scale of 2^-16 to 2^16: x |[x > 0] - 2^p(a)| of a = |scale x|. p, as C[0] a +
+// C[1] a^2 + ... - 1, is a minimax fit of log2 of the half of erfc(a), for what gelu makes of it: where
+// -gelu(-x) is below 2^-10 (f16: 2^-12) of sqrt(2) a it may be less exact, by up to 2^4. Beyond 6 sigma
+// (2^-27) it goes its own way, faster to 0 in the end: the last coefficient is negative. The scale is
+// folded into the coefficients. gelu of -inf is -inf * 0.
+template <int N>
+JM_DEVICE float gelu_of(float x, float scale, const float (&C)[N]) {
+  float c[N], power = scale;
+#pragma unroll
+  for (int i = 0; i < N; ++i, power *= scale) c[i] = C[i] * power;
+  const float a = fabsf(x);
+  float p = c[N - 1];
+#pragma unroll
+  for (int i = N - 2; i >= 0; --i) p = fmaf(p, a, c[i]);
+  return x * fabsf((x > 0.0f ? 1.0f : 0.0f) - fast_exp2(fmaf(p, a, -1.0f)));
 }
 
-// The same from one product less, minimax on [0, 9.3]: erfc is right to 2^-14.4 below 3.5 (where it is
-// 2^-20) and to 2^-11.4 beyond, for gelu alone: its tail is next to nothing, a user's erfc is not.
-// The scale (2^-8 to 2^8, a literal) is folded into the coefficients, so that the clamp takes the
-// place of its product. There has to be one, as the last coefficient is positive: at 10.5, erfc is
-// 2^-163, and y 0.
+// To 2^-12.5, and 2^-8.5 from 5.3 sigma on.
 JM_DEVICE float op_bf16_gelu(float x, float scale) {
-  constexpr float LOG2_ERFC[] = {-1.627304f,    -9.1984379e-1f, -1.4912561e-1f, 3.2180943e-2f,
-                                 -4.824975e-3f, 4.6357693e-4f,  -2.533895e-5f,  5.9481437e-7f};
-  float c[8], power = scale;
-#pragma unroll
-  for (int i = 0; i < 8; ++i, power *= scale) c[i] = LOG2_ERFC[i] * power;
-  const float a = fminf(fabsf(x), 10.5f / scale);
-  float p = c[7];
-#pragma unroll
-  for (int i = 6; i >= 0; --i) p = fmaf(p, a, c[i]);
-  return gelu_of_half(x, fast_exp2(fmaf(p, a, -1.0f)));
+  constexpr float C[] = {-1.6247117f, -0.93136407f, -0.13245524f, 0.021478462f, -0.0015326706f};
+  return gelu_of(x, scale, C);
+}
+
+// To 2^-17.5, and 2^-14 from 5.3 sigma on.
+JM_DEVICE float op_f16_gelu(float x, float scale) {
+  constexpr float C[] = {-1.6280435f, -0.91721105f, -0.15215897f,    0.033658954f,
+                           -0.0051093413f, 4.6124814e-4f, -1.8262497e-5f};
+  return gelu_of(x, scale, C);
 }
 
 // 1 - erfc has no digits left near zero: the Taylor series there.
