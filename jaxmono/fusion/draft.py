@@ -23,6 +23,8 @@ from jaxmono.hlo.ir import Graph, Op, Value
 JOINABLE = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.ReducePrecision,
             ops.Reshape, ops.Transpose, ops.BroadcastInDim)
 ANCHORS = (ops.DotGeneral, ops.Reduce)
+ENDS = (*ANCHORS, ops.Stored)
+"""What is computed element by element begins behind these."""
 
 
 def depths(graph: Graph) -> dict[Value, int]:

@@ -36,7 +36,7 @@ from jaxmono.fusion import cost
 from jaxmono.fusion.cost import CHEAP, weight
 from jaxmono.fusion.demand import reduction_index
 from jaxmono.fusion.dots import dot_dims, result_index
-from jaxmono.fusion.draft import ANCHORS, Draft, State, depths
+from jaxmono.fusion.draft import ANCHORS, ENDS, Draft, State, depths
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.rows import kept_shape, reduced_shape
 from jaxmono.fusion.split_reduce import in_f32, neutral, rounded, why_ordered
@@ -150,7 +150,7 @@ def _choose(graph: Graph, form: Formulation) -> tuple[dict[ops.Reduce, Begun], d
 def _begun(graph: Graph, o: ops.Reduce, depth: Mapping[Value, int]) -> Begun | None:
     """How a reduce is one of all rows or all columns of a contraction; None if it is not."""
     inside = {v: None for a in o.args
-              for v in leaves(graph, a, lambda p: not isinstance(p, ANCHORS))}
+              for v in leaves(graph, a, lambda p: not isinstance(p, ENDS))}
     sizes = math.prod(reduced_shape(o)), math.prod(kept_shape(o))
     if math.prod(sizes) < MIN_BYTES // 4:
         return None
@@ -194,7 +194,7 @@ def _is_whole(graph: Graph, o: ops.Reduce, dot: ops.DotGeneral, over_rows: bool)
     m, n = Index.of(Var("m", dims.m)), Index.of(Var("n", dims.n))
     over, kept = (m, n) if over_rows else (n, m)
     at = reduction_index(o, delinearize(kept, kept_shape(o)), delinearize(over, reduced_shape(o)))
-    walk = Walk(graph, lambda p: not isinstance(p, ANCHORS))
+    walk = Walk(graph, lambda p: not isinstance(p, ENDS))
     for a in o.args:
         walk.demand(a, at)
     return walk.failed is None and walk.only(dot.result) == result_index(dot, Index(), m, n)
@@ -444,7 +444,7 @@ def _is_of_draft(state: State, draft: Draft, op: ops.Reduce, over: tuple[Var, ..
     """Whether all that is reduced is known where the draft's elements are, or before."""
     _, m, n = draft.domain
     (group,) = (x for x in over[1:] if x not in (m, n))
-    walk = Walk(state.graph, lambda o: not draft.has(o) and not isinstance(o, ANCHORS))
+    walk = Walk(state.graph, lambda o: not draft.has(o) and not isinstance(o, ENDS))
     for v, at in elements(state.graph, op, index, group, m if n in over else n):
         walk.demand(v, at)
     return walk.failed is None and all(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from jaxmono.fusion.attention import place_attention
 from jaxmono.fusion.back_to_back import place_back_to_back
+from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.dots import start_dot
 from jaxmono.fusion.draft import JOINABLE, Draft, State, consistent, forward
 from jaxmono.fusion.epilogue_reduces import place_in_epilogue
@@ -47,7 +48,8 @@ def grow(state: State) -> None:
 
 def _join(state: State, op: Op) -> bool:
     in_place = op in state.in_place
-    if op in state.banned or op in state.late or not (isinstance(op, JOINABLE) or in_place):
+    if op in state.banned or op in state.late or not (
+            isinstance(op, JOINABLE) or in_place or _kept(state, op)):
         return False
     draft = _target(state, op)
     if draft is None:
@@ -68,6 +70,14 @@ def _join(state: State, op: Op) -> bool:
     (draft.stored if in_place else draft.at)[op.results[0]] = index
     state.claim(draft, op)
     return True
+
+
+def _kept(state: State, op: Op) -> bool:
+    """Whether a group may write what has to be stored as it has it."""
+    if not isinstance(op, ops.Stored):
+        return False
+    made = state.graph.producer.get(op.operand)
+    return made is not None and not is_view(made)
 
 
 def _target(state: State, op: Op) -> Draft | None:

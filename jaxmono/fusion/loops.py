@@ -138,6 +138,10 @@ def _chains(state: State, holders: dict[Op, list[Draft]],
     for op in state.graph.ops:
         if op in holders:
             continue
+        if isinstance(op, ops.Stored):  # a chain ends there
+            weights[op.result] = counts[op.result] = 0
+            reading.add(op.result)
+            continue
         w = cost.weight(op) + sum(weights.get(v, 0) for v in op.uses)
         n = 1 + sum(counts.get(v, 0) for v in op.uses)
         for r in op.results:

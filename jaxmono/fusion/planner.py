@@ -55,7 +55,7 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
         raise NotImplementedError(f"mode={mode!r} is not built yet; available: "
                                   f"{', '.join(MODES)}")
     for o in graph.ops:
-        if (reason := refusal(o)) is not None:
+        if (reason := refusal(o, graph.producer)) is not None:
             raise PlanError(f"{o.opcode} at {o.loc}: {reason}; leave it to XLA (regions.cut)")
     if graph.captures:
         raise PlanError("the graph uses values from outside; make them inputs (regions.cut)")

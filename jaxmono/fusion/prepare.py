@@ -13,7 +13,7 @@ from jaxmono.fusion.split_reduce import split_reduces
 from jaxmono.fusion.window_rows import order_rows
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
-from jaxmono.hlo.passes import dead_code, expand
+from jaxmono.hlo.passes import dead_code, expand, unroll
 from jaxmono.hlo.rewrite import replace_values
 
 OPTIONAL = ("round_rows", "share_k", "window_rows")
@@ -22,9 +22,10 @@ OPTIONAL = ("round_rows", "share_k", "window_rows")
 
 def prepare(graph: Graph, device: Device, without: Collection[str] = (),
             ) -> tuple[Graph, tuple[str, ...]]:
-    """Drops optimization barriers and dead ops, splits long reduces, orients contractions, puts
-    their rows in the order of the windows that read them, rounds what convolutions of f32 read
-    where it is written, and takes those contractions apart whose shares of k a norm can add up.
+    """Takes loops apart, drops optimization barriers and dead ops, splits long reduces, orients
+    contractions, puts their rows in the order of the windows that read them, rounds what
+    convolutions of f32 read where it is written, and takes those contractions apart whose shares of
+    k a norm can add up.
 
     A convolution that no pass has expanded yet is expanded here. ``without``: of `OPTIONAL`, what
     is left out; other names are not looked at.
@@ -32,7 +33,7 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     Returns:
       The graph, and what was not done to it and why, each one line for the user.
     """
-    graph = dead_code(expand(without_barriers(graph)))
+    graph = dead_code(expand(without_barriers(unroll(graph))))
     # Those of a contraction's results may begin in its epilogue: known once there are groups.
     later = () if "epilogue_reduces" in without else of_contractions(graph)
     graph, whole = split_reduces(graph, device, later)

@@ -70,9 +70,9 @@ def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
     live = _live(graph)
     reasons: dict[int, str] = {}
     for i in live:
-        if (why := refusal(graph.ops[i])) is not None:
+        if (why := refusal(graph.ops[i], graph.producer)) is not None:
             reasons[i] = why
-        elif mode == "stitch" and isinstance(graph.ops[i], COMPUTE_INTENSIVE):
+        elif mode == "stitch" and _computes(graph.ops[i]):
             reasons[i] = NOT_STITCHED
     free = {i for i in live if i not in reasons and _is_free(graph.ops[i])}
     _spread_free(graph, live, free, reasons)
@@ -111,6 +111,12 @@ def _live(graph: Graph) -> list[int]:
             out.append(i)
             wanted.update(o.uses)
     return out[::-1]
+
+
+def _computes(op: Op) -> bool:
+    """Whether an op is a contraction, or a loop around one."""
+    return isinstance(op, COMPUTE_INTENSIVE) or any(
+        isinstance(o, COMPUTE_INTENSIVE) for g in op.subgraphs for o in g.walk())
 
 
 def _is_free(op: Op) -> bool:

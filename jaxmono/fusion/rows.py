@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection
 
 from jaxmono.fusion.cost import CHEAP, weight
-from jaxmono.fusion.draft import ANCHORS, Draft, State
+from jaxmono.fusion.draft import ENDS, Draft, State
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize, variables
 from jaxmono.fusion.walk import Walk, leaves
 from jaxmono.hlo import ops
@@ -64,7 +64,7 @@ def _enters(state: State, op: Op) -> bool:
     Also through a cheap op that a contraction took into its epilogue for now: `trim` gives
     ``square(x)`` back to the reduce when ``x`` itself is written.
     """
-    if isinstance(op, ANCHORS):
+    if isinstance(op, ENDS):
         return False
     owner = state.owner.get(op)
     return owner is None or (owner.kind in ("dot", "attention") and len(set(op.inputs)) == 1

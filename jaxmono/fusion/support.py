@@ -10,13 +10,17 @@ beside the op's source line.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.rules import reduce_window
+from jaxmono.hlo.passes.unroll import refusal as loop_refusal
 from jaxmono.hlo.precision import algorithm_of, allows_tf32
 from jaxmono.hlo.rewrite import is_splat
 from jaxmono.hlo.types import DType
+
+_NOTHING: Mapping[Value, Op] = {}
 
 MAX_ATTENTION_KEYS = 4096
 """Longest row of scores that stays inside a block, where the row chain needs all of it at once."""
@@ -47,7 +51,6 @@ REFUSED_OPS: dict[type[Op], str] = {
     ops.SelectAndScatter: "select_and_scatter is not generated yet",
     ops.Sort: "sorting is not generated yet",
     ops.TopK: "top_k is not generated yet",
-    ops.While: "loops are not generated yet, not even of a constant trip count",
     ops.Case: "branches are not generated yet",
     ops.RngBitGenerator: "random bit generation is not generated yet",
     ops.CustomCall: "a custom call runs code that jaxmono cannot see",
@@ -69,9 +72,15 @@ REDUCER_OPS = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, op
                ops.ReducePrecision, ops.BroadcastInDim, ops.Reshape)
 
 
-def refusal(op: Op) -> str | None:
-    """Why this op stays with XLA, or None if a kernel may contain it."""
+def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING) -> str | None:
+    """Why this op stays with XLA, or None if a kernel may contain it.
+
+    Args:
+      producer: of the graph that the op is in: what a loop begins with is there.
+    """
     if (reason := REFUSED_OPS.get(type(op))) is not None:
+        return reason
+    if isinstance(op, ops.While) and (reason := _refused_loop(op, producer)):
         return reason
     if isinstance(op, ops.Elementwise) and (reason := REFUSED_ELEMENTWISE.get(op.kind)):
         return reason
@@ -92,6 +101,12 @@ def refusal(op: Op) -> str | None:
             return "reductions in 8-bit floats are not generated yet"
         return _refused_reducer(op)
     return None
+
+
+def _refused_loop(op: ops.While, producer: Mapping[Value, Op]) -> str | None:
+    inside = {**producer, **op.body.producer}
+    return loop_refusal(op, producer) or next(
+        (f"{o.opcode} in it: {r}" for o in op.body.ops if (r := refusal(o, inside))), None)
 
 
 def matrix_dtype(op: ops.DotGeneral) -> DType | None:

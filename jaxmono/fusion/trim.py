@@ -23,7 +23,7 @@ def trim(state: State) -> None:
     outputs = state.outputs_set()
     for draft in state.drafts:
         for op in reversed(tuple(draft.ops)):
-            if op is draft.anchor or isinstance(op, (ops.Reduce, ops.DotGeneral)):
+            if op is draft.anchor or isinstance(op, (ops.Reduce, ops.DotGeneral, ops.Stored)):
                 continue
             if len(op.results) == 1 and op.result in draft.at and op.result not in outputs \
                     and _releasable(state, draft, op, outputs):

@@ -60,6 +60,8 @@ KERNELS = {
                                                 "w8_nk_16_3072_768:1", "f8_scaled_128_768_3072:1"]),
                           "racecheck": ["ordered", *left]},
     "joined": {"memcheck": ["googlenet:1"], "racecheck": ["ordered", "googlenet:1"]},
+    # Each trip reads what the one before wrote.
+    "loops": ["crnn:1", "dien:4"],
     "depthwise": ["depthwise_28_192_k3_s1:4", "depthwise_28_240_k5_s1:1:f32", "mobilenet_v2:1"],
     "channels first, windows in rows": {"memcheck": ["images:bfloat16", "images:float32"],
                                         "racecheck": ["ordered", "images:bfloat16",

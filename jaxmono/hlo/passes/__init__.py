@@ -13,6 +13,8 @@ from jaxmono.hlo.passes.dequantise import dequantise
 from jaxmono.hlo.passes.expand import expand
 from jaxmono.hlo.passes.outer_products import outer_products
 from jaxmono.hlo.passes.pipeline import simplify
+from jaxmono.hlo.passes.unroll import unroll
 
 __all__ = ["algebraic", "align", "canonicalise", "channels_last", "common_subexpressions",
-           "constant_folding", "dead_code", "dequantise", "expand", "outer_products", "simplify"]
+           "constant_folding", "dead_code", "dequantise", "expand", "outer_products", "simplify",
+           "unroll"]

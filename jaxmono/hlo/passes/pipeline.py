@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
+from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.passes.algebraic import algebraic
 from jaxmono.hlo.passes.align import align
@@ -64,4 +66,13 @@ def simplify(graph: Graph, without: Collection[str] = ()) -> Graph:
             graph = run(graph)
         if graph is before:
             break
-    return dead_code(graph)
+    return dead_code(_in_loops(graph, without))
+
+
+def _in_loops(graph: Graph, without: Collection[str]) -> Graph:
+    """Likewise what loops do in each trip."""
+    if not any(isinstance(o, ops.While) for o in graph.ops):
+        return graph
+    changed = [dataclasses.replace(o, body=simplify(o.body, without))
+               if isinstance(o, ops.While) else o for o in graph.ops]
+    return Graph(graph.inputs, tuple(changed), graph.outputs, graph.name)

@@ -1,0 +1,75 @@
+"""Loops that were taken apart: the planner finds them again, and each trip takes few stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from harness import DEVICE
+from jax import lax
+from models import f32, graph_of
+
+from jaxmono.fusion import make_plan
+from jaxmono.fusion.plan import Plan
+from jaxmono.fusion.regions import find_regions
+
+X = Any
+TRIPS = 40
+
+
+def rnn(x: X, w: X) -> X:
+    def step(h: X, now: X) -> tuple[X, X]:
+        h = jnp.tanh(now + h @ w)
+        return h, h
+
+    return lax.scan(step, jnp.zeros_like(x[0]), x)[1]
+
+
+def lstm(x: X, w: X, *, reverse: bool = False) -> X:
+    def step(carry: tuple[X, X], now: X) -> tuple[tuple[X, X], X]:
+        h, cell = carry
+        enter, forget, new, leave = jnp.split(now + h @ w, 4, axis=-1)
+        cell = jax.nn.sigmoid(forget) * cell + jax.nn.sigmoid(enter) * jnp.tanh(new)
+        h = jax.nn.sigmoid(leave) * jnp.tanh(cell)
+        return (h, cell), h
+
+    zeros = jnp.zeros((x.shape[1], w.shape[0]), x.dtype)
+    return lax.scan(step, (zeros, zeros), x, reverse=reverse)[1]
+
+
+def both(x: X, w: X) -> X:
+    return jnp.concatenate([lstm(x, w), lstm(x, w * 2, reverse=True)], -1)
+
+
+def plan_of(fn: Any, *shapes: Any) -> Plan:
+    graph = graph_of(fn, *shapes)
+    regions, refused = find_regions(graph)
+    assert len(regions) == 1
+    assert not refused
+    return make_plan(regions[0].subgraph(graph), DEVICE)
+
+
+@pytest.mark.parametrize(("fn", "columns", "stages"), [(rnn, 64, 1), (lstm, 256, 2),
+                                                       (both, 256, 2)])
+def test_a_loop_is_a_loop_of_stages(fn: Any, columns: int, stages: int) -> None:
+    plan = plan_of(fn, f32(TRIPS, 4, columns), f32(64, columns))
+    loops = [x for x in plan.loops if x.period == stages]
+    # The first trips begin beside what else there is to do, the last is the last.
+    assert sum(x.trips for x in loops) >= TRIPS - 4
+    assert len(plan.stages) <= TRIPS * stages + 6
+
+
+def test_code_does_not_grow_with_the_trips() -> None:
+    few, many = (plan_of(lstm, f32(n, 4, 256), f32(64, 256)) for n in (20, TRIPS))
+    keys = [{g.sig.key for g in plan.groups} for plan in (few, many)]
+    assert len(keys[0]) == len(keys[1])
+
+
+def test_what_a_contraction_makes_is_stored_by_it() -> None:
+    """No copy of it for the next trip."""
+    plan = plan_of(rnn, f32(TRIPS, 4, 64), f32(64, 64))
+    dots = [g for g in plan.groups if g.sig.kind == "dot"]
+    assert len(dots) == TRIPS
+    assert sum(g.sig.kind == "loop" for s in plan.stages[5:-5] for g in s.groups) <= TRIPS

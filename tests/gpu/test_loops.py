@@ -1,0 +1,34 @@
+"""Loops that were taken apart, on a GPU beside XLA: one kernel, as right, every time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_trips import gru, two_ways
+
+import jaxmono
+
+BF16, F32 = jnp.bfloat16, jnp.float32
+
+
+@pytest.mark.parametrize(("fn", "dtype", "batch", "width"), [
+    (gru, BF16, 1, 36), (gru, BF16, 256, 36), (gru, F32, 64, 128), (two_ways, BF16, 8, 256)])
+def test_a_recurrent_network_is_one_kernel(fn: Any, dtype: Any, batch: int, width: int) -> None:
+    rng = np.random.default_rng(0)
+    compiled = None
+    for _ in range(4):
+        x = jnp.asarray(rng.standard_normal((60, batch, 3 * width)), dtype)
+        w = jnp.asarray(rng.standard_normal((width, 3 * width)) / width ** 0.5, dtype)
+        with jax.default_matmul_precision("highest"):
+            exact = np.asarray(jax.jit(fn)(x.astype(F32), w.astype(F32)), np.float64)
+        theirs = np.asarray(jax.jit(fn)(x, w), np.float64)
+        compiled = compiled or jaxmono.jit(fn).lower(x, w).compile()
+        assert compiled.explain().kernels == 1
+        for _ in range(5):
+            ours = np.asarray(compiled(x, w), np.float64)
+            error, allowed = np.linalg.norm(ours - exact), np.linalg.norm(theirs - exact)
+            assert error <= 1.1 * allowed + 1e-6 * np.linalg.norm(exact)

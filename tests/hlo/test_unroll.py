@@ -1,0 +1,150 @@
+"""Loops of a constant trip count, trip by trip: the same values, and trips that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from models import graph_of
+
+from jaxmono.hlo import ops
+from jaxmono.hlo.interp import evaluate
+from jaxmono.hlo.ir import Graph
+from jaxmono.hlo.passes import simplify, unroll
+from jaxmono.hlo.passes.unroll import MAX_OPS, refusal
+from jaxmono.hlo.verify import verify
+
+X = Any
+F32 = jnp.float32
+Spec = jax.ShapeDtypeStruct
+
+
+def rnn(x: X, w: X, *, reverse: bool = False) -> X:
+    def step(h: X, now: X) -> tuple[X, X]:
+        h = jnp.tanh(now + h @ w)
+        return h, h * 2
+
+    return lax.scan(step, jnp.zeros(x.shape[1:], x.dtype), x, reverse=reverse)
+
+
+def lstm(x: X, w: X) -> X:
+    def step(carry: tuple[X, X], now: X) -> tuple[tuple[X, X], X]:
+        h, cell = carry
+        a, b = jnp.split(jnp.concatenate([now, now], -1) + h @ jnp.concatenate([w, w], 1), 2, -1)
+        cell = jax.nn.sigmoid(a) * cell + jnp.tanh(b)
+        h = jnp.tanh(cell)
+        return (h, cell), h
+
+    zeros = jnp.zeros(x.shape[1:], x.dtype)
+    return lax.scan(step, (zeros, zeros), x)
+
+
+def every_other(x: X, w: X) -> X:
+    """Writes places in another order, and reads them by the counter."""
+    def body(i: X, out: X) -> X:
+        row = jnp.tanh(lax.dynamic_index_in_dim(x, i, 0) @ w)
+        return lax.dynamic_update_slice_in_dim(out, row, (i * 3) % 5, 0)
+
+    return lax.fori_loop(0, 5, body, jnp.zeros_like(x))
+
+
+def some_places(x: X, w: X) -> X:
+    """Keeps what it begins with where no trip writes."""
+    def body(i: X, out: X) -> X:
+        return lax.dynamic_update_slice_in_dim(out, out[i][None] @ w, i + 1, 0)
+
+    return lax.fori_loop(0, 3, body, x)
+
+
+def counter_is_used(x: X, w: X) -> X:
+    return lax.fori_loop(2, 6, lambda i, c: c @ w + i.astype(c.dtype), x[0])
+
+
+def unchanged_and_swapped(x: X, w: X) -> X:
+    return lax.fori_loop(0, 3, lambda _, c: (c[1], c[0], c[2]), (x, x + 1, w))
+
+
+PROGRAMS: dict[str, Callable[..., X]] = {
+    "rnn": rnn, "reverse": lambda x, w: rnn(x, w, reverse=True), "lstm": lstm,
+    "two": lambda x, w: rnn(rnn(x, w)[1], w, reverse=True)[1], "every_other": every_other,
+    "some_places": some_places, "counter_is_used": counter_is_used,
+    "unchanged_and_swapped": unchanged_and_swapped}
+SHAPES = Spec((5, 4, 8), F32), Spec((8, 8), F32)
+
+
+def unrolled(fn: Callable[..., X], *shapes: Spec) -> Graph:
+    return unroll(simplify(graph_of(fn, *(shapes or SHAPES))))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_same_values(name: str) -> None:
+    rng = np.random.default_rng(0)
+    given = [rng.standard_normal(s.shape).astype(np.float32) for s in SHAPES]
+    graph = unrolled(PROGRAMS[name])
+    verify(graph)
+    assert not any(isinstance(o, ops.While) for o in graph.ops)
+    found = evaluate(graph, given)
+    for a, b in zip(found, jax.tree.leaves(PROGRAMS[name](*map(jnp.asarray, given))), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "order"), [("rnn", [0, 1, 2, 3, 4]), ("reverse", [4, 3, 2, 1, 0]),
+                                             ("every_other", [0, 3, 1, 4, 2])])
+def test_what_trips_write_to_places_of_their_own_is_put_together(name: str,
+                                                                 order: list[int]) -> None:
+    graph = unrolled(PROGRAMS[name])
+    assert not any(isinstance(o, ops.DynamicUpdateSlice) for o in graph.ops)
+    joined, = (o for o in graph.ops if isinstance(o, ops.Concatenate))
+    made = [graph.ops.index(graph.producer[v]) for v in joined.args]
+    assert [sorted(made).index(i) for i in made] == [order.index(p) for p in range(5)]
+
+
+def test_what_is_read_in_the_loop_is_updated_there() -> None:
+    graph = unrolled(some_places)
+    assert sum(isinstance(o, ops.DynamicUpdateSlice) for o in graph.ops) == 3
+
+
+def test_trips_are_alike() -> None:
+    """What one hands to the next lies in memory, its number too: else trips had numbers in them."""
+    graph = unrolled(rnn)
+    reads = [o for o in graph.ops if isinstance(o, ops.DynamicSlice)]
+    assert len(reads) == 5
+    assert all(isinstance(graph.producer[o.start_indices[0]], ops.Stored) for o in reads)
+    dots = [o for o in graph.ops if isinstance(o, ops.DotGeneral)]
+    assert len(dots) == 5
+    assert all(isinstance(graph.producer[o.lhs], ops.Stored) for o in dots)
+
+
+def nested(x: X, w: X) -> X:
+    return lax.fori_loop(0, 3, lambda _, c: lax.fori_loop(0, 2, lambda _, d: d @ w, c), x)
+
+
+def layers(x: X, w: X) -> X:
+    return lax.scan(lambda c, v: (c @ v, None), x[0], jnp.broadcast_to(w * 1.5, (6, 256, 256)))
+
+
+def stacked(x: X, w: X) -> X:
+    return lax.scan(lambda c, now: (c @ w, (now * 2, c, c + now)), x[0], x)
+
+
+@pytest.mark.parametrize(("fn", "shapes", "reason"), [
+    (lambda x, w: lax.while_loop(lambda c: c[0, 0] < 3, lambda c: c @ w, x[0]), SHAPES,
+     "how often the loop runs is only known when it does"),
+    (lambda x, w: lax.fori_loop(0, x[0, 0, 0].astype(int), lambda _, c: c @ w, x[0]), SHAPES,
+     "how often the loop runs is only known when it does"),
+    (nested, SHAPES, "another loop"),
+    (rnn, (Spec((MAX_OPS, 1, 8), F32), SHAPES[1]), f"a kernel takes loops of up to {MAX_OPS}"),
+    (stacked, (Spec((100, 4, 8), F32), SHAPES[1]), "its 100 trips write 300 pieces"),
+    (layers, (Spec((2, 4, 256), F32), Spec((256, 256), F32)), "takes other weights in each trip"),
+    (rnn, SHAPES, None), (counter_is_used, SHAPES, None)])
+def test_what_is_not_taken_apart(fn: Callable[..., X], shapes: tuple[Spec, ...],
+                                 reason: str | None) -> None:
+    graph = graph_of(fn, *shapes)
+    loop = next(o for o in graph.ops if isinstance(o, ops.While))
+    why = refusal(loop, graph.producer)
+    assert why is None if reason is None else reason in (why or "")
