@@ -32,6 +32,7 @@ def supported_ops() -> str:
     own = ("elementwise", "stored", "unknown", "window")
     others = sorted(o for o in ir.REGISTRY if o not in own)
     refused = {cls.opcode: reason for cls, reason in support.REFUSED_OPS.items()}
+    refused["while"] = "loops whose trips are not constant, or too many (see Limits)"
     taken += [o for o in others if o not in refused]
     dtypes = [d.value for d in DType if d not in support.REFUSED_DTYPES]
     lines = [

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_trips import gru, two_ways
+from test_counted_loops import gru, lstm, two_ways
 
 import jaxmono
 
@@ -16,13 +16,16 @@ BF16, F32 = jnp.bfloat16, jnp.float32
 
 
 @pytest.mark.parametrize(("fn", "dtype", "batch", "width"), [
-    (gru, BF16, 1, 36), (gru, BF16, 256, 36), (gru, F32, 64, 128), (two_ways, BF16, 8, 256)])
+    (gru, BF16, 1, 36), (gru, BF16, 256, 36), (gru, F32, 64, 128), (two_ways, BF16, 8, 256),
+    (lstm, BF16, 16, 128), (lstm, F32, 1, 256)])
 def test_a_recurrent_network_is_one_kernel(fn: Any, dtype: Any, batch: int, width: int) -> None:
     rng = np.random.default_rng(0)
     compiled = None
     for _ in range(4):
-        x = jnp.asarray(rng.standard_normal((60, batch, 3 * width)), dtype)
-        w = jnp.asarray(rng.standard_normal((width, 3 * width)) / width ** 0.5, dtype)
+        wide, high = (width, 2 * width) if fn is lstm else (3 * width, width)
+        x = jnp.asarray(rng.standard_normal((60, batch, wide)), dtype)
+        w = jnp.asarray(rng.standard_normal((high, (4 if fn is lstm else 3) * width)) / high ** 0.5,
+                        dtype)
         with jax.default_matmul_precision("highest"):
             exact = np.asarray(jax.jit(fn)(x.astype(F32), w.astype(F32)), np.float64)
         theirs = np.asarray(jax.jit(fn)(x, w), np.float64)

@@ -29,8 +29,9 @@ trips, 31 and 35 ops each."""
 MAX_PIECES = 256
 """Of what trips write to places of their own: code chooses among them, for each element. Those of a
 training step's loops forward (what the way back needs, ten arrays) took ptxas minutes."""
-MAX_WEIGHTS = 1 << 14
-"""Bytes of a part of an array that a product may take in each trip."""
+MAX_WEIGHTS = 1 << 16
+"""Bytes of a part of an array that a product may take in each trip: it is computed on the way to it,
+which suits what a recurrent network reads, and not a layer's weights."""
 _MOVES = (ops.Reshape, ops.Transpose, ops.BroadcastInDim, ops.Convert)
 
 
@@ -112,8 +113,7 @@ def refusal(loop: ops.While, producer: Mapping[Value, Op]) -> str | None:
 
 
 def _other_weights(body: Graph, op: Op) -> bool:
-    """Whether a contraction reads what lies elsewhere in each trip: layers in a loop, say. It would
-    be computed on the way there, which is slow."""
+    """Whether a contraction reads much that lies elsewhere in each trip: layers in a loop, say."""
     if not isinstance(op, ops.DotGeneral | ops.Convolution):
         return False
     for v in op.inputs:

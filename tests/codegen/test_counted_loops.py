@@ -33,18 +33,37 @@ def two_ways(x: X, w: X) -> X:
     return y - y.mean(-1, keepdims=True)
 
 
+def lstm(x: X, w: X) -> X:
+    """As Flax's cells have it: what comes in is multiplied in the loop, too."""
+    hidden = w.shape[0] // 2
+
+    def step(carry: tuple[X, X], now: X) -> tuple[tuple[X, X], X]:
+        h, cell = carry
+        gates = now @ w[:hidden] + h @ w[hidden:]
+        enter, forget, new, leave = jnp.split(gates, 4, axis=-1)
+        cell = jax.nn.sigmoid(forget + 1) * cell + jax.nn.sigmoid(enter) * jnp.tanh(new)
+        h = jax.nn.sigmoid(leave) * jnp.tanh(cell)
+        return (h, cell), h
+
+    zeros = jnp.zeros((x.shape[1], hidden), x.dtype)
+    return lax.scan(step, (zeros, zeros), x)[1]
+
+
 def newton(x: X, w: X) -> X:
     """A solver of few steps."""
     return lax.fori_loop(0, 5, lambda _, y: 0.5 * (y + (x[0] @ w[:, :4]) / y), jnp.ones((4, 4)))
 
 
-@pytest.mark.parametrize(("fn", "dtype"), [(gru, F32), (two_ways, BF16), (newton, F32)])
+@pytest.mark.parametrize(("fn", "dtype"), [(gru, F32), (two_ways, BF16), (lstm, BF16),
+                                           (newton, F32)])
 def test_as_the_reference_in_any_order_of_threads(fn: Any, dtype: Any) -> None:
     rng = np.random.default_rng(0)
     x = jnp.asarray(np.abs(rng.standard_normal((6, 4, 48))), dtype)
     w = jnp.asarray(np.abs(rng.standard_normal((16, 48))) / 8, dtype)
     if fn is newton:
-        x, w = x[..., :16], w
+        x = x[..., :16]
+    if fn is lstm:
+        x, w = x[..., :16], jnp.concatenate([w, w])[:, :32].repeat(2, 1)
     graph = graph_of(fn, x, w)
     # Contractions of f32 are rounded to tf32, and errors go from trip to trip.
     check(graph, [np.asarray(x), np.asarray(w)], seeds=(0, 1, 2),
