@@ -30,8 +30,8 @@ MAX_PIECES = 256
 """Of what trips write to places of their own: code chooses among them, for each element. Those of a
 training step's loops forward (what the way back needs, ten arrays) took ptxas minutes."""
 MAX_WEIGHTS = 1 << 16
-"""Bytes of a part of an array that a product may take in each trip: it is computed on the way to it,
-which suits what a recurrent network reads, and not a layer's weights."""
+"""Bytes of a part of an array that a product may take in each trip: it is computed on the way
+there, which suits what a recurrent network reads, and not a layer's weights."""
 _MOVES = (ops.Reshape, ops.Transpose, ops.BroadcastInDim, ops.Convert)
 
 
