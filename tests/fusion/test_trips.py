@@ -73,3 +73,11 @@ def test_what_a_contraction_makes_is_stored_by_it() -> None:
     dots = [g for g in plan.groups if g.sig.kind == "dot"]
     assert len(dots) == TRIPS
     assert sum(g.sig.kind == "loop" for s in plan.stages[5:-5] for g in s.groups) <= TRIPS
+
+
+def test_a_few_steps_of_each_element_are_one_chain() -> None:
+    def root(x: X) -> X:
+        return lax.fori_loop(0, 6, lambda _, y: 0.5 * (y + x / y), jnp.ones_like(x))
+
+    plan = plan_of(root, f32(64, 256))
+    assert [len(s.groups) for s in plan.stages] == [1]

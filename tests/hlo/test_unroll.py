@@ -69,11 +69,16 @@ def unchanged_and_swapped(x: X, w: X) -> X:
     return lax.fori_loop(0, 3, lambda _, c: (c[1], c[0], c[2]), (x, x + 1, w))
 
 
+def root(x: X, w: X) -> X:
+    """Each element by itself, with the counter."""
+    return lax.fori_loop(0, 4, lambda i, y: 0.5 * (y + jnp.abs(x) / y) + i, jnp.ones_like(x)), w
+
+
 PROGRAMS: dict[str, Callable[..., X]] = {
     "rnn": rnn, "reverse": lambda x, w: rnn(x, w, reverse=True), "lstm": lstm,
     "two": lambda x, w: rnn(rnn(x, w)[1], w, reverse=True)[1], "every_other": every_other,
     "some_places": some_places, "counter_is_used": counter_is_used,
-    "unchanged_and_swapped": unchanged_and_swapped}
+    "unchanged_and_swapped": unchanged_and_swapped, "root": root}
 SHAPES = Spec((5, 4, 8), F32), Spec((8, 8), F32)
 
 

@@ -8,12 +8,13 @@
 
 What one trip hands to the next lies in memory, its number as well: so the trips stay alike, and
 the planner finds a loop of stages in them again (fusion/roll.py). What they write to places of
-their own is put together behind the last one.
+their own is put together behind the last one. A loop of a few steps on each element by itself (a
+solver, say) is one chain of ops instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,9 @@ training step's loops forward (what the way back needs, ten arrays) took ptxas m
 MAX_WEIGHTS = 1 << 16
 """Bytes of a part of an array that a product may take in each trip: it is computed on the way
 there, which suits what a recurrent network reads, and not a layer's weights."""
+MAX_CHAIN = 128
+"""Element-wise ops of all trips that are one chain."""
+_POINTWISE = (ops.Elementwise, ops.Compare, ops.Convert, ops.Constant, ops.BroadcastInDim)
 _MOVES = (ops.Reshape, ops.Transpose, ops.BroadcastInDim, ops.Convert)
 
 
@@ -148,7 +152,9 @@ def _trips(walk: Builder, loop: ops.While, found: Counted) -> list[Value]:
     collected = {i: c for i in range(len(loop.args)) if (c := _collected(loop, found, i))}
     pieces: dict[int, list[Value]] = {i: [] for i in collected}
     made = {r for o in walk.ops for r in o.results}
-    state = [_stored(walk, v) if v in made and body.outputs[i] is not body.inputs[i]
+    keep: Callable[[Value], Value] = (lambda v: v) if _is_chain(body, found.trips) \
+        else (lambda v: walk.emit1(ops.Stored, v.type, operand=v))
+    state = [keep(v) if v in made and body.outputs[i] is not body.inputs[i]
              and i not in collected else v for i, v in enumerate(loop.args)]
     left_out = {c.update for c in collected.values()}
     same = [i for i, n in found.starts.items() if n == found.starts[found.index]
@@ -162,15 +168,15 @@ def _trips(walk: Builder, loop: ops.While, found: Counted) -> list[Value]:
         known: dict[Value, Value] = {}  # what several carried values have in common lies there once
         for i, v in enumerate(body.outputs):
             if i not in collected and v is not body.inputs[i]:
-                after[i] = _once(walk, known, mapping.get(v, v))
+                after[i] = _once(known, mapping.get(v, v), keep)
         for i, c in collected.items():
             update = c.update.update
             whole = _without_reshapes(body, update)
-            v = _once(walk, known, mapping.get(whole, whole))
+            v = _once(known, mapping.get(whole, whole), keep)
             pieces[i].append(walk.reshape(v, update.type.shape))
         state = after
     for i, c in collected.items():
-        state[i] = _stored(walk, walk.concatenate([pieces[i][t] for t in c.order], 0))
+        state[i] = keep(walk.concatenate([pieces[i][t] for t in c.order], 0))
     return state
 
 
@@ -217,14 +223,16 @@ def _without_reshapes(body: Graph, v: Value) -> Value:
     return v
 
 
-def _once(walk: Builder, known: dict[Value, Value], v: Value) -> Value:
+def _is_chain(body: Graph, trips: int) -> bool:
+    """Whether a loop does a few steps on each element, or number, by itself."""
+    return all(isinstance(o, _POINTWISE) for o in body.ops) and trips * sum(
+        not isinstance(o, ops.Constant) for o in body.ops) <= MAX_CHAIN
+
+
+def _once(known: dict[Value, Value], v: Value, keep: Callable[[Value], Value]) -> Value:
     if v not in known:
-        known[v] = _stored(walk, v)
+        known[v] = keep(v)
     return known[v]
-
-
-def _stored(walk: Builder, v: Value) -> Value:
-    return walk.emit1(ops.Stored, v.type, operand=v)
 
 
 def _number(v: Value, producer: Mapping[Value, Op]) -> int | None:
