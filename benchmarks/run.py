@@ -46,7 +46,7 @@ PARTS = ("time", "depth", "first")
 _MODELS = flags.DEFINE_list("models", ["all"], "Names of workloads, families, "
                            "further tables (gemm_table, unaligned_table, exact_table, "
                            "epilogue_table, attention_table, reduce_table, quantised_table, "
-                           "quantised_models, exact_models), or all.")
+                           "quantised_models, exact_models, loop_table), or all.")
 _BATCH = flags.DEFINE_list("batch", [], "Default: each workload's own.")
 _DTYPE = flags.DEFINE_list("dtype", [], "bf16, f16 or f32. Default: each workload's own.")
 _PEERS = flags.DEFINE_list("peers", None, "Of xla, torch_compile, torch_cudagraph. Default: all; "

@@ -9,18 +9,16 @@ the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.workloads.micro import weight
-from benchmarks.workloads.workload import Program, Request, Workload
+from benchmarks.workloads.function import of_function
+from benchmarks.workloads.workload import Workload
 from examples.models import micro
 
-Shape = tuple[int, ...]
-Function = Callable[..., Any]
+_reducing = partial(of_function, table="reduce_table")
 
 
 def dense_gradient(x: jax.Array, z: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -81,36 +79,8 @@ def likeliest(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.argmax(jnp.matmul(x, w, preferred_element_type=jnp.float32), axis=-1)
 
 
-def _workload(name: str, title: str, fn: Function, inputs: tuple[Shape, ...],
-              tiny: tuple[Shape, ...], weights: Mapping[str, Shape], small: Mapping[str, Shape], *,
-              search: bool = False) -> Workload:
-    """``fn(*inputs, **weights)``, of which the inputs' first dimensions grow with the batch."""
-    def build(request: Request) -> Program:
-        shapes = tiny if request.tiny else tuple((request.batch * s[0], *s[1:]) for s in inputs)
-        sizes = small if request.tiny else weights
-
-        def step(state: Any, carry: Any, *xs: jax.Array) -> tuple[Any, Any]:
-            return fn(*xs, **state), carry
-
-        def state() -> dict[str, jax.Array]:
-            keys = jax.random.split(jax.random.key(7), len(sizes))
-            return {k: weight(key, k, shape, request.jax_dtype)
-                    for key, (k, shape) in zip(keys, sizes.items(), strict=True)}
-
-        def random(key: jax.Array) -> tuple[jax.Array, ...]:
-            keys = jax.random.split(key, len(shapes))
-            return tuple(jax.random.normal(k, s, request.jax_dtype)
-                         for k, s in zip(keys, shapes, strict=True))
-
-        step.__name__ = name
-        return Program(step, " ".join("x".join(map(str, s)) for s in shapes), state=state,
-                       inputs=random)
-
-    return Workload(name, title, "micro", build, search=search, table="reduce_table")
-
-
 def _batch_norm(size: int, inner: int, outer: int, kernel: int) -> Workload:
-    return _workload(
+    return _reducing(
         f"batch_norm_{size}_{inner}_{outer}_k{kernel}",
         f"convolution {kernel}x{kernel}, {inner} to {outer} channels, and the batch's norm",
         batch_norm, ((32, size, size, inner),), ((2, 16, 16, 8),),
@@ -119,23 +89,23 @@ def _batch_norm(size: int, inner: int, outer: int, kernel: int) -> Workload:
 
 
 WORKLOADS: tuple[Workload, ...] = (
-    *(_workload(f"dense_gradient_{m}_{n}_{k}", f"gradients of a layer, {m}x{n}x{k}", dense_gradient,
+    *(_reducing(f"dense_gradient_{m}_{n}_{k}", f"gradients of a layer, {m}x{n}x{k}", dense_gradient,
                 ((m, k), (m, n)), ((256, 16), (256, 32)), {"w": (n, k)}, {"w": (32, 16)})
       for m, n, k in ((512, 3072, 768), (2048, 3072, 768), (8192, 3072, 768))),
-    *(_workload(f"rounded_gradient_{m}_{n}_{k}", f"gradients of a layer in bf16, {m}x{n}x{k}",
+    *(_reducing(f"rounded_gradient_{m}_{n}_{k}", f"gradients of a layer in bf16, {m}x{n}x{k}",
                 rounded_gradient, ((m, k), (m, n)), ((256, 16), (256, 32)), {"w": (n, k)},
                 {"w": (32, 16)}) for m, n, k in ((2048, 3072, 768), (8192, 3072, 768))),
-    *(_workload(f"mlp_gradients_{m}_{n}_{k}", f"all gradients of an MLP, {m}x{n}x{k}",
+    *(_reducing(f"mlp_gradients_{m}_{n}_{k}", f"all gradients of an MLP, {m}x{n}x{k}",
                 mlp_gradients, ((m, k), (m, k)), ((256, 16), (256, 16)),
                 {"up": (k, n), "up_bias": (n,), "down": (n, k), "down_bias": (k,)},
                 {"up": (16, 64), "up_bias": (64,), "down": (64, 16), "down_bias": (16,)})
       for m, n, k in ((2048, 3072, 768), (8192, 3072, 768))),
     _batch_norm(56, 64, 256, 1), _batch_norm(56, 64, 64, 3), _batch_norm(28, 128, 128, 3),
     _batch_norm(14, 256, 256, 3),
-    _workload("codebook_8192_256", "nearest of 8192 words", codebook, ((8192, 256),), ((256, 16),),
+    _reducing("codebook_8192_256", "nearest of 8192 words", codebook, ((8192, 256),), ((256, 16),),
               {"words": (8192, 256)}, {"words": (64, 16)}, search=True),
-    _workload("best_product_65536_128", "best of 65536 inner products", best_product,
+    _reducing("best_product_65536_128", "best of 65536 inner products", best_product,
               ((1024, 128),), ((256, 16),), {"words": (65536, 128)}, {"words": (64, 16)}),
-    _workload("likeliest_30528_768", "likeliest of 30528 tokens", likeliest, ((2048, 768),),
+    _reducing("likeliest_30528_768", "likeliest of 30528 tokens", likeliest, ((2048, 768),),
               ((256, 16),), {"w": (768, 30528)}, {"w": (16, 64)}, search=True),
 )
