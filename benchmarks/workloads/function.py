@@ -15,8 +15,9 @@ Function = Callable[..., Any]
 
 
 def of_function(name: str, title: str, fn: Function, inputs: tuple[Shape, ...],
-                tiny: tuple[Shape, ...], weights: Mapping[str, Shape], small: Mapping[str, Shape], *,
-                table: str, search: bool = False) -> Workload:
+                tiny: tuple[Shape, ...], weights: Mapping[str, Shape],
+                small: Mapping[str, Shape], *, table: str,
+                search: bool = False) -> Workload:
     """``fn(*inputs, **weights)``, of which the inputs' first dimensions grow with the batch.
 
     Args:

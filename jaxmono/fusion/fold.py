@@ -14,7 +14,7 @@ import math
 from jaxmono.fusion import cost
 from jaxmono.fusion.bodies import prologue_walk
 from jaxmono.fusion.dots import dot_dims, dot_vars
-from jaxmono.fusion.draft import ANCHORS, Draft, State
+from jaxmono.fusion.draft import ENDS, Draft, State
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.rows import reduced_shape
 from jaxmono.fusion.support import exact_product, matrix_dtype
@@ -67,6 +67,8 @@ def _touched(state: State, chain: Draft) -> tuple[dict[Value, None], dict[Draft,
                 if owner is not chain:
                     readers[owner] = None
                 continue
+            if isinstance(u, ops.Stored):
+                continue  # who reads that does so in memory
             for r in u.results:
                 if r not in values:
                     values[r] = None
@@ -185,7 +187,7 @@ def _only_for(state: State, chain: Draft, v: Value, hosts: list[Draft],
                 if owner not in hosts or owner.anchor is not u or u.inputs[0] is not x:
                     return False
                 continue
-            if isinstance(u, ANCHORS) or any(r in outputs for r in u.results):
+            if isinstance(u, ENDS) or any(r in outputs for r in u.results):
                 return False
             for r in u.results:
                 if r not in seen:

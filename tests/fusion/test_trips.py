@@ -6,14 +6,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from harness import DEVICE
 from jax import lax
-from models import f32, graph_of
+from models import f32, graph_of, random_inputs
 
 from jaxmono.fusion import make_plan
+from jaxmono.fusion.interp import run_plan
 from jaxmono.fusion.plan import Plan
 from jaxmono.fusion.regions import find_regions
+from jaxmono.hlo.interp import evaluate
 
 X = Any
 TRIPS = 40
@@ -81,3 +84,32 @@ def test_a_few_steps_of_each_element_are_one_chain() -> None:
 
     plan = plan_of(root, f32(64, 256))
     assert [len(s.groups) for s in plan.stages] == [1]
+
+
+BODIES: dict[str, Any] = {
+    "softmax": lambda c, x, w: jax.nn.softmax(c @ w + x, -1),
+    "norm": lambda c, x, w: (c - c.mean(-1, keepdims=True)) * lax.rsqrt(c.var(-1, keepdims=True)
+                                                                       + 1e-5) @ w + x,
+    "unit": lambda c, x, w: (y := c @ w) * lax.rsqrt(jnp.sum(y * y, -1, keepdims=True)),
+    "all": lambda c, x, w: c / (1 + jnp.abs(c).sum()) + x,
+    "attention": lambda c, x, w: jax.nn.softmax((c @ w) @ (x @ w).T, -1) @ x,
+    "two": lambda c, x, w: jnp.tanh(jnp.tanh(c @ w) @ w + x),
+    "shifted": lambda c, x, w: jnp.roll(c, 1, -1) * 0.5 + x.max(-1, keepdims=True),
+    "choice": lambda c, x, w: jnp.where(c > x, c - x, c + x) @ w.T}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("name", BODIES)
+def test_all_kinds_of_bodies_are_planned(name: str, rows: int) -> None:
+    def loop(x: X, w: X) -> X:
+        return lax.scan(lambda c, now: (c := BODIES[name](c, now, w), c), x[0] * 0.5, x)
+
+    graph = graph_of(loop, f32(5, rows, 32), f32(32, 32))
+    regions, refused = find_regions(graph)
+    assert not refused
+    part = regions[0].subgraph(graph)
+    inputs = random_inputs(part)
+    for a, b in zip(run_plan(make_plan(part, DEVICE), inputs, seed=1), evaluate(part, inputs),
+                    strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)
