@@ -167,13 +167,18 @@ def _trips(walk: Builder, loop: ops.While, found: Counted) -> list[Value]:
         after = list(state)
         known: dict[Value, Value] = {}  # what several carried values have in common lies there once
         for i, v in enumerate(body.outputs):
-            if i not in collected and v is not body.inputs[i]:
-                after[i] = _once(known, mapping.get(v, v), keep)
-        for i, c in collected.items():
-            update = c.update.update
-            whole = _without_reshapes(body, update)
-            v = _once(known, mapping.get(whole, whole), keep)
-            pieces[i].append(walk.reshape(v, update.type.shape))
+            made_here = collected[i].update.update if i in collected else v
+            if made_here is body.inputs[i]:
+                continue
+            whole = _without_reshapes(body, made_here)
+            kept = mapping.get(whole, whole)
+            if whole in body.producer:
+                kept = _once(known, kept, keep)
+            kept = walk.reshape(kept, made_here.type.shape)
+            if i in collected:
+                pieces[i].append(kept)
+            else:
+                after[i] = kept
         state = after
     for i, c in collected.items():
         state[i] = keep(walk.concatenate([pieces[i][t] for t in c.order], 0))
