@@ -12,6 +12,7 @@ from jaxmono.fusion.plan import Device, Plan
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.ops import has_side_effect
+from jaxmono.hlo.passes.unroll import limit
 
 
 def live_ops(graph: Graph) -> dict[Op, None]:
@@ -50,16 +51,9 @@ def work(counted: Iterable[Op]) -> Work:
 
 
 def trip_count(loop: ops.While) -> int:
-    """Trips of a loop as `jax.lax.scan` and ``fori_loop`` from 0 lower them; 1 if unknown.
-
-        cond: %n = constant 12; return compare LT, %i, %n
-    """
-    last = loop.cond.ops[-1] if loop.cond.ops else None
-    if isinstance(last, ops.Compare) and last.direction == "LT":
-        bound = next((o for o in loop.cond.ops if last.rhs in o.results), None)
-        if isinstance(bound, ops.Constant) and bound.value.size == 1:
-            return max(int(bound.value.reshape(())), 0)
-    return 1
+    """Trips of a loop as `jax.lax.scan` and ``fori_loop`` from 0 lower them; 1 if unknown."""
+    found = limit(loop, loop.cond.producer)
+    return max(found[1], 0) if found else 1
 
 
 def op_name(op: Op) -> str:

@@ -41,7 +41,10 @@ def minimax(x: Array, wanted: Array, weight: Array, powers: range) -> tuple[floa
 
 
 def reciprocal_of_sum(degree: int) -> tuple[float, Array]:
-    """1 / (1 + t) on [0, 1], in relative error, as 1/2 + (t - 1) r(t): right at 1."""
+    """1 / (1 + t) on [0, 1], in relative error, as 1/2 + (t - 1) r(t): right at 1.
+
+    To be so in f32, narrow.cuh has f16's first coefficient one unit in the last place smaller.
+    """
     t = nodes(1)[:-1]
     error, r = minimax(t, (1 / (1 + t) - 0.5) / (t - 1), (1 - t) * (1 + t), range(degree))
     q = np.zeros(degree + 1)
@@ -60,8 +63,8 @@ def log_of_sum(degree: int) -> tuple[float, Array]:
 def half_erfc(degree: int, least: float) -> tuple[float, Array]:
     """log2(erfc(a) / 2) + 1 on [0, 6 / sqrt(2)], without a constant term.
 
-    Of what it makes of x = sqrt(2) a, ``x / 2 erfc(a)``: the relative error, which may be larger by
-    as much as this is below ``least``, but not 16 times as large.
+    The relative error of what it makes of x = sqrt(2) a, ``x / 2 erfc(a)``; by as much as that is
+    below ``least`` the error may be larger, up to 16 times.
     """
     x = nodes(6)
     half = np.array([math.erfc(v / math.sqrt(2)) / 2 for v in x])

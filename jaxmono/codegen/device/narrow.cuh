@@ -64,24 +64,25 @@ JM_DEVICE float op_narrow_reciprocal(float x) { return fast_reciprocal(x); }
 JM_DEVICE float op_narrow_exponential(float x) { return fast_exp2(x * LOG2_E); }
 JM_DEVICE float op_narrowed_exponential(float x) { return fast_exp2_subnormal(x * LOG2_E); }
 
+// C[0] + C[1] x + ..., a product and a sum each.
+template <int N>
+JM_DEVICE float polynomial(const float (&C)[N], float x) {
+  float p = C[N - 1];
+#pragma unroll
+  for (int i = N - 2; i >= 0; --i) p = fmaf(p, x, C[i]);
+  return p;
+}
+
 // 1 / (1 + t) on [0, 1], right at 1: to 2^-11.5 for bf16, 2^-16.7 for f16.
 template <bool BF16>
 JM_DEVICE float reciprocal_of_sum(float t) {
-  float q;
   if constexpr (BF16) {
-    q = 0.14678037f;
-    q = fmaf(q, t, -0.52293616f);
-    q = fmaf(q, t, 0.8603286f);
-    q = fmaf(q, t, -0.98384833f);
-    return fmaf(q, t, 0.99967552f);
+    constexpr float C[] = {0.99967552f, -0.98384833f, 0.8603286f, -0.52293616f, 0.14678037f};
+    return polynomial(C, t);
   } else {
-    q = 0.069869156f;
-    q = fmaf(q, t, -0.31751556f);
-    q = fmaf(q, t, 0.66235197f);
-    q = fmaf(q, t, -0.90045225f);
-    q = fmaf(q, t, 0.98484514f);
-    q = fmaf(q, t, -0.99908914f);
-    return fmaf(q, t, 0.99999062f);
+    constexpr float C[] = {0.99999062f, -0.99908914f, 0.98484514f, -0.90045225f,
+                           0.66235197f, -0.31751556f, 0.069869156f};
+    return polynomial(C, t);
   }
 }
 
@@ -98,24 +99,18 @@ JM_DEVICE float op_narrow_logistic(float x) { return op_f16_logistic(x, 1.0f); }
 
 // max(x, 0) + log(1 + t) of t = exp(-|x|): t times a minimax fit of log(1 + t) / t on [0, 1], to 2^-14
 // for bf16; the one for f16 is exact at both ends.
-JM_DEVICE float op_bf16_softplus(float x) {
+template <int N>
+JM_DEVICE float softplus_of(float x, const float (&C)[N]) {
   const float t = fast_exp2(fabsf(x) * -LOG2_E);
-  float q = 0.041347162f;
-  q = fmaf(q, t, -0.15742692f);
-  q = fmaf(q, t, 0.30630073f);
-  q = fmaf(q, t, -0.49697775f);
-  q = fmaf(q, t, 0.99994327f);
-  return fmaf(q, t, fmaxf(x, 0.0f));
+  return fmaf(polynomial(C, t), t, fmaxf(x, 0.0f));
+}
+JM_DEVICE float op_bf16_softplus(float x) {
+  constexpr float C[] = {0.99994327f, -0.49697775f, 0.30630073f, -0.15742692f, 0.041347162f};
+  return softplus_of(x, C);
 }
 JM_DEVICE float op_f16_softplus(float x) {
-  const float t = fast_exp2(fabsf(x) * -LOG2_E);
-  float q = -0.024074747f;
-  q = fmaf(q, t, 0.10212944f);
-  q = fmaf(q, t, -0.21129941f);
-  q = fmaf(q, t, 0.32590248f);
-  q = fmaf(q, t, -0.49951057f);
-  q = fmaf(q, t, 1.0f);
-  return fmaf(q, t, fmaxf(x, 0.0f));
+  constexpr float C[] = {1.0f, -0.49951057f, 0.32590248f, -0.21129941f, 0.10212944f, -0.024074747f};
+  return softplus_of(x, C);
 }
 
 // 1 + x has no digits of a small x left: the Taylor series there.
@@ -158,32 +153,29 @@ JM_DEVICE float op_narrow_erfc(float x) {
 }
 
 // x / 2 erfc(-scale x) for scale of 2^-16 to 2^16: x |[x > 0] - 2^p(a)| of a = |scale x|. p, as C[0] a +
-// C[1] a^2 + ... - 1, is a minimax fit of log2 of the half of erfc(a), for what gelu makes of it: where
-// -gelu(-x) is below 2^-10 (f16: 2^-12) of sqrt(2) a it may be less exact, by up to 2^4. Beyond 6 sigma
-// (2^-27) it goes its own way, faster to 0 in the end: the last coefficient is negative. The scale is
-// folded into the coefficients. gelu of -inf is -inf * 0.
+// C[1] a^2 + ... - 1, is a minimax fit of log2 of the half of erfc(a), for what gelu makes of it: far out,
+// where that is next to nothing, it is less exact. Beyond 6 sigma (2^-27; sigma: sqrt(2) a is 1) it goes
+// its own way, faster to 0 in the end: the last coefficient is negative. The scale is folded into the
+// coefficients. gelu of -inf is -inf * 0.
 template <int N>
 JM_DEVICE float gelu_of(float x, float scale, const float (&C)[N]) {
   float c[N], power = scale;
 #pragma unroll
   for (int i = 0; i < N; ++i, power *= scale) c[i] = C[i] * power;
-  const float a = fabsf(x);
-  float p = c[N - 1];
-#pragma unroll
-  for (int i = N - 2; i >= 0; --i) p = fmaf(p, a, c[i]);
-  return x * fabsf((x > 0.0f ? 1.0f : 0.0f) - fast_exp2(fmaf(p, a, -1.0f)));
+  const float a = fabsf(x), half = fast_exp2(fmaf(polynomial(c, a), a, -1.0f));
+  return x * fabsf((x > 0.0f ? 1.0f : 0.0f) - half);
 }
 
-// To 2^-12.5, and 2^-8.5 from 5.3 sigma on.
+// To 2^-12.4 up to 4 sigma, 2^-8.4 up to 6.
 JM_DEVICE float op_bf16_gelu(float x, float scale) {
   constexpr float C[] = {-1.6247117f, -0.93136407f, -0.13245524f, 0.021478462f, -0.0015326706f};
   return gelu_of(x, scale, C);
 }
 
-// To 2^-17.5, and 2^-14 from 5.3 sigma on.
+// To 2^-17.5 up to 4 sigma, 2^-14 up to 6.
 JM_DEVICE float op_f16_gelu(float x, float scale) {
-  constexpr float C[] = {-1.6280435f, -0.91721105f, -0.15215897f,    0.033658954f,
-                           -0.0051093413f, 4.6124814e-4f, -1.8262497e-5f};
+  constexpr float C[] = {-1.6280435f, -0.91721105f, -0.15215897f, 0.033658954f,
+                         -0.0051093413f, 4.6124814e-4f, -1.8262497e-5f};
   return gelu_of(x, scale, C);
 }
 

@@ -29,7 +29,8 @@ MAX_OPS = 8192
 trips, 31 and 35 ops each."""
 MAX_PIECES = 256
 """Of what trips write to places of their own: code chooses among them, for each element. Those of a
-training step's loops forward (what the way back needs, ten arrays) took ptxas minutes."""
+training step's loops forward (what the way back needs, ten arrays) had not gone through ptxas after
+three minutes on two cores."""
 MAX_WEIGHTS = 1 << 16
 """Bytes of a part of an array that a product may take in each trip: it is computed on the way
 there, which suits what a recurrent network reads, and not a layer's weights."""
@@ -71,17 +72,24 @@ def counted(loop: ops.While, producer: Mapping[Value, Op]) -> Counted | str:
     Args:
       producer: of the graph that the loop is in.
     """
-    unknown = "how often the loop runs is only known when it does"
+    index, end = limit(loop, producer) or (-1, 0)
+    starts = _counters(loop, producer)
+    if index not in starts or end <= starts[index]:
+        return "how often the loop runs is only known when it does"
+    return Counted(index, end - starts[index], starts)
+
+
+def limit(loop: ops.While, producer: Mapping[Value, Op]) -> tuple[int, int] | None:
+    """Which carried value a loop compares, and with what constant, if that is all it asks.
+
+        cond: %n = constant 12; return compare LT, %i, %n
+    """
     last = loop.cond.producer.get(loop.cond.outputs[0])
     if not isinstance(last, ops.Compare) or last.direction != "LT" \
-            or last.lhs not in loop.cond.inputs or len(loop.cond.ops) > 2:
-        return unknown
-    limit = _number(last.rhs, {**producer, **loop.cond.producer})
-    starts = _counters(loop, producer)
-    index = loop.cond.inputs.index(last.lhs)
-    if limit is None or index not in starts or limit <= starts[index]:
-        return unknown
-    return Counted(index, limit - starts[index], starts)
+            or last.lhs not in loop.cond.inputs:
+        return None
+    end = _number(last.rhs, {**producer, **loop.cond.producer})
+    return None if end is None else (loop.cond.inputs.index(last.lhs), end)
 
 
 def _counters(loop: ops.While, producer: Mapping[Value, Op]) -> dict[int, int]:
@@ -196,7 +204,7 @@ def _collected(loop: ops.While, found: Counted, i: int) -> Collected | None:
     shape, part = carried.type.dims, update.update.type.dims
     if part != (1, *shape[1:]) or shape[0] != found.trips:
         return None
-    places = _places(loop.body, found, update.start_indices[0])
+    places = _places(body, found, update.start_indices[0])
     if any(_number(v, body.producer) != 0 for v in update.start_indices[1:]) \
             or sorted(places) != list(range(found.trips)):
         return None
