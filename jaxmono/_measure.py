@@ -12,7 +12,7 @@ from jaxmono.fusion.plan import Device, Plan
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.ops import has_side_effect
-from jaxmono.hlo.passes.unroll import limit
+from jaxmono.hlo.passes.counted import limit
 
 
 def live_ops(graph: Graph) -> dict[Op, None]:

@@ -17,7 +17,9 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import Plan, Sig
 
 UNIT = 256
-"""Scratch offsets are counted in these bytes in reference tables."""
+"""Workspaces begin at multiples of it."""
+STEP = 16
+"""Offsets are counted in these bytes in reference tables: each part of a buffer begins at one."""
 _OWN_MAIL_BYTES = 1 << 20
 """Of all mailboxes of a Sig, up to which each group has its own."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from jaxmono.codegen.calls import UNIT, Call
+from jaxmono.codegen.calls import STEP, Call
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.writer import Writer
 
@@ -74,7 +74,7 @@ class Dispatch:
             task = f"({task}) % {u.tasks}"
         if varying:
             cells = ", ".join(
-                "{" + ", ".join(f"{{{row[i][0]}, {row[i][1] // UNIT}u}}" for i in varying) + "}"
+                "{" + ", ".join(f"{{{row[i][0]}, {row[i][1] // STEP}u}}" for i in varying) + "}"
                 for row in c.table)
             if c.name not in self._tables:
                 self._bytes += len(c.table) * len(varying) * 8

@@ -90,6 +90,10 @@ class _Assembly:
         self.buffers: dict[int, Buffer] = {b.id: b for b in plan.buffers}
         self.inputs, self.outputs = len(plan.inputs), len(plan.outputs)
         self.written = {b.alias for b in plan.outputs if b.alias is not None}
+        self.parts = dict[int, list[int]]()
+        for b in plan.buffers:
+            if b.place is Place.PART:
+                self.parts.setdefault(b.index, []).append(b.id)
         self.w = Writer()
         self.units = {s.key: self._unit(i, s) for i, s in enumerate(plan.sigs)}
         self.roles = any(u.load is not None for u in self.units.values())
@@ -174,9 +178,10 @@ class _Assembly:
         out: set[object] = set()
         for i in ids:
             b = self.buffers[i]
+            out.update((Place.PART.value, p) for p in self.parts.get(i, ()))
             if b.place is Place.OUTPUT and b.alias is not None:
                 out.add(("input", b.alias))
-            elif b.place in (Place.SCRATCH, Place.FLAGGED):
+            elif b.place in (Place.SCRATCH, Place.FLAGGED, Place.PART):
                 out.add((b.place.value, b.id))
             else:
                 out.add((b.place.value, b.index))
@@ -192,6 +197,9 @@ class _Assembly:
         b = self.buffers[i]
         if b.place is Place.FLAGGED:
             return 0, b.offset
+        if b.place is Place.PART:
+            pointer, begin = self._reference(b.index)
+            return pointer, begin + b.offset
         if b.place is Place.INPUT:
             return b.index, 0
         if b.place is Place.OUTPUT:

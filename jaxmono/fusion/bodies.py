@@ -37,7 +37,8 @@ def order(state: State, draft: Draft, stored: set[Value],
             placed[item] = None
             continue
         made_by = producer.get(item)
-        if made_by is None or (item in stored and not draft.has(made_by)):
+        if made_by is None or isinstance(made_by, ops.Stacked) \
+                or (item in stored and not draft.has(made_by)):
             reads[item] = None
         elif made_by not in placed:
             todo.append(made_by)

@@ -23,7 +23,7 @@ from jaxmono.hlo.ir import Graph, Op, Value
 JOINABLE = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.ReducePrecision,
             ops.Reshape, ops.Transpose, ops.BroadcastInDim)
 ANCHORS = (ops.DotGeneral, ops.Reduce)
-ENDS = (*ANCHORS, ops.Stored)
+ENDS = (*ANCHORS, ops.Stored, ops.Stacked)
 """What is computed element by element begins behind these."""
 
 

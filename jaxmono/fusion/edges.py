@@ -18,7 +18,8 @@ def sync_edges(buffers: Sequence[Buffer], stages: Sequence[Stage]) -> tuple[Sync
     Each edge crosses a stage border, so its mechanism is the grid barrier, or flags in the words
     of the buffer; an earlier group of the same stage never appears as a producer.
     """
-    spans = {b.id: _span(b) for b in buffers}
+    spans = {b.id: _span(b, buffers) for b in buffers}
+    whole = {b.id: b.index for b in buffers if b.place is Place.PART}
     overlaps = _overlaps(spans)
     writers: dict[int, Group] = {}
     readers: dict[int, list[Group]] = {}
@@ -27,7 +28,8 @@ def sync_edges(buffers: Sequence[Buffer], stages: Sequence[Stage]) -> tuple[Sync
         for g in stage.groups:
             for b in g.params:
                 for o in overlaps[b]:
-                    if o in writers and (o == b or _aliased(spans, o, b)):
+                    if o in writers and (o == b or whole.get(o) == b
+                                         or _aliased(spans, o, b)):
                         out[(writers[o].id, g.id, b, "raw")] = None
         for g in stage.groups:
             for b in g.results:
@@ -63,8 +65,11 @@ def flagged_bytes(b: Buffer) -> int:
     return max(2 * b.type.nbytes, 1)
 
 
-def _span(b: Buffer) -> Span:
+def _span(b: Buffer, buffers: Sequence[Buffer]) -> Span:
     """The memory space of a buffer and its bytes there; an aliased output is its input."""
+    if b.place is Place.PART:
+        space, begin, _ = _span(buffers[b.index], buffers)
+        return (space, begin + b.offset, begin + b.offset + max(b.type.nbytes, 1))
     if b.place is Place.SCRATCH:
         return ("scratch", b.offset, b.offset + max(b.type.nbytes, 1))
     if b.place is Place.FLAGGED:

@@ -61,9 +61,13 @@ class _Machine:
 
     def view(self, b: Buffer) -> Array:
         """A buffer's bytes as an array of its type; writing it writes memory."""
-        raw = (self.scratch[b.offset:b.offset + b.type.nbytes] if b.place is Place.SCRATCH
-               else self.bytes[b.id])
-        return raw.view(b.type.dtype.numpy).reshape(b.type.dims)
+        return self.raw(b).view(b.type.dtype.numpy).reshape(b.type.dims)
+
+    def raw(self, b: Buffer) -> Array:
+        if b.place is Place.PART:
+            return self.raw(self.plan.buffers[b.index])[b.offset:b.offset + b.type.nbytes]
+        return (self.scratch[b.offset:b.offset + b.type.nbytes] if b.place is Place.SCRATCH
+                else self.bytes[b.id])
 
     def run(self, g: Group) -> None:
         body = g.sig.body

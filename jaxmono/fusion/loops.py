@@ -61,6 +61,8 @@ def materialise(state: State) -> None:
     widened = widened_weights(state.graph, state.device)
     made: list[Draft] = []
     for op in reversed(state.graph.ops):
+        if isinstance(op, ops.Stacked):  # by those that store its operands
+            continue
         if op in holders:
             for d in holders[op]:
                 _spread_grouped(op, d, evals, sinks)
@@ -138,7 +140,7 @@ def _chains(state: State, holders: dict[Op, list[Draft]],
     for op in state.graph.ops:
         if op in holders:
             continue
-        if isinstance(op, ops.Stored):  # a chain ends there
+        if isinstance(op, ops.Stored | ops.Stacked):  # a chain ends there
             weights[op.result] = counts[op.result] = 0
             reading.add(op.result)
             continue

@@ -9,21 +9,24 @@ from jaxmono.hlo.ir import Value
 
 
 def dependences(groups: Sequence[Draft], reads: Mapping[Draft, Sequence[Value]],
-                updates: Mapping[Value, Draft]) -> dict[Draft, dict[Draft, None]]:
+                updates: Mapping[Value, Draft], pieces: Mapping[Value, Sequence[Value]],
+                ) -> dict[Draft, dict[Draft, None]]:
     """For each group the groups that must be done before it starts.
 
     Args:
       reads: values that each group reads from buffers.
       updates: old value of a buffer to the group that overwrites it in place; all other
         readers of the old value come first.
+      pieces: of values that lie together (`fusion.stacks`).
     """
     # a copy of a program input "writes" what everybody can read from the input
     writer = {v: d for d in groups for v in d.outputs if v not in reads[d]}
     before: dict[Draft, dict[Draft, None]] = {d: {} for d in groups}
     for d in groups:
         for v in reads[d]:
-            if v in writer and writer[v] is not d:
-                before[d][writer[v]] = None
+            for part in pieces.get(v, (v,)):
+                if part in writer and writer[part] is not d:
+                    before[d][writer[part]] = None
             if v in updates and updates[v] is not d:
                 before[updates[v]][d] = None
     return before

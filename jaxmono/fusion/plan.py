@@ -179,6 +179,8 @@ class Place(enum.Enum):
     SCRATCH = "scratch"
     FLAGGED = "flagged"
     """Words of the module: value and number of the launch (codegen/device/flagged.cuh)."""
+    PART = "part"
+    """Bytes of another buffer, which its parts fill."""
     SHARED = "shared"
     REGISTER = "register"
 
@@ -188,8 +190,9 @@ class Buffer:
     """Where one value lives.
 
     Attributes:
-      index: which program input or output, for those places.
-      offset: byte offset in the scratch allocation, or among the flagged words (multiple of 256).
+      index: which program input or output, for those places; of a part, the id of the whole.
+      offset: byte offset in the scratch allocation, or among the flagged words (multiple of 256);
+        of a part, in the whole.
       first, last: stages during which the contents must stay (inputs: from -1; outputs: to the
         number of stages).
       alias: for an OUTPUT that updates an input in place, that input's index.

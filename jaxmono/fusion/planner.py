@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from jaxmono.fusion import cache_rows, memory
 from jaxmono.fusion.bodies import make_sig
@@ -20,6 +20,7 @@ from jaxmono.fusion.prepare import prepare
 from jaxmono.fusion.recompute import recompute
 from jaxmono.fusion.roll import find_loops
 from jaxmono.fusion.split_reduce import split_reduces
+from jaxmono.fusion.stacks import stacks
 from jaxmono.fusion.stages import place
 from jaxmono.fusion.support import refusal
 from jaxmono.fusion.vector_dots import as_products, exact_dots
@@ -185,6 +186,7 @@ class _Buffers:
                           last=last_stage)
             self.outputs.setdefault(v, []).append(b)
             self.of.setdefault(v, b) if v not in graph.inputs else None
+        self._stacks(graph, writer, stage, last)
         self.chain = {v: self.outputs[graph.outputs[out]][0] for v, out in chained.items()}
         for d in form.groups:
             for v in d.outputs:
@@ -192,14 +194,33 @@ class _Buffers:
                     self.of[v] = self.chain[v]
                     b = self.rows[self.chain[v]]
                     self.rows[b.id] = dataclasses.replace(b, first=min(b.first, stage[d]))
-                elif v not in self.outputs:
+                elif v not in self.outputs and v not in self.of:
                     self.of[v] = self._add(v.type, Place.SCRATCH, first=stage[d],
                                            last=max(last.get(v, -1), stage[d]))
 
-    def _add(self, type: TensorType, place: Place, *, index: int = -1, first: int,
+    def _stacks(self, graph: Graph, writer: Mapping[Value, Draft], stage: Mapping[Draft, int],
+                last: Mapping[Value, int]) -> None:
+        """Buffers of what lies together, and their parts."""
+        for whole, parts in stacks(graph).items():
+            if whole not in last and whole not in self.outputs:
+                continue
+            if missing := [v for v in parts if v not in writer or v in self.outputs]:
+                raise PlanError(f"{missing[0]!r} is part of {whole!r}, but not written there")
+            first = min(stage[writer[v]] for v in parts)
+            if whole in self.outputs:
+                b = self.of[whole]
+                self.rows[b] = dataclasses.replace(self.rows[b], first=first)
+            else:
+                b = self.of[whole] = self._add(whole.type, Place.SCRATCH, first=first, last=max(
+                    last.get(v, -1) for v in (whole, *parts)))
+            for i, v in enumerate(parts):
+                self.of[v] = self._add(v.type, Place.PART, index=b, offset=i * v.type.nbytes,
+                                       first=stage[writer[v]], last=self.rows[b].last)
+
+    def _add(self, type: TensorType, place: Place, *, index: int = -1, offset: int = -1, first: int,
              last: int, alias: int | None = None) -> int:
-        self.rows.append(Buffer(len(self.rows), type, place, index=index, first=first,
-                                last=last, alias=alias))
+        self.rows.append(Buffer(len(self.rows), type, place, index=index, offset=offset,
+                                first=first, last=last, alias=alias))
         return self.rows[-1].id
 
     def read(self, v: Value) -> int:

@@ -9,7 +9,7 @@ but flagged values, whose words nobody shares.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxmono.fusion.bijection import injective
 from jaxmono.fusion.edges import flagged_bytes
@@ -33,6 +33,8 @@ from jaxmono.fusion.walk import leaves
 from jaxmono.hlo import ops
 
 Span = tuple[str, int, int]
+PART_ALIGNMENT = 16
+"""Bytes; of the widest loads."""
 
 
 def verify(plan: Plan) -> None:
@@ -43,6 +45,7 @@ def verify(plan: Plan) -> None:
     for g in plan.groups:
         _check_bindings(plan, g)
     _check_rounded(plan)
+    _check_parts(plan)
     _check_memory(plan)
     _replay(plan)
     _check_edges(plan)
@@ -86,8 +89,11 @@ def _check_buffers(plan: Plan) -> None:
                             f"{b.type} is not {plan.inputs[b.alias].type}")
 
 
-def span(b: Buffer) -> Span:
+def span(plan: Plan, b: Buffer) -> Span:
     """Where a buffer's bytes are; an output that updates an input in place is that input."""
+    if b.place is Place.PART:
+        space, begin, _ = span(plan, plan.buffers[b.index])
+        return (space, begin + b.offset, begin + b.offset + b.type.nbytes)
     if b.place is Place.SCRATCH:
         return ("scratch", b.offset, b.offset + b.type.nbytes)
     if b.place is Place.FLAGGED:
@@ -99,6 +105,45 @@ def span(b: Buffer) -> Span:
 
 def _overlap(a: Span, b: Span) -> bool:
     return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
+
+
+def _touching(spans: Mapping[int, Span]) -> dict[int, list[int]]:
+    """Of each buffer, the others whose bytes it shares."""
+    out: dict[int, list[int]] = {b: [] for b in spans}
+    open_: list[int] = []
+    for b in sorted(spans, key=lambda i: spans[i]):
+        open_ = [o for o in open_ if _overlap(spans[o], spans[b])]
+        for o in open_:
+            out[o].append(b)
+            out[b].append(o)
+        open_.append(b)
+    return out
+
+
+def _parts(plan: Plan) -> dict[int, list[int]]:
+    """The parts of buffers that have some, in the order of their bytes."""
+    out: dict[int, list[int]] = {}
+    for b in sorted(plan.buffers, key=lambda b: b.offset):
+        if b.place is Place.PART:
+            out.setdefault(b.index, []).append(b.id)
+    return out
+
+
+def _check_parts(plan: Plan) -> None:
+    """A buffer's parts fill it, one behind the other."""
+    for whole, parts in _parts(plan).items():
+        end, b = 0, plan.buffers[whole]
+        if b.place not in (Place.SCRATCH, Place.OUTPUT) or b.alias is not None:
+            raise PlanError(f"buffer b{whole} ({b.place.value}) cannot have parts")
+        for p in (plan.buffers[i] for i in parts):
+            if p.offset != end or p.offset % PART_ALIGNMENT:
+                raise PlanError(f"buffer b{p.id} begins at byte {p.offset} of b{whole}, the part "
+                                f"before it ends at {end}")
+            if p.last < b.last:
+                raise PlanError(f"buffer b{p.id} is part of b{whole}, which is needed longer")
+            end += p.type.nbytes
+        if end != b.type.nbytes:
+            raise PlanError(f"the parts of b{whole} are {end} of its {b.type.nbytes} bytes")
 
 
 def _check_memory(plan: Plan) -> None:
@@ -191,7 +236,8 @@ def _check_bindings(plan: Plan, g: Group) -> None:
         if buffer.place is Place.INPUT:
             raise PlanError(f"{_name(g)} writes program input {buffer.index}")
         p = updated_param(g.sig, r)
-        if p is not None and _partial(g.sig, r) and span(plan.buffers[g.params[p]]) != span(buffer):
+        if p is not None and _partial(g.sig, r) \
+                and span(plan, plan.buffers[g.params[p]]) != span(plan, buffer):
             raise PlanError(f"{_name(g)} updates b{g.params[p]} in place but writes b{b}")
 
 
@@ -217,9 +263,10 @@ def _check_rounded(plan: Plan) -> None:
 
 
 def _replay(plan: Plan) -> None:
-    spans = {b.id: span(b) for b in plan.buffers}
+    spans = {b.id: span(plan, b) for b in plan.buffers}
     # what each buffer's bytes hold: itself, or the buffer that was written over it
     valid = {b.id for b in plan.buffers if b.place is Place.INPUT}
+    touching, parts = _touching(spans), _parts(plan)
     writes = {b.id: 0 for b in plan.buffers}
     for number, stage in enumerate(plan.stages):
         results: dict[int, Group] = {}
@@ -241,24 +288,25 @@ def _replay(plan: Plan) -> None:
                     if h is g and _overlap(spans[b], spans[r]) and not _in_place(g, b, r):
                         raise PlanError(f"stage {number}: {_name(g)} reads b{b} and overwrites "
                                         "it")
-                if b not in valid:
+                if not valid.issuperset(parts.get(b, (b,))):
                     raise PlanError(f"stage {number}: {_name(g)} reads b{b}, which holds nothing "
                                     "yet or was overwritten")
                 _check_life(plan, b, number, g)
         for b, g in results.items():
-            for other in tuple(valid):
-                if other != b and _overlap(spans[b], spans[other]):
-                    valid.discard(other)
+            if b in parts:
+                raise PlanError(f"stage {number}: {_name(g)} writes b{b}, whose parts others write")
+            valid.difference_update(touching[b])
             valid.add(b)
             writes[b] += 1
             _check_life(plan, b, number, g)
     for b in plan.outputs:
         if b.type.size == 0:
             continue
-        if b.id not in valid:
-            raise PlanError(f"output {b.index} (b{b.id}) is not written, or overwritten later")
-        if writes[b.id] != 1 and b.alias is None:
-            raise PlanError(f"output {b.index} (b{b.id}) is written {writes[b.id]} times")
+        for i in parts.get(b.id, (b.id,)):
+            if i not in valid:
+                raise PlanError(f"output {b.index} (b{i}) is not written, or overwritten later")
+            if writes[i] != 1 and b.alias is None:
+                raise PlanError(f"output {b.index} (b{i}) is written {writes[i]} times")
 
 
 def _in_place(g: Group, param: int, result: int) -> bool:
@@ -295,12 +343,14 @@ def _check_edges(plan: Plan) -> None:
                             f"come before stage {stage[e.consumer]}")
     held = {(e.producer, e.consumer, e.buffer) for e in plan.edges if e.hazard == "raw"}
     last: dict[Span, Group] = {}
-    spans = {b.id: span(b) for b in plan.buffers}
+    parts = _parts(plan)
+    spans = {b.id: span(plan, b) for b in plan.buffers}
     for s in plan.stages:
         for g in s.groups:
             for b in g.params:
-                w = last.get(spans[b])
-                if w is not None and w is not g and (w.id, g.id, b) not in held:
+                for w in (last.get(spans[i]) for i in parts.get(b, (b,))):
+                    if w is None or w is g or (w.id, g.id, b) in held:
+                        continue
                     raise PlanError(f"{_name(g)} reads b{b} from {_name(w)} without a sync edge")
         for g in s.groups:
             last.update({spans[b]: g for b in g.results if plan.buffers[b].type.size})
@@ -334,16 +384,18 @@ def _check_borders(plan: Plan) -> None:
         if len({i in plan.open for i in together}) > 1:
             raise PlanError(f"the borders behind stages {', '.join(map(str, together))} are the "
                             "same code in each trip of their loop, but differ")
-    spans = {b.id: span(b) for b in plan.buffers}
+    spans = {b.id: span(plan, b) for b in plan.buffers}
     closed = [0]  # barriers in front of each stage
     for i in range(len(plan.stages) - 1):
         closed.append(closed[-1] + (i not in plan.open))
     written: dict[int, int] = {}
     read: dict[int, int] = {}
+    touching = _touching(spans)
 
     def apart(number: int, g: Group, what: str, b: int, before: dict[int, int]) -> None:
-        for other, at in before.items():
-            if at < number and closed[at] == closed[number] and _overlap(spans[other], spans[b]):
+        for other in (b, *touching[b]):
+            at = before.get(other, number)
+            if at < number and closed[at] == closed[number]:
                 raise PlanError(f"stage {number}: {_name(g)} {what} b{b} behind stage {at} "
                                 f"(b{other}) without a barrier")
 

@@ -343,6 +343,14 @@ class Stored(Op):
     operand: Value = ir.operand()
 
 
+@op("stacked")
+class Stacked(Op):
+    """Concatenation along dimension 0, jaxmono's own, of `Stored` arrays that lie one behind the
+    other in memory: nothing is copied. Each may be an operand here once, in all the graph."""
+
+    args: tuple[Value, ...] = ir.operands()
+
+
 @op("unknown")
 class Unknown(Op):
     """An op that jaxmono has no name for; ``text`` is its generic MLIR form, regions included.

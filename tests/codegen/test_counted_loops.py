@@ -49,13 +49,21 @@ def lstm(x: X, w: X) -> X:
     return lax.scan(step, (zeros, zeros), x)[1]
 
 
+def training(x: X, w: X) -> X:
+    """The way back reads what the way there has left, last trip first."""
+    def loss(w: X) -> X:
+        return jnp.mean(gru(x, w).astype(F32) ** 2)
+
+    return jax.value_and_grad(loss)(w)
+
+
 def newton(x: X, w: X) -> X:
     """A solver of few steps."""
     return lax.fori_loop(0, 5, lambda _, y: 0.5 * (y + (x[0] @ w[:, :4]) / y), jnp.ones((4, 4)))
 
 
 @pytest.mark.parametrize(("fn", "dtype"), [(gru, F32), (two_ways, BF16), (lstm, BF16),
-                                           (newton, F32)])
+                                           (training, F32), (newton, F32)])
 def test_as_the_reference_in_any_order_of_threads(fn: Any, dtype: Any) -> None:
     rng = np.random.default_rng(0)
     x = jnp.asarray(np.abs(rng.standard_normal((6, 4, 48))), dtype)

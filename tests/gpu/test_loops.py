@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_counted_loops import gru, lstm, two_ways
+from test_counted_loops import gru, lstm, training, two_ways
 
 import jaxmono
 
@@ -34,4 +34,26 @@ def test_a_recurrent_network_is_one_kernel(fn: Any, dtype: Any, batch: int, widt
         for _ in range(5):
             ours = np.asarray(compiled(x, w), np.float64)
             error, allowed = np.linalg.norm(ours - exact), np.linalg.norm(theirs - exact)
+            assert error <= 1.1 * allowed + 1e-6 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(("dtype", "trips", "batch", "width"), [
+    (BF16, 60, 16, 128), (F32, 300, 4, 64)])
+def test_a_training_step_is_one_kernel(dtype: Any, trips: int, batch: int, width: int) -> None:
+    """What the way back needs of each trip lies together; 300 trips are more than a choice of."""
+    rng = np.random.default_rng(0)
+    compiled = None
+    for _ in range(3):
+        x = jnp.asarray(rng.standard_normal((trips, batch, 3 * width)), dtype)
+        w = jnp.asarray(rng.standard_normal((width, 3 * width)) / width ** 0.5, dtype)
+        with jax.default_matmul_precision("highest"):
+            _, exact = jax.jit(training)(x.astype(F32), w.astype(F32))
+        exact = np.asarray(exact, np.float64)
+        _, theirs = jax.jit(training)(x, w)
+        compiled = compiled or jaxmono.jit(training).lower(x, w).compile()
+        assert compiled.explain().kernels == 1
+        for _ in range(3):
+            _, ours = compiled(x, w)
+            error = np.linalg.norm(np.asarray(ours, np.float64) - exact)
+            allowed = np.linalg.norm(np.asarray(theirs, np.float64) - exact)
             assert error <= 1.1 * allowed + 1e-6 * np.linalg.norm(exact)

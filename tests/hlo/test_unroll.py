@@ -74,11 +74,21 @@ def root(x: X, w: X) -> X:
     return lax.fori_loop(0, 4, lambda i, y: 0.5 * (y + jnp.abs(x) / y) + i, jnp.ones_like(x)), w
 
 
+def before_and_after(x: X, w: X) -> X:
+    return lax.scan(lambda c, now: (d := jnp.tanh(c @ w + now), (c, d)), x[0], x)
+
+
+def twice(x: X, w: X) -> X:
+    last, out = lax.scan(lambda c, now: (d := jnp.tanh(c @ w + now), (d, d)), x[0], x)
+    return last, *out, out[0]
+
+
 PROGRAMS: dict[str, Callable[..., X]] = {
     "rnn": rnn, "reverse": lambda x, w: rnn(x, w, reverse=True), "lstm": lstm,
     "two": lambda x, w: rnn(rnn(x, w)[1], w, reverse=True)[1], "every_other": every_other,
     "some_places": some_places, "counter_is_used": counter_is_used,
-    "unchanged_and_swapped": unchanged_and_swapped, "root": root}
+    "before_and_after": before_and_after,
+    "twice": twice, "unchanged_and_swapped": unchanged_and_swapped, "root": root}
 SHAPES = Spec((5, 4, 8), F32), Spec((8, 8), F32)
 
 
@@ -100,13 +110,32 @@ def test_the_same_values(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "order"), [("rnn", [0, 1, 2, 3, 4]), ("reverse", [4, 3, 2, 1, 0]),
                                              ("every_other", [0, 3, 1, 4, 2])])
-def test_what_trips_write_to_places_of_their_own_is_put_together(name: str,
-                                                                 order: list[int]) -> None:
+def test_what_trips_write_to_places_of_their_own_lies_together(name: str,
+                                                              order: list[int]) -> None:
     graph = unrolled(PROGRAMS[name])
-    assert not any(isinstance(o, ops.DynamicUpdateSlice) for o in graph.ops)
-    joined, = (o for o in graph.ops if isinstance(o, ops.Concatenate))
-    made = [graph.ops.index(graph.producer[v]) for v in joined.args]
+    assert not any(isinstance(o, ops.DynamicUpdateSlice | ops.Concatenate) for o in graph.ops)
+    stacked, = (o for o in graph.ops if isinstance(o, ops.Stacked))
+    made = [graph.ops.index(graph.producer[v]) for v in stacked.args]
+    assert all(isinstance(graph.producer[v], ops.Stored) for v in stacked.args)
     assert [sorted(made).index(i) for i in made] == [order.index(p) for p in range(5)]
+
+
+def test_small_pieces_are_put_together_behind_the_last_trip() -> None:
+    graph = unrolled(rnn, Spec((5, 1, 3), F32), Spec((3, 3), F32))  # of 12 bytes
+    assert not any(isinstance(o, ops.Stacked) for o in graph.ops)
+    assert sum(isinstance(o, ops.Concatenate) for o in graph.ops) == 1
+
+
+@pytest.mark.parametrize(("name", "copies"), [("before_and_after", 5), ("twice", 5 + 1)])
+def test_what_lies_together_lies_there_alone(name: str, copies: int) -> None:
+    """What a trip begins with is what the one before it ends with: in one array a copy, and where
+    it is a result as well."""
+    graph = unrolled(PROGRAMS[name])
+    stacks = [o for o in graph.ops if isinstance(o, ops.Stacked)]
+    pieces = [v for o in stacks for v in o.args]
+    assert len({*pieces, *graph.outputs}) == len(pieces) + len(graph.outputs)
+    assert sum(isinstance(graph.producer.get(graph.producer[v].inputs[0]), ops.Stored | None)
+               for v in pieces) == copies
 
 
 def test_what_is_read_in_the_loop_is_updated_there() -> None:
@@ -144,7 +173,8 @@ def stacked(x: X, w: X) -> X:
      "how often the loop runs is only known when it does"),
     (nested, SHAPES, "another loop"),
     (rnn, (Spec((MAX_OPS, 1, 8), F32), SHAPES[1]), f"a kernel takes loops of up to {MAX_OPS}"),
-    (stacked, (Spec((100, 4, 8), F32), SHAPES[1]), "its 100 trips write 300 pieces"),
+    (stacked, (Spec((100, 1, 3), F32), Spec((3, 3), F32)), "its 100 trips write 300 pieces"),
+    (stacked, (Spec((100, 4, 8), F32), SHAPES[1]), None),
     (layers, (Spec((2, 4, 256), F32), Spec((256, 256), F32)), "takes other weights in each trip"),
     (rnn, SHAPES, None), (counter_is_used, SHAPES, None)])
 def test_what_is_not_taken_apart(fn: Callable[..., X], shapes: tuple[Spec, ...],

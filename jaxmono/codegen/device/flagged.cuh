@@ -96,7 +96,7 @@ JM_DEVICE Flagged<T> flagged(FlaggedState<BYTES>* flags, long long bytes, uint32
 }
 template <class T, int BYTES>
 JM_DEVICE Flagged<T> flagged(FlaggedState<BYTES>* flags, Reference r, uint32_t epoch) {
-  return flagged<T>(flags, 256ll * r.offset, epoch);
+  return flagged<T>(flags, 16ll * r.offset, epoch);
 }
 
 // N neighbouring words, in accesses of at most 16 bytes.

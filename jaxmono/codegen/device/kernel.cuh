@@ -15,7 +15,7 @@
 
 namespace jaxmono {
 
-// A buffer: pointer number `buf` of the kernel's parameters, `offset` units of 256 bytes further.
+// A buffer: pointer number `buf` of the kernel's parameters, `offset` units of 16 bytes further.
 struct Reference {
   unsigned buf;
   unsigned offset;
@@ -23,7 +23,7 @@ struct Reference {
 
 template <class T>
 JM_DEVICE T* pointer(void* const* buf, Reference r) {
-  return reinterpret_cast<T*>(static_cast<unsigned char*>(buf[r.buf]) + 256ll * r.offset);
+  return reinterpret_cast<T*>(static_cast<unsigned char*>(buf[r.buf]) + 16ll * r.offset);
 }
 template <class T>
 JM_DEVICE T* pointer(void* base, long long bytes = 0) {

@@ -73,6 +73,7 @@ RULES: dict[type[Op], Callable[[Any], tuple[TensorType, ...]]] = {
     ops.Case: _case,
     ops.OptimizationBarrier: lambda op: tuple(a.type for a in op.args),
     ops.Stored: lambda op: (op.operand.type,),
+    ops.Stacked: m.infer_stacked,
     # Their results are what they say.
     ops.CustomCall: _own,
     ops.Unknown: _own,

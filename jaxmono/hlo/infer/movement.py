@@ -100,6 +100,16 @@ def infer_concatenate(op: ops.Concatenate) -> tuple[TensorType, ...]:
     return (TensorType((*first.shape[:d], total, *first.shape[d + 1:]), first.dtype),)
 
 
+def infer_stacked(op: ops.Stacked) -> tuple[TensorType, ...]:
+    result = op.result.type
+    require(sum(a.type.size for a in op.args) == result.size,
+            f"operands of {sum(a.type.size for a in op.args)} elements make no {result}")
+    for a in op.args:
+        same("the element type of an operand", a.type.dtype, result.dtype)
+        same("an operand's size", a.type.size, op.args[0].type.size)
+    return (result,)
+
+
 def infer_reverse(op: ops.Reverse) -> tuple[TensorType, ...]:
     dims_in_range("dimensions", op.dimensions, op.operand.type.rank)
     return (op.operand.type,)

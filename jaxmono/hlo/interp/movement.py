@@ -79,6 +79,12 @@ def concatenate(op: ops.Concatenate, ctx: Context) -> Sequence[Any]:
     return [np.concatenate([ctx.get(v) for v in op.args], axis=op.dimension)]
 
 
+@implements(ops.Stacked)
+def stacked(op: ops.Stacked, ctx: Context) -> Sequence[Any]:
+    pieces = [ctx.get(v).reshape(-1) for v in op.args]
+    return [np.concatenate(pieces).reshape(op.result.type.dims)]
+
+
 @implements(ops.Reverse)
 def reverse(op: ops.Reverse, ctx: Context) -> Sequence[Any]:
     return [np.flip(ctx.get(op.operand), op.dimensions)]

@@ -3,34 +3,35 @@
     i, h, ys = 0, h0, empty
     while i < 3:                            i1 = stored(i0 + 1)     h1 = stored(f(h0, x[i0]))
       h = f(h, x[i])               ──►      i2 = stored(i1 + 1)     h2 = stored(f(h1, x[i1]))
-      ys[i] = g(h)                                                  h3 = stored(f(h2, x[i2]))
-      i = i + 1                             ys = stored(concatenate(g(h1), g(h2), g(h3)))
+      ys[i] = h                                                     h3 = stored(f(h2, x[i2]))
+      i = i + 1                             ys = stacked(h1, h2, h3)
 
 What one trip hands to the next lies in memory, its number as well: so the trips stay alike, and
 the planner finds a loop of stages in them again (fusion/roll.py). What they write to places of
-their own is put together behind the last one. A loop of a few steps on each element by itself (a
-solver, say) is one chain of ops instead.
+their own lies there, one piece behind the other; pieces that begin at no multiple of 16 bytes are
+put together behind the last trip. A loop of a few steps on each element by itself (a solver, say)
+is one chain of ops instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Mapping
+from dataclasses import replace
 
 from jaxmono.hlo import ops
-from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph, Op, Value
-from jaxmono.hlo.rewrite import Builder, copy_ops, subgraph
+from jaxmono.hlo.passes.counted import Counted, collected, counted
+from jaxmono.hlo.rewrite import Builder, copy_ops
+from jaxmono.hlo.types import TensorType
 
 MAX_OPS = 8192
 """Of all trips of a loop. The user waits for the planner: 3 seconds for DIEN's two loops of 100
 trips, 31 and 35 ops each."""
 MAX_PIECES = 256
-"""Of what trips write to places of their own: code chooses among them, for each element. Those of a
-training step's loops forward (what the way back needs, ten arrays) had not gone through ptxas after
-three minutes on two cores."""
+"""Of what trips write to places of their own and is put together behind the last one: code chooses
+among the pieces, for each element."""
+PIECE_BYTES = 16
+"""Pieces of multiples of this lie one behind the other: no load has to know that it reads one."""
 MAX_WEIGHTS = 1 << 16
 """Bytes of a part of an array that a product may take in each trip: it is computed on the way
 there, which suits what a recurrent network reads, and not a layer's weights."""
@@ -38,70 +39,6 @@ MAX_CHAIN = 128
 """Element-wise ops of all trips that are one chain."""
 _POINTWISE = (ops.Elementwise, ops.Compare, ops.Convert, ops.Constant, ops.BroadcastInDim)
 _MOVES = (ops.Reshape, ops.Transpose, ops.BroadcastInDim, ops.Convert)
-
-
-@dataclass(frozen=True)
-class Counted:
-    """A loop whose counter, the ``index``-th value that it carries, goes up by one each trip.
-
-    Attributes:
-      starts: of all carried values that do so, what they begin with.
-    """
-
-    index: int
-    trips: int
-    starts: Mapping[int, int]
-
-
-@dataclass(frozen=True)
-class Collected:
-    """A carried array of which each trip writes one place of dimension 0, each another one.
-
-    Attributes:
-      update: of the body.
-      order: the trip that writes a place, for each place.
-    """
-
-    update: ops.DynamicUpdateSlice
-    order: tuple[int, ...]
-
-
-def counted(loop: ops.While, producer: Mapping[Value, Op]) -> Counted | str:
-    """How often a loop runs, else why nobody knows.
-
-    Args:
-      producer: of the graph that the loop is in.
-    """
-    index, end = limit(loop, producer) or (-1, 0)
-    starts = _counters(loop, producer)
-    if index not in starts or end <= starts[index]:
-        return "how often the loop runs is only known when it does"
-    return Counted(index, end - starts[index], starts)
-
-
-def limit(loop: ops.While, producer: Mapping[Value, Op]) -> tuple[int, int] | None:
-    """Which carried value a loop compares, and with what constant, if that is all it asks.
-
-        cond: %n = constant 12; return compare LT, %i, %n
-    """
-    last = loop.cond.producer.get(loop.cond.outputs[0])
-    if not isinstance(last, ops.Compare) or last.direction != "LT" \
-            or last.lhs not in loop.cond.inputs:
-        return None
-    end = _number(last.rhs, {**producer, **loop.cond.producer})
-    return None if end is None else (loop.cond.inputs.index(last.lhs), end)
-
-
-def _counters(loop: ops.While, producer: Mapping[Value, Op]) -> dict[int, int]:
-    """The loop's own, and that of `jax.lax.fori_loop`'s body: their places and first numbers."""
-    inside, found = {**producer, **loop.body.producer}, dict[int, int]()
-    for i, v in enumerate(loop.body.inputs):
-        step, start = loop.body.producer.get(loop.body.outputs[i]), _number(loop.args[i], producer)
-        if start is None or not isinstance(step, ops.Elementwise) or step.kind != "add":
-            continue
-        if any(a is v and _number(b, inside) == 1 for a, b in (step.args, step.args[::-1])):
-            found[i] = start
-    return found
 
 
 def refusal(loop: ops.While, producer: Mapping[Value, Op]) -> str | None:
@@ -114,11 +51,12 @@ def refusal(loop: ops.While, producer: Mapping[Value, Op]) -> str | None:
     count = found.trips * sum(not isinstance(o, ops.Constant) for o in loop.body.ops)
     if count > MAX_OPS:
         return f"its {found.trips} trips are {count} ops; a kernel takes loops of up to {MAX_OPS}"
-    pieces = found.trips * sum(_collected(loop, found, i) is not None
-                               for i in range(len(loop.args)))
+    pieces = found.trips * sum(collected(loop, found, i) is not None
+                               and not _lie_together(v.type, found)
+                               for i, v in enumerate(loop.args))
     if pieces > MAX_PIECES:
-        return f"its {found.trips} trips write {pieces} pieces of arrays; a kernel takes up to " \
-            f"{MAX_PIECES}"
+        return f"its {found.trips} trips write {pieces} pieces of arrays that begin at no " \
+            f"multiple of {PIECE_BYTES} bytes; a kernel takes up to {MAX_PIECES}"
     if any(_other_weights(loop.body, o) for o in loop.body.ops):
         return "a product in it takes other weights in each trip, which is not generated yet"
     return None
@@ -137,6 +75,11 @@ def _other_weights(body: Graph, op: Op) -> bool:
     return False
 
 
+def _lie_together(t: TensorType, found: Counted) -> bool:
+    """Whether the pieces that trips write of an array can lie there, each from its trip on."""
+    return bool(t.nbytes) and t.nbytes // found.trips % PIECE_BYTES == 0
+
+
 def unroll(graph: Graph) -> Graph:
     """Takes all `counted` loops apart; those with a `refusal` are in no kernel's graph."""
     if not any(isinstance(o, ops.While) for o in graph.ops):
@@ -147,91 +90,96 @@ def unroll(graph: Graph) -> Graph:
         found = counted(loop, graph.producer) if isinstance(loop, ops.While) else ""
         if isinstance(loop, ops.While) and isinstance(found, Counted):
             walk.loc = o.loc
-            mapping.update(zip(o.results, _trips(walk, loop, found), strict=True))
+            mapping.update(zip(o.results, _Trips(walk, loop, found).emit(), strict=True))
         else:
             walk.append(loop)
-    return Graph(graph.inputs, tuple(walk.ops), tuple(mapping.get(v, v) for v in graph.outputs),
-                 graph.name)
+    return _own_places(Graph(graph.inputs, tuple(walk.ops),
+                             tuple(mapping.get(v, v) for v in graph.outputs), graph.name))
 
 
-def _trips(walk: Builder, loop: ops.While, found: Counted) -> list[Value]:
-    """Emits all trips; returns what the loop does."""
-    body = loop.body
-    collected = {i: c for i in range(len(loop.args)) if (c := _collected(loop, found, i))}
-    pieces: dict[int, list[Value]] = {i: [] for i in collected}
-    made = {r for o in walk.ops for r in o.results}
-    keep: Callable[[Value], Value] = (lambda v: v) if _is_chain(body, found.trips) \
-        else (lambda v: walk.emit1(ops.Stored, v.type, operand=v))
-    state = [keep(v) if v in made and body.outputs[i] is not body.inputs[i]
-             and i not in collected else v for i, v in enumerate(loop.args)]
-    left_out = {c.update for c in collected.values()}
-    same = [i for i, n in found.starts.items() if n == found.starts[found.index]
-            and body.inputs[i].type == body.inputs[found.index].type]
-    for _ in range(found.trips):
-        state = [state[found.index] if i in same else v for i, v in enumerate(state)]
-        mapping = dict(zip(body.inputs, state, strict=True))
+class _Trips:
+    """The trips of one loop."""
+
+    def __init__(self, walk: Builder, loop: ops.While, found: Counted) -> None:
+        self.walk, self.body, self.found = walk, loop.body, found
+        self.chain = _is_chain(loop.body, found.trips)
+        self.collected = {i: c for i in range(len(loop.args))
+                          if (c := collected(loop, found, i)) is not None}
+        self.pieces: dict[int, list[Value]] = {i: [] for i in self.collected}
+        made = {r for o in walk.ops for r in o.results}
+        self.state = [v if i in self.collected or v not in made
+                      or loop.body.outputs[i] is loop.body.inputs[i] else self._keep(v)
+                      for i, v in enumerate(loop.args)]
+
+    def emit(self) -> list[Value]:
+        """All trips; returns what the loop does."""
+        for _ in range(self.found.trips):
+            self._trip()
+        for i, c in self.collected.items():
+            self.state[i] = self._together(self.body.inputs[i].type,
+                                           [self.pieces[i][t] for t in c.order])
+        return self.state
+
+    def _trip(self) -> None:
+        body, found = self.body, self.found
+        same = [i for i, n in found.starts.items() if n == found.starts[found.index]
+                and body.inputs[i].type == body.inputs[found.index].type]
+        mapping = dict(zip(body.inputs, self.state, strict=True))
+        mapping.update((body.inputs[i], self.state[found.index]) for i in same)
+        left_out = {c.update for c in self.collected.values()}
         for o in copy_ops([o for o in body.ops if o not in left_out], mapping):
-            walk.append(o)
-        after = list(state)
-        known: dict[Value, Value] = {}  # what several carried values have in common lies there once
+            self.walk.append(o)
+        known = dict[Value, Value]()  # what several carried values have in common lies there once
         for i, v in enumerate(body.outputs):
-            made_here = collected[i].update.update if i in collected else v
-            if made_here is body.inputs[i]:
+            made = self.collected[i].update.update if i in self.collected else v
+            if made is body.inputs[i]:
                 continue
-            whole = _without_reshapes(body, made_here)
+            whole = _without_reshapes(body.producer, made)
             kept = mapping.get(whole, whole)
             if whole in body.producer:
-                kept = _once(known, kept, keep)
-            kept = walk.reshape(kept, made_here.type.shape)
-            if i in collected:
-                pieces[i].append(kept)
+                if kept not in known:
+                    known[kept] = self._keep(kept)
+                kept = known[kept]
+            kept = self.walk.reshape(kept, made.type.shape)
+            if i in self.collected:
+                self.pieces[i].append(kept)
             else:
-                after[i] = kept
-        state = after
-    for i, c in collected.items():
-        state[i] = keep(walk.concatenate([pieces[i][t] for t in c.order], 0))
-    return state
+                self.state[i] = kept
+
+    def _together(self, t: TensorType, pieces: list[Value]) -> Value:
+        if self.chain or not _lie_together(t, self.found):
+            return self._keep(self.walk.concatenate(pieces, 0))
+        return self.walk.emit1(ops.Stacked, t, args=tuple(pieces))
+
+    def _keep(self, v: Value) -> Value:
+        return v if self.chain else self.walk.emit1(ops.Stored, v.type, operand=v)
 
 
-def _collected(loop: ops.While, found: Counted, i: int) -> Collected | None:
-    """Whether a carried array is only written, each place of dimension 0 once."""
-    body = loop.body
-    carried, update = body.inputs[i], body.producer.get(body.outputs[i])
-    if not isinstance(update, ops.DynamicUpdateSlice) or update.operand is not carried \
-            or body.users[carried] != (update,) or update.result in body.users \
-            or body.outputs.count(update.result) > 1 or carried in body.outputs:
-        return None
-    shape, part = carried.type.dims, update.update.type.dims
-    if part != (1, *shape[1:]) or shape[0] != found.trips:
-        return None
-    places = _places(body, found, update.start_indices[0])
-    if any(_number(v, body.producer) != 0 for v in update.start_indices[1:]) \
-            or sorted(places) != list(range(found.trips)):
-        return None
-    return Collected(update, tuple(places.index(p) for p in range(found.trips)))
+def _own_places(graph: Graph) -> Graph:
+    """Of what is `Stacked` twice, or is a result of the graph as well, a copy."""
+    walk, seen = Builder(), set(graph.outputs)
+
+    def own(v: Value) -> Value:
+        v = _without_reshapes(graph.producer, v)
+        if v in seen or not isinstance(graph.producer.get(v), ops.Stored):
+            return walk.emit1(ops.Stored, v.type, operand=v)
+        seen.add(v)
+        return v
+
+    for o in graph.ops:
+        walk.loc = o.loc
+        if isinstance(o, ops.Stacked):
+            o = replace(o, args=tuple(map(own, o.args)))
+        walk.append(o)
+    outputs = list[Value]()
+    for v in graph.outputs:
+        again = v in outputs and isinstance(graph.producer.get(v), ops.Stacked)
+        outputs.append(walk.emit1(ops.Stored, v.type, operand=v) if again else v)
+    return Graph(graph.inputs, tuple(walk.ops), tuple(outputs), graph.name)
 
 
-def _places(body: Graph, found: Counted, start: Value) -> list[int]:
-    """What an index is in each trip; empty where not counters alone say so."""
-    starts = {body.inputs[i]: n for i, n in found.starts.items()}
-    wanted, needed = {start}, list[Op]()
-    for o in reversed(body.ops):
-        if any(r in wanted for r in o.results):
-            needed.append(o)
-            wanted.update(o.uses)
-    if start in starts:
-        return [starts[start] + t for t in range(found.trips)]
-    if start not in body.producer or any(v.type.rank for v in wanted):
-        return []
-    part, inputs = subgraph(body, needed, [start])
-    if any(v not in starts for v in inputs):
-        return []
-    return [int(evaluate(part, [np.asarray(starts[v] + t, v.type.dtype.numpy) for v in inputs])[0])
-            for t in range(found.trips)]
-
-
-def _without_reshapes(body: Graph, v: Value) -> Value:
-    while isinstance(op := body.producer.get(v), ops.Reshape):
+def _without_reshapes(producer: Mapping[Value, Op], v: Value) -> Value:
+    while isinstance(op := producer.get(v), ops.Reshape):
         v = op.operand
     return v
 
@@ -240,15 +188,3 @@ def _is_chain(body: Graph, trips: int) -> bool:
     """Whether a loop does a few steps on each element, or number, by itself."""
     return all(isinstance(o, _POINTWISE) for o in body.ops) and trips * sum(
         not isinstance(o, ops.Constant) for o in body.ops) <= MAX_CHAIN
-
-
-def _once(known: dict[Value, Value], v: Value, keep: Callable[[Value], Value]) -> Value:
-    if v not in known:
-        known[v] = keep(v)
-    return known[v]
-
-
-def _number(v: Value, producer: Mapping[Value, Op]) -> int | None:
-    op = producer.get(v)
-    return int(op.value.reshape(())) if isinstance(op, ops.Constant) and op.value.size == 1 \
-        and op.value.dtype.kind in "iu" else None
