@@ -77,7 +77,7 @@ def _kept(state: State, op: Op) -> bool:
     if not isinstance(op, ops.Stored):
         return False
     made = state.graph.producer.get(op.operand)
-    return made is not None and not is_view(made)
+    return made is not None and not is_view(made) and not isinstance(made, ops.Stored)
 
 
 def _target(state: State, op: Op) -> Draft | None:

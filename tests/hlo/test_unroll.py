@@ -115,8 +115,8 @@ def test_what_trips_write_to_places_of_their_own_lies_together(name: str,
     graph = unrolled(PROGRAMS[name])
     assert not any(isinstance(o, ops.DynamicUpdateSlice | ops.Concatenate) for o in graph.ops)
     stacked, = (o for o in graph.ops if isinstance(o, ops.Stacked))
-    made = [graph.ops.index(graph.producer[v]) for v in stacked.args]
     assert all(isinstance(graph.producer[v], ops.Stored) for v in stacked.args)
+    made = [graph.ops.index(graph.producer[graph.producer[v].inputs[0]]) for v in stacked.args]
     assert [sorted(made).index(i) for i in made] == [order.index(p) for p in range(5)]
 
 
@@ -126,16 +126,23 @@ def test_small_pieces_are_put_together_behind_the_last_trip() -> None:
     assert sum(isinstance(o, ops.Concatenate) for o in graph.ops) == 1
 
 
-@pytest.mark.parametrize(("name", "copies"), [("before_and_after", 5), ("twice", 5 + 1)])
-def test_what_lies_together_lies_there_alone(name: str, copies: int) -> None:
-    """What a trip begins with is what the one before it ends with: in one array a copy, and where
-    it is a result as well."""
-    graph = unrolled(PROGRAMS[name])
-    stacks = [o for o in graph.ops if isinstance(o, ops.Stacked)]
-    pieces = [v for o in stacks for v in o.args]
+@pytest.mark.parametrize("name", ["before_and_after", "twice"])
+@pytest.mark.parametrize(("rows", "copies"), [(4, 0), (4096, 5)])
+def test_what_lies_together_lies_there_alone(name: str, rows: int, copies: int) -> None:
+    """Small values are stored twice by who makes them, of others there is a copy."""
+    graph = unrolled(PROGRAMS[name], Spec((5, rows, 8), F32), SHAPES[1])
+    producer = graph.producer
+    pieces = [v for o in graph.ops if isinstance(o, ops.Stacked) for v in o.args]
     assert len({*pieces, *graph.outputs}) == len(pieces) + len(graph.outputs)
-    assert sum(isinstance(graph.producer.get(graph.producer[v].inputs[0]), ops.Stored | None)
-               for v in pieces) == copies
+    copied = [v for v in pieces if isinstance(producer.get(producer[v].inputs[0]), ops.Stored)]
+    assert len(copied) == copies + (copies > 0 and name == "twice")
+
+
+def test_a_small_result_does_not_take_the_flags_of_the_trips_before() -> None:
+    graph = unrolled(lambda x, w: lax.fori_loop(0, 5, lambda _, c: jnp.tanh(c @ w), x[0]))
+    result = graph.producer[graph.outputs[0]]
+    assert isinstance(result, ops.Stored)
+    assert isinstance(graph.producer[result.operand], ops.Stored)
 
 
 def test_what_is_read_in_the_loop_is_updated_there() -> None:

@@ -32,6 +32,10 @@ MAX_PIECES = 256
 among the pieces, for each element."""
 PIECE_BYTES = 16
 """Pieces of multiples of this lie one behind the other: no load has to know that it reads one."""
+SMALL = 16 * 1024
+"""Elements of a value that goes from trip to trip without a grid barrier, in words with flags
+(fusion/flags.py), which cannot lie with others: an RNN of one row and 256 states took 1.7 us a trip
+on an H200 so, and 2.2 where the next trip reads the piece."""
 MAX_WEIGHTS = 1 << 16
 """Bytes of a part of an array that a product may take in each trip: it is computed on the way
 there, which suits what a recurrent network reads, and not a layer's weights."""
@@ -156,13 +160,25 @@ class _Trips:
 
 
 def _own_places(graph: Graph) -> Graph:
-    """Of what is `Stacked` twice, or is a result of the graph as well, a copy."""
+    """What is `Stacked` and has to lie elsewhere as well is stored twice by whoever makes it if it
+    is small, else copied. A small result of the graph is copied behind the last trip.
+
+        y = f(h0)                               h1 = stored(y)      with flags
+        h1 = stored(y)                   ──►    p1 = stored(y)
+        h2 = stored(f(h1))                      h2 = stored(f(h1))
+        stacked(h1, h2), h2                     stacked(p1, p2), stored(h2)
+    """
     walk, seen = Builder(), set(graph.outputs)
 
     def own(v: Value) -> Value:
         v = _without_reshapes(graph.producer, v)
-        if v in seen or not isinstance(graph.producer.get(v), ops.Stored):
+        made = graph.producer.get(v)
+        if not isinstance(made, ops.Stored):
             return walk.emit1(ops.Stored, v.type, operand=v)
+        if v in seen or (v.type.size <= SMALL and any(not isinstance(u, ops.Stacked)
+                                                      for u in graph.users[v])):
+            return walk.emit1(ops.Stored, v.type,
+                              operand=made.operand if v.type.size <= SMALL else v)
         seen.add(v)
         return v
 
@@ -173,8 +189,10 @@ def _own_places(graph: Graph) -> Graph:
         walk.append(o)
     outputs = list[Value]()
     for v in graph.outputs:
-        again = v in outputs and isinstance(graph.producer.get(v), ops.Stacked)
-        outputs.append(walk.emit1(ops.Stored, v.type, operand=v) if again else v)
+        made = graph.producer.get(v)
+        again = isinstance(made, ops.Stacked) and v in outputs
+        handed_on = isinstance(made, ops.Stored) and v.type.size <= SMALL
+        outputs.append(walk.emit1(ops.Stored, v.type, operand=v) if again or handed_on else v)
     return Graph(graph.inputs, tuple(walk.ops), tuple(outputs), graph.name)
 
 
