@@ -98,7 +98,8 @@ def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
     bases = [made.schedule, flipped(made.schedule)]
     likely = [bases[1], *map(in_turn, bases)] if beside else bases[1:]
     if made.spilled and on_the_left:
-        likely = [rich(bases[0]), *likely, *([rich(in_turn(bases[0]))] if beside else [])]
+        # DIEN's training step: neither is enough, both are.
+        likely = [*map(rich, bases), *likely, *([rich(in_turn(bases[0]))] if beside else [])]
     elif made.spilled:
         likely += map(lean, bases)
     for_spills = (rich, richer, lean)

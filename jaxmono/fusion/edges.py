@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxmono.fusion.plan import Buffer, Group, Mechanism, Place, Scope, Stage, SyncEdge
+from jaxmono.fusion.spans import Span, overlaps
 
 
 def sync_edges(buffers: Sequence[Buffer], stages: Sequence[Stage]) -> tuple[SyncEdge, ...]:
@@ -20,20 +21,20 @@ def sync_edges(buffers: Sequence[Buffer], stages: Sequence[Stage]) -> tuple[Sync
     """
     spans = {b.id: _span(b, buffers) for b in buffers}
     whole = {b.id: b.index for b in buffers if b.place is Place.PART}
-    overlaps = _overlaps(spans)
+    touching = {b: [*sorted((b, *found))] for b, found in overlaps(spans).items()}
     writers: dict[int, Group] = {}
     readers: dict[int, list[Group]] = {}
     out: dict[tuple[int, int, int, str], None] = {}
     for stage in stages:
         for g in stage.groups:
             for b in g.params:
-                for o in overlaps[b]:
+                for o in touching[b]:
                     if o in writers and (o == b or whole.get(o) == b
                                          or _aliased(spans, o, b)):
                         out[(writers[o].id, g.id, b, "raw")] = None
         for g in stage.groups:
             for b in g.results:
-                for o in overlaps[b]:
+                for o in touching[b]:
                     if o in writers and writers[o] is not g:
                         out[(writers[o].id, g.id, b, "waw")] = None
                     for r in readers.get(o, ()):
@@ -41,7 +42,7 @@ def sync_edges(buffers: Sequence[Buffer], stages: Sequence[Stage]) -> tuple[Sync
                             out[(r.id, g.id, b, "war")] = None
         for g in stage.groups:
             for b in g.results:
-                for o in overlaps[b]:
+                for o in touching[b]:
                     writers.pop(o, None)
                     readers.pop(o, None)
         for g in stage.groups:
@@ -55,9 +56,6 @@ def sync_edges(buffers: Sequence[Buffer], stages: Sequence[Stage]) -> tuple[Sync
                           Mechanism.FLAGGED if b in flagged and h == "raw"
                           else Mechanism.BARRIER, h)
                  for p, c, b, h in out if p != c)
-
-
-Span = tuple[str, int, int]
 
 
 def flagged_bytes(b: Buffer) -> int:
@@ -81,13 +79,3 @@ def _span(b: Buffer, buffers: Sequence[Buffer]) -> Span:
 
 def _aliased(spans: dict[int, Span], a: int, b: int) -> bool:
     return spans[a][0] == spans[b][0] and spans[a][0] not in ("scratch", "flagged")
-
-
-def _overlaps(spans: dict[int, Span]) -> dict[int, list[int]]:
-    out: dict[int, list[int]] = {}
-    spaces: dict[str, list[tuple[int, int, int]]] = {}
-    for i, (space, begin, end) in spans.items():
-        spaces.setdefault(space, []).append((begin, end, i))
-    for i, (space, begin, end) in spans.items():
-        out[i] = [j for b, e, j in spaces[space] if b < end and begin < e]
-    return out

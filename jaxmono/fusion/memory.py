@@ -7,6 +7,7 @@ the new one must not meet.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,21 +31,22 @@ def assign(intervals: Sequence[Interval]) -> tuple[list[int], int]:
     order = sorted(range(len(intervals)),
                    key=lambda i: (-intervals[i].size, intervals[i].first, i))
     offsets = [0] * len(intervals)
-    placed: list[tuple[int, int, Interval]] = []
+    placed: list[tuple[int, int, int, int]] = []  # in the order of their bytes
     total = 0
     for i in order:
         it = intervals[i]
         size = max(_up(it.size), ALIGNMENT)
-        busy = sorted((b, e) for b, e, o in placed if o.first <= it.last and it.first <= o.last)
         best, best_gap, end = None, None, 0
-        for b, e in busy:
+        for b, e, first, last in placed:
+            if first > it.last or it.first > last:
+                continue
             gap = b - end
             if gap >= size and (best_gap is None or gap < best_gap):
                 best, best_gap = end, gap
             end = max(end, e)
         at = end if best is None else best
         offsets[i] = at
-        placed.append((at, at + size, it))
+        insort(placed, (at, at + size, it.first, it.last))
         total = max(total, at + size)
     return offsets, total
 

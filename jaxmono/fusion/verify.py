@@ -9,7 +9,7 @@ but flagged values, whose words nobody shares.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from jaxmono.fusion.bijection import injective
 from jaxmono.fusion.edges import flagged_bytes
@@ -29,10 +29,10 @@ from jaxmono.fusion.plan import (
 )
 from jaxmono.fusion.proofs import check_form
 from jaxmono.fusion.round_rows import is_rounded, moved
+from jaxmono.fusion.spans import Span, overlap, overlaps
 from jaxmono.fusion.walk import leaves
 from jaxmono.hlo import ops
 
-Span = tuple[str, int, int]
 PART_ALIGNMENT = 16
 """Bytes; of the widest loads."""
 
@@ -101,23 +101,6 @@ def span(plan: Plan, b: Buffer) -> Span:
     if b.place is Place.OUTPUT and b.alias is not None:
         return (f"input {b.alias}", 0, b.type.nbytes)
     return (f"{b.place.value} {b.index}", 0, b.type.nbytes)
-
-
-def _overlap(a: Span, b: Span) -> bool:
-    return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
-
-
-def _touching(spans: Mapping[int, Span]) -> dict[int, list[int]]:
-    """Of each buffer, the others whose bytes it shares."""
-    out: dict[int, list[int]] = {b: [] for b in spans}
-    open_: list[int] = []
-    for b in sorted(spans, key=lambda i: spans[i]):
-        open_ = [o for o in open_ if _overlap(spans[o], spans[b])]
-        for o in open_:
-            out[o].append(b)
-            out[b].append(o)
-        open_.append(b)
-    return out
 
 
 def _parts(plan: Plan) -> dict[int, list[int]]:
@@ -266,14 +249,14 @@ def _replay(plan: Plan) -> None:
     spans = {b.id: span(plan, b) for b in plan.buffers}
     # what each buffer's bytes hold: itself, or the buffer that was written over it
     valid = {b.id for b in plan.buffers if b.place is Place.INPUT}
-    touching, parts = _touching(spans), _parts(plan)
+    touching, parts = overlaps(spans), _parts(plan)
     writes = {b.id: 0 for b in plan.buffers}
     for number, stage in enumerate(plan.stages):
         results: dict[int, Group] = {}
         for g in stage.groups:
             for b in g.results:
                 for other, h in results.items():
-                    if _overlap(spans[b], spans[other]):
+                    if overlap(spans[b], spans[other]):
                         raise PlanError(f"stage {number}: {_name(h)} and {_name(g)} both write "
                                         f"b{b}")
                 results[b] = g
@@ -282,10 +265,10 @@ def _replay(plan: Plan) -> None:
                 if plan.buffers[b].type.size == 0:
                     continue
                 for r, h in results.items():
-                    if h is not g and _overlap(spans[b], spans[r]):
+                    if h is not g and overlap(spans[b], spans[r]):
                         raise PlanError(f"stage {number}: {_name(g)} reads b{b} while {_name(h)} "
                                         f"writes b{r}; a barrier is missing")
-                    if h is g and _overlap(spans[b], spans[r]) and not _in_place(g, b, r):
+                    if h is g and overlap(spans[b], spans[r]) and not _in_place(g, b, r):
                         raise PlanError(f"stage {number}: {_name(g)} reads b{b} and overwrites "
                                         "it")
                 if not valid.issuperset(parts.get(b, (b,))):
@@ -390,7 +373,7 @@ def _check_borders(plan: Plan) -> None:
         closed.append(closed[-1] + (i not in plan.open))
     written: dict[int, int] = {}
     read: dict[int, int] = {}
-    touching = _touching(spans)
+    touching = overlaps(spans)
 
     def apart(number: int, g: Group, what: str, b: int, before: dict[int, int]) -> None:
         for other in (b, *touching[b]):
