@@ -8,7 +8,7 @@ equal spaces in one stage that read the same buffers are merged.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jaxmono.fusion import cost
 from jaxmono.fusion.dots import dot_dims
@@ -78,8 +78,10 @@ def materialise(state: State) -> None:
         if any(r in outputs or r in wanted for r in op.results) or op in state.in_place \
                 or isinstance(op, ops.Stored) or (worth and parts is None):
             made.append(_loop(state, op))
+            # What is stored twice is computed once: such loops are merged.
+            into = id(op.operand) if isinstance(op, ops.Stored) else id(op)
             for v in op.uses:
-                _need(evals, sinks, v, _size(op), frozenset({id(op)}))
+                _need(evals, sinks, v, _size(op), frozenset({into}))
         else:
             wanted.update(parts or ())
             for v in op.uses:
@@ -153,19 +155,25 @@ def _chains(state: State, holders: dict[Op, list[Draft]],
     return weights, counts, reading
 
 
-def _taps(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, int]:
-    """Per floating value: slices that one element of it is computed of, one behind the other."""
-    out: dict[Value, int] = {}
+def _taps(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, frozenset[Op]]:
+    """Per floating value: slices that one element of it is computed of, not many more than
+    `STENCIL_LOADS`."""
+    out: dict[Value, frozenset[Op]] = {}
+    none = frozenset[Op]()
     for op in state.graph.ops:
-        if op in holders:
+        if op in holders or isinstance(op, ops.Stored | ops.Stacked):
             continue
-        of = [out.get(v, 0) for v in op.uses]
-        n = max(of, default=0) if isinstance(op, ops.Concatenate) else sum(of)
-        out.update(dict.fromkeys(op.results, min(max(n, isinstance(op, ops.Slice)), _CAP)))
+        of = [out.get(v, none) for v in op.uses]
+        found = max(of, key=len, default=none)
+        if not isinstance(op, ops.Concatenate) and len(found) < STENCIL_LOADS:
+            found = none.union(*of)
+        if isinstance(op, ops.Slice) and not found:
+            found = frozenset([op])
+        out.update(dict.fromkeys(op.results, found))
     return out
 
 
-def _is_stencil(op: Op, taps: Mapping[Value, int], sinks: Mapping[Value, frozenset[int]],
+def _is_stencil(op: Op, taps: Mapping[Value, Collection[Op]], sinks: Mapping[Value, frozenset[int]],
                 contractions: frozenset[int]) -> bool:
     """Whether a contraction waits for elements that each take many slices, as those of a depthwise
     convolution do.
@@ -174,8 +182,8 @@ def _is_stencil(op: Op, taps: Mapping[Value, int], sinks: Mapping[Value, frozens
     (codegen/stencil_loop.py). On the way to a product they are computed one vector at a time, by
     every tile of columns again: of MobileNetV2 b1 on an H100 (7x7x960) 23 us a stage.
     """
-    return any(taps[r] >= STENCIL_LOADS and not contractions.isdisjoint(sinks.get(r, ()))
-               for r in op.results)
+    return any(len(taps.get(r, ())) >= STENCIL_LOADS
+               and not contractions.isdisjoint(sinks.get(r, ())) for r in op.results)
 
 
 def _is_free(op: Op, weights: dict[Value, int], reading: set[Value]) -> bool:

@@ -54,10 +54,23 @@ def plan_of(fn: Any, *shapes: Any) -> Plan:
     return make_plan(regions[0].subgraph(graph), DEVICE)
 
 
-@pytest.mark.parametrize(("fn", "columns", "stages"), [(rnn, 64, 1), (lstm, 256, 2),
-                                                       (both, 256, 2)])
-def test_a_loop_is_a_loop_of_stages(fn: Any, columns: int, stages: int) -> None:
-    plan = plan_of(fn, f32(TRIPS, 4, columns), f32(64, columns))
+def gru(x: X, w: X) -> X:
+    """Reads its state twice: as a product's operand, and by itself."""
+    def step(h: X, now: X) -> tuple[X, X]:
+        gates, reset, new = jnp.split(h @ w, 3, axis=-1)
+        a, b, c = jnp.split(now, 3, axis=-1)
+        update = jax.nn.sigmoid(a + gates)
+        h = (1 - update) * h + update * jnp.tanh(c + jax.nn.sigmoid(b + reset) * new)
+        return h, h
+
+    return lax.scan(step, jnp.zeros((x.shape[1], w.shape[0]), x.dtype), x)[1]
+
+
+@pytest.mark.parametrize(("fn", "rows", "columns", "stages"), [
+    (rnn, 4, 64, 1), (lstm, 4, 256, 1), (both, 4, 256, 1), (gru, 4, 192, 1), (gru, 256, 192, 2)])
+def test_a_loop_is_a_loop_of_stages(fn: Any, rows: int, columns: int, stages: int) -> None:
+    """A product computes gates on its way, unless warpgroups are to multiply them."""
+    plan = plan_of(fn, f32(TRIPS, rows, columns), f32(64, columns))
     loops = [x for x in plan.loops if x.period == stages]
     # The first trips begin beside what else there is to do, the last is the last.
     assert sum(x.trips for x in loops) >= TRIPS - 4

@@ -21,6 +21,7 @@ from dataclasses import replace
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.counted import Counted, collected, counted
+from jaxmono.hlo.passes.on_the_way import on_the_way, source
 from jaxmono.hlo.rewrite import Builder, copy_ops
 from jaxmono.hlo.types import TensorType
 
@@ -114,6 +115,8 @@ class _Trips:
         self.state = [v if i in self.collected or v not in made
                       or loop.body.outputs[i] is loop.body.inputs[i] else self._keep(v)
                       for i, v in enumerate(loop.args)]
+        self.computed: dict[Value, Value] = {}  # of the body's inputs, what products compute
+        self.on_the_way = on_the_way(loop.body)
 
     def emit(self) -> list[Value]:
         """All trips; returns what the loop does."""
@@ -131,8 +134,18 @@ class _Trips:
         mapping = dict(zip(body.inputs, self.state, strict=True))
         mapping.update((body.inputs[i], self.state[found.index]) for i in same)
         left_out = {c.update for c in self.collected.values()}
-        for o in copy_ops([o for o in body.ops if o not in left_out], mapping):
-            self.walk.append(o)
+        for o in body.ops:
+            if o in left_out:
+                continue
+            given = mapping
+            if isinstance(o, ops.DotGeneral):
+                given = {**mapping, **{v: self._moved(v) for v in o.inputs
+                                       if source(body, v) in self.computed}}
+            (made,) = copy_ops([o], given)
+            mapping.update(zip(o.results, made.results, strict=True))
+            self.walk.append(made)
+        self.computed = {body.inputs[i]: mapping.get(body.outputs[i], body.outputs[i])
+                         for i in self.on_the_way}
         known = dict[Value, Value]()  # what several carried values have in common lies there once
         for i, v in enumerate(body.outputs):
             made = self.collected[i].update.update if i in self.collected else v
@@ -149,6 +162,13 @@ class _Trips:
                 self.pieces[i].append(kept)
             else:
                 self.state[i] = kept
+
+    def _moved(self, v: Value) -> Value:
+        """``v``, a moved copy of a state that products compute."""
+        if (o := self.body.producer.get(v)) is None:
+            return self.computed[v]
+        made = o.clone({o.inputs[0]: self._moved(o.inputs[0])}, fresh_results=True)
+        return self.walk.append(made)[0]
 
     def _together(self, t: TensorType, pieces: list[Value]) -> Value:
         if self.chain or not _lie_together(t, self.found):
