@@ -166,7 +166,7 @@ class _Assembly:
             read_only=frozenset(v for v, ro in zip(body.inputs, read_only, strict=True) if ro),
             threads=self.schedule.threads, behind=self._is_behind(sig),
             given=frozenset(v for i, v in enumerate(body.inputs) if all(
-                self.buffers[g.params[i]].place is Place.INPUT
+                self._whole(g.params[i]).place is Place.INPUT
                 for g in self.plan.groups if g.sig.key == sig.key)),
             flagged=frozenset(v for v, f in zip(body.inputs, flagged, strict=False) if f))
 
@@ -187,8 +187,12 @@ class _Assembly:
                 out.add((b.place.value, b.index))
         return out
 
-    def _is_read_only(self, i: int) -> bool:
+    def _whole(self, i: int) -> Buffer:
         b = self.buffers[i]
+        return self._whole(b.index) if b.place is Place.PART else b
+
+    def _is_read_only(self, i: int) -> bool:
+        b = self._whole(i)
         return b.place is Place.INPUT and b.index not in self.written
 
     def _reference(self, i: int) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from jaxmono.fusion.attention import attention_vars, prove
 from jaxmono.fusion.dots import dot_vars, operand_index
-from jaxmono.fusion.draft import Draft, State, remap_index
+from jaxmono.fusion.draft import IN_MEMORY, Draft, State, remap_index
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize
 from jaxmono.fusion.key import sig_key, sig_name
@@ -37,7 +37,7 @@ def order(state: State, draft: Draft, stored: set[Value],
             placed[item] = None
             continue
         made_by = producer.get(item)
-        if made_by is None or isinstance(made_by, ops.Stacked) \
+        if made_by is None or isinstance(made_by, IN_MEMORY) \
                 or (item in stored and not draft.has(made_by)):
             reads[item] = None
         elif made_by not in placed:

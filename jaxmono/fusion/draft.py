@@ -23,7 +23,9 @@ from jaxmono.hlo.ir import Graph, Op, Value
 JOINABLE = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.ReducePrecision,
             ops.Reshape, ops.Transpose, ops.BroadcastInDim)
 ANCHORS = (ops.DotGeneral, ops.Reduce)
-ENDS = (*ANCHORS, ops.Stored, ops.Stacked)
+IN_MEMORY = (ops.Stacked, ops.Piece)
+"""What lies in memory by what other ops store, and belongs to no group (fusion/stacks.py)."""
+ENDS = (*ANCHORS, ops.Stored, *IN_MEMORY)
 """What is computed element by element begins behind these."""
 
 

@@ -100,6 +100,7 @@ def _allowed(plan: Plan, can: Callable[[Sig, bool, int], bool]) -> set[int]:
     out = {b.id for b in plan.buffers
            if b.place is Place.SCRATCH and b.type.dtype.itemsize in (2, 4)
            and 0 < b.type.size <= MOST_ELEMENTS and written.get(b.id) == 1}
+    out -= {b.index for b in plan.buffers if b.place is Place.PART}
     places = _positions(plan)
     for (key, result, i), ids in places.items():
         if not out.isdisjoint(ids) and not can(sigs[key], result, i):

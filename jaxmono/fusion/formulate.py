@@ -23,7 +23,7 @@ from jaxmono.fusion.grow import grow
 from jaxmono.fusion.inplace import find_in_place
 from jaxmono.fusion.loops import copies, materialise, merge
 from jaxmono.fusion.plan import Device
-from jaxmono.fusion.stacks import stacks
+from jaxmono.fusion.stacks import written_by
 from jaxmono.fusion.trim import trim
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -91,14 +91,14 @@ def _finish(state: State) -> Formulation | set[Op]:
         return unsafe
     updates = {o.inputs[0]: d for d in groups for o in d.ops
                if isinstance(o, ops.DynamicUpdateSlice) and o in state.in_place}
-    pieces = stacks(state.graph)
-    before = order.dependences(groups, reads, updates, pieces)
+    parts = written_by(state.graph)
+    before = order.dependences(groups, reads, updates, parts)
     level = order.levels(groups, before)
     if level is None:
         return {o for d in order.cycle(groups, before) for o in (*d.ops, *d.folded)}
     position = _positions(state)
     groups = merge(sorted(groups, key=lambda d: (level[d], position(d))), level, reads)
-    before = order.dependences(groups, reads, updates, pieces)
+    before = order.dependences(groups, reads, updates, parts)
     return Formulation(state, groups, stored, reads, before,
                        {d: level[d] for d in groups}, updates)
 
@@ -151,10 +151,10 @@ def _needed(state: State, groups: list[Draft], stored: set[Value],
             reads: dict[Draft, tuple[Value, ...]]) -> tuple[list[Draft], set[Value],
                                                             dict[Draft, tuple[Value, ...]]]:
     """Drops outputs that nobody reads after inlining, and groups without outputs."""
-    pieces = stacks(state.graph)
+    parts = written_by(state.graph)
     while True:
         used = set(state.graph.outputs) | {v for r in reads.values() for v in r}
-        used.update(v for whole, parts in pieces.items() if whole in used for v in parts)
+        used.update(v for whole, held in parts.items() if whole in used for v in held)
         changed = False
         for d in groups:
             keep = tuple(v for v in d.outputs if v in used)

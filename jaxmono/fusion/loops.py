@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from jaxmono.fusion import cost
 from jaxmono.fusion.dots import dot_dims
-from jaxmono.fusion.draft import Draft, State, forward
+from jaxmono.fusion.draft import IN_MEMORY, Draft, State, forward
 from jaxmono.fusion.indexing import Index, as_map, variables
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.support import matrix_dtype
@@ -61,7 +61,7 @@ def materialise(state: State) -> None:
     widened = widened_weights(state.graph, state.device)
     made: list[Draft] = []
     for op in reversed(state.graph.ops):
-        if isinstance(op, ops.Stacked):  # by those that store its operands
+        if isinstance(op, IN_MEMORY):
             continue
         if op in holders:
             for d in holders[op]:
@@ -142,7 +142,7 @@ def _chains(state: State, holders: dict[Op, list[Draft]],
     for op in state.graph.ops:
         if op in holders:
             continue
-        if isinstance(op, ops.Stored | ops.Stacked):  # a chain ends there
+        if isinstance(op, (ops.Stored, *IN_MEMORY)):  # a chain ends there
             weights[op.result] = counts[op.result] = 0
             reading.add(op.result)
             continue
@@ -161,7 +161,7 @@ def _taps(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, fr
     out: dict[Value, frozenset[Op]] = {}
     none = frozenset[Op]()
     for op in state.graph.ops:
-        if op in holders or isinstance(op, ops.Stored | ops.Stacked):
+        if op in holders or isinstance(op, (ops.Stored, *IN_MEMORY)):
             continue
         of = [out.get(v, none) for v in op.uses]
         found = max(of, key=len, default=none)

@@ -9,7 +9,7 @@ from jaxmono.hlo.ir import Value
 
 
 def dependences(groups: Sequence[Draft], reads: Mapping[Draft, Sequence[Value]],
-                updates: Mapping[Value, Draft], pieces: Mapping[Value, Sequence[Value]],
+                updates: Mapping[Value, Draft], parts: Mapping[Value, Sequence[Value]],
                 ) -> dict[Draft, dict[Draft, None]]:
     """For each group the groups that must be done before it starts.
 
@@ -17,18 +17,18 @@ def dependences(groups: Sequence[Draft], reads: Mapping[Draft, Sequence[Value]],
       reads: values that each group reads from buffers.
       updates: old value of a buffer to the group that overwrites it in place; all other
         readers of the old value come first.
-      pieces: of values that lie together (`fusion.stacks`).
+      parts: of values that no group writes as they are (`stacks.written_by`).
     """
     # a copy of a program input "writes" what everybody can read from the input
     writer = {v: d for d in groups for v in d.outputs if v not in reads[d]}
     before: dict[Draft, dict[Draft, None]] = {d: {} for d in groups}
     for d in groups:
         for v in reads[d]:
-            for part in pieces.get(v, (v,)):
+            for part in parts.get(v, (v,)):
                 if part in writer and writer[part] is not d:
                     before[d][writer[part]] = None
-            if v in updates and updates[v] is not d:
-                before[updates[v]][d] = None
+                if part in updates and updates[part] is not d:
+                    before[updates[part]][d] = None
     return before
 
 

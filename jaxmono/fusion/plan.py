@@ -180,7 +180,7 @@ class Place(enum.Enum):
     FLAGGED = "flagged"
     """Words of the module: value and number of the launch (codegen/device/flagged.cuh)."""
     PART = "part"
-    """Bytes of another buffer, which its parts fill."""
+    """Bytes of another buffer: all of it is written in such parts, or as a whole."""
     SHARED = "shared"
     REGISTER = "register"
 

@@ -20,7 +20,7 @@ from jaxmono.fusion.prepare import prepare
 from jaxmono.fusion.recompute import recompute
 from jaxmono.fusion.roll import find_loops
 from jaxmono.fusion.split_reduce import split_reduces
-from jaxmono.fusion.stacks import stacks
+from jaxmono.fusion.stacks import pieces, stacks
 from jaxmono.fusion.stages import place
 from jaxmono.fusion.support import refusal
 from jaxmono.fusion.vector_dots import as_products, exact_dots
@@ -171,6 +171,9 @@ class _Buffers:
         for d, values in reads.items():
             for v in values:
                 last[v] = max(last.get(v, -1), stage[d])
+        for v, o in pieces(graph).items():
+            if v in last:
+                last[o.operand] = max(last.get(o.operand, -1), last[v])
         for i, v in enumerate(graph.inputs):
             self.of[v] = self._add(v.type, Place.INPUT, index=i, first=-1, last=last.get(v, -1))
         writer = {v: d for d in form.groups for v in d.outputs}
@@ -197,6 +200,14 @@ class _Buffers:
                 elif v not in self.outputs and v not in self.of:
                     self.of[v] = self._add(v.type, Place.SCRATCH, first=stage[d],
                                            last=max(last.get(v, -1), stage[d]))
+        self._pieces(graph, last)
+
+    def _pieces(self, graph: Graph, last: Mapping[Value, int]) -> None:
+        for v, o in pieces(graph).items():
+            if v in last:
+                whole = self.rows[self.of[o.operand]]
+                self.of[v] = self._add(v.type, Place.PART, index=whole.id, first=whole.first,
+                                       offset=o.index * v.type.nbytes, last=last[v])
 
     def _stacks(self, graph: Graph, writer: Mapping[Value, Draft], stage: Mapping[Draft, int],
                 last: Mapping[Value, int]) -> None:

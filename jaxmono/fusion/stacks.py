@@ -1,6 +1,7 @@
-"""Arrays that lie together in one buffer, each written by a group of its own.
+"""Arrays that lie in others: what they are written by, and where they are.
 
     ys = stacked(h1, h2, h3)       the groups that make h1, h2, h3 write thirds of ys; none copies
+    x1 = piece(xs, 1)              who reads x1 reads a part of xs, at no place that memory tells
 """
 
 from __future__ import annotations
@@ -10,5 +11,14 @@ from jaxmono.hlo.ir import Graph, Value
 
 
 def stacks(graph: Graph) -> dict[Value, tuple[Value, ...]]:
-    """What each such array consists of, in order."""
+    """What each stacked array consists of, in order."""
     return {o.result: o.args for o in graph.ops if isinstance(o, ops.Stacked)}
+
+
+def pieces(graph: Graph) -> dict[Value, ops.Piece]:
+    return {o.result: o for o in graph.ops if isinstance(o, ops.Piece)}
+
+
+def written_by(graph: Graph) -> dict[Value, tuple[Value, ...]]:
+    """Of values that no group writes as they are, those that hold their bytes."""
+    return {**stacks(graph), **{v: (o.operand,) for v, o in pieces(graph).items()}}

@@ -104,17 +104,41 @@ def span(plan: Plan, b: Buffer) -> Span:
 
 
 def _parts(plan: Plan) -> dict[int, list[int]]:
-    """The parts of buffers that have some, in the order of their bytes."""
+    """The parts of buffers that are written in such, in the order of their bytes."""
+    written = {b for g in plan.groups for b in g.results}
     out: dict[int, list[int]] = {}
     for b in sorted(plan.buffers, key=lambda b: b.offset):
-        if b.place is Place.PART:
+        if b.place is Place.PART and b.id in written:
             out.setdefault(b.index, []).append(b.id)
     return out
 
 
+def _holders(plan: Plan) -> dict[int, list[int]]:
+    """The buffers that groups write, of each buffer that they may read: itself, its parts, or what
+    it is a part of."""
+    parts = _parts(plan)
+    own = {b for of in parts.values() for b in of}
+    out: dict[int, list[int]] = {}
+    for b in plan.buffers:
+        i = b.index if b.place is Place.PART and b.id not in own else b.id
+        out[b.id] = parts.get(i, [i])
+    return out
+
+
 def _check_parts(plan: Plan) -> None:
-    """A buffer's parts fill it, one behind the other."""
-    for whole, parts in _parts(plan).items():
+    """What is written in parts is filled by them, one behind the other; others lie inside."""
+    parts_of = _parts(plan)
+    written = {b for of in parts_of.values() for b in of}
+    for b in plan.buffers:
+        if b.place is not Place.PART or b.id in written:
+            continue
+        whole = plan.buffers[b.index]
+        if whole.place is Place.PART or b.offset < 0 or b.offset % PART_ALIGNMENT \
+                or b.offset + b.type.nbytes > whole.type.nbytes:
+            raise PlanError(f"buffer b{b.id} at byte {b.offset} is no part of b{whole.id}")
+        if b.last > whole.last:
+            raise PlanError(f"buffer b{b.id} is needed longer than b{whole.id}, where it lies")
+    for whole, parts in parts_of.items():
         end, b = 0, plan.buffers[whole]
         if b.place not in (Place.SCRATCH, Place.OUTPUT) or b.alias is not None:
             raise PlanError(f"buffer b{whole} ({b.place.value}) cannot have parts")
@@ -249,7 +273,7 @@ def _replay(plan: Plan) -> None:
     spans = {b.id: span(plan, b) for b in plan.buffers}
     # what each buffer's bytes hold: itself, or the buffer that was written over it
     valid = {b.id for b in plan.buffers if b.place is Place.INPUT}
-    touching, parts = overlaps(spans), _parts(plan)
+    touching, parts, holders = overlaps(spans), _parts(plan), _holders(plan)
     writes = {b.id: 0 for b in plan.buffers}
     for number, stage in enumerate(plan.stages):
         results: dict[int, Group] = {}
@@ -271,7 +295,7 @@ def _replay(plan: Plan) -> None:
                     if h is g and overlap(spans[b], spans[r]) and not _in_place(g, b, r):
                         raise PlanError(f"stage {number}: {_name(g)} reads b{b} and overwrites "
                                         "it")
-                if not valid.issuperset(parts.get(b, (b,))):
+                if not valid.issuperset(holders[b]):
                     raise PlanError(f"stage {number}: {_name(g)} reads b{b}, which holds nothing "
                                     "yet or was overwritten")
                 _check_life(plan, b, number, g)
@@ -326,12 +350,12 @@ def _check_edges(plan: Plan) -> None:
                             f"come before stage {stage[e.consumer]}")
     held = {(e.producer, e.consumer, e.buffer) for e in plan.edges if e.hazard == "raw"}
     last: dict[Span, Group] = {}
-    parts = _parts(plan)
+    holders = _holders(plan)
     spans = {b.id: span(plan, b) for b in plan.buffers}
     for s in plan.stages:
         for g in s.groups:
             for b in g.params:
-                for w in (last.get(spans[i]) for i in parts.get(b, (b,))):
+                for w in (last.get(spans[i]) for i in holders[b]):
                     if w is None or w is g or (w.id, g.id, b) in held:
                         continue
                     raise PlanError(f"{_name(g)} reads b{b} from {_name(w)} without a sync edge")

@@ -351,6 +351,15 @@ class Stacked(Op):
     args: tuple[Value, ...] = ir.operands()
 
 
+@op("piece")
+class Piece(Op):
+    """The ``index``-th piece of the result's size, jaxmono's own, of a graph's input or a `Stored`
+    array: read where it lies, by code that does not differ from that of another piece."""
+
+    operand: Value = ir.operand()
+    index: int = ir.attribute()
+
+
 @op("unknown")
 class Unknown(Op):
     """An op that jaxmono has no name for; ``text`` is its generic MLIR form, regions included.

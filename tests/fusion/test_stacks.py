@@ -46,7 +46,14 @@ def check(plan: Plan) -> None:
 
 
 def parts(plan: Plan) -> list[Buffer]:
-    return [b for b in plan.buffers if b.place is Place.PART]
+    """What groups write into another buffer."""
+    written = {b for g in plan.groups for b in g.results}
+    return [b for b in plan.buffers if b.place is Place.PART and b.id in written]
+
+
+def views(plan: Plan) -> list[Buffer]:
+    """What they read of one."""
+    return [b for b in plan.buffers if b.place is Place.PART and b not in parts(plan)]
 
 
 def test_the_last_stage_is_the_last_trip() -> None:
@@ -62,7 +69,19 @@ def test_what_only_the_kernel_reads_lies_in_scratch() -> None:
     check(plan)
 
 
-@pytest.mark.parametrize("fn", [rnn, before_and_after, training])
+def test_pieces_of_an_input_are_read_where_they_lie() -> None:
+    plan = plan_of(summed, f32(8, 4, 32), f32(32, 32))
+    assert [(plan.buffers[b.index].place, b.offset) for b in views(plan)] \
+        == [(Place.INPUT, 512 * i) for i in range(8)]
+
+
+def turned(x: X, w: X) -> X:
+    """The pieces of the second loop are those that the first has left; of the third, of a sum."""
+    y = rnn(jnp.flip(rnn(x, w), 0), w)
+    return lax.scan(lambda c, now: (jnp.tanh(c @ w + now), None), y[0], x + y, reverse=True)[0]
+
+
+@pytest.mark.parametrize("fn", [rnn, before_and_after, training, turned])
 def test_as_the_reference(fn: Callable[..., X]) -> None:
     check(plan_of(fn, f32(6, 4, 32), f32(32, 32)))
 
@@ -89,6 +108,15 @@ def end_a_part_early(p: Plan) -> Plan:
     return changed(p, b, last=b.first)
 
 
+def leave_the_whole(p: Plan) -> Plan:
+    b = views(p)[2]
+    return changed(p, b, offset=p.buffers[b.index].type.nbytes)
+
+
+def need_it_longer(p: Plan) -> Plan:
+    return changed(p, views(p)[2], last=len(p.stages) + 1)
+
+
 def forget_an_edge_to_the_whole(p: Plan) -> Plan:
     of = {b.index for b in parts(p)}
     e = next(e for e in p.edges if e.buffer in of and e.hazard == "raw")
@@ -97,7 +125,8 @@ def forget_an_edge_to_the_whole(p: Plan) -> Plan:
 
 @pytest.mark.parametrize(("break_it", "says"), [
     (move_a_part, "begins at byte 0"), (forget_a_part, "scratch bytes"),
-    (end_a_part_early, "needed longer"), (forget_an_edge_to_the_whole, "without a sync edge")])
+    (end_a_part_early, "needed longer"), (leave_the_whole, "is no part of"),
+    (need_it_longer, "needed longer"), (forget_an_edge_to_the_whole, "without a sync edge")])
 def test_the_verifier_refuses(break_it: Callable[[Plan], Plan], says: str) -> None:
     plan = plan_of(summed, f32(8, 4, 32), f32(32, 32))
     verify(plan)

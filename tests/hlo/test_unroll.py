@@ -145,16 +145,33 @@ def test_a_small_result_does_not_take_the_flags_of_the_trips_before() -> None:
     assert isinstance(graph.producer[result.operand], ops.Stored)
 
 
+def test_what_trips_before_have_left_is_read_where_it_lies() -> None:
+    """The second loop's pieces are those of the first."""
+    graph = unrolled(PROGRAMS["two"])
+    read = [o.operand for o in graph.ops if isinstance(o, ops.Piece)]
+    assert set(read) == {graph.inputs[0]}
+
+
+def test_what_is_computed_is_stored_first() -> None:
+    graph = unrolled(lambda x, w: rnn(jnp.swapaxes(x, 0, 1) * 2, w))
+    read = {o.operand for o in graph.ops if isinstance(o, ops.Piece)}
+    assert [type(graph.producer[v]) for v in read] == [ops.Stored]
+
+
 def test_what_is_read_in_the_loop_is_updated_there() -> None:
     graph = unrolled(some_places)
     assert sum(isinstance(o, ops.DynamicUpdateSlice) for o in graph.ops) == 3
 
 
-def test_trips_are_alike() -> None:
-    """What one hands to the next lies in memory, its number too: else trips had numbers in them."""
-    graph = unrolled(rnn)
+@pytest.mark.parametrize("rows", [4, 2])
+def test_trips_are_alike(rows: int) -> None:
+    """What one hands to the next lies in memory, its number too, unless nobody needs it: what is
+    read of pieces of whole 16 bytes is a piece."""
+    wide = 8 if rows == 4 else 3
+    graph = unrolled(rnn, Spec((5, rows, wide), F32), Spec((wide, wide), F32))
     reads = [o for o in graph.ops if isinstance(o, ops.DynamicSlice)]
-    assert len(reads) == 5
+    places = [o.index for o in graph.ops if isinstance(o, ops.Piece)]
+    assert (len(reads), places) == ((0, [0, 1, 2, 3, 4]) if rows == 4 else (5, []))
     assert all(isinstance(graph.producer[o.start_indices[0]], ops.Stored) for o in reads)
     dots = [o for o in graph.ops if isinstance(o, ops.DotGeneral)]
     assert len(dots) == 5

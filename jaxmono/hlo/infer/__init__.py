@@ -74,6 +74,7 @@ RULES: dict[type[Op], Callable[[Any], tuple[TensorType, ...]]] = {
     ops.OptimizationBarrier: lambda op: tuple(a.type for a in op.args),
     ops.Stored: lambda op: (op.operand.type,),
     ops.Stacked: m.infer_stacked,
+    ops.Piece: m.infer_piece,
     # Their results are what they say.
     ops.CustomCall: _own,
     ops.Unknown: _own,

@@ -110,6 +110,13 @@ def infer_stacked(op: ops.Stacked) -> tuple[TensorType, ...]:
     return (result,)
 
 
+def infer_piece(op: ops.Piece) -> tuple[TensorType, ...]:
+    source, result = op.operand.type, op.result.type
+    require(source.size % result.size == 0 and 0 <= op.index < source.size // result.size,
+            f"{source} has no {result} number {op.index}")
+    return (TensorType(result.shape, source.dtype),)
+
+
 def infer_reverse(op: ops.Reverse) -> tuple[TensorType, ...]:
     dims_in_range("dimensions", op.dimensions, op.operand.type.rank)
     return (op.operand.type,)

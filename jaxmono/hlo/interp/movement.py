@@ -85,6 +85,12 @@ def stacked(op: ops.Stacked, ctx: Context) -> Sequence[Any]:
     return [np.concatenate(pieces).reshape(op.result.type.dims)]
 
 
+@implements(ops.Piece)
+def piece(op: ops.Piece, ctx: Context) -> Sequence[Any]:
+    t = op.result.type
+    return [ctx.get(op.operand).reshape(-1, t.size)[op.index].reshape(t.dims)]
+
+
 @implements(ops.Reverse)
 def reverse(op: ops.Reverse, ctx: Context) -> Sequence[Any]:
     return [np.flip(ctx.get(op.operand), op.dimensions)]

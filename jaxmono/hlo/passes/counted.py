@@ -101,6 +101,15 @@ def collected(loop: ops.While, found: Counted, i: int) -> Collected | None:
     return Collected(update, tuple(places.index(p) for p in range(found.trips)))
 
 
+def sliced(loop: ops.While, found: Counted, op: ops.DynamicSlice) -> list[int]:
+    """Which place of dimension 0 each trip reads; empty if that is not known, or not all it
+    reads."""
+    shape = op.operand.type.dims
+    if not shape or op.slice_sizes != (1, *shape[1:]):
+        return []
+    return [min(max(p, 0), shape[0] - 1) for p in _places(loop.body, found, op.start_indices[0])]
+
+
 def _places(body: Graph, found: Counted, start: Value) -> list[int]:
     """What an index is in each trip; empty where not counters alone say so."""
     starts = {body.inputs[i]: n for i, n in found.starts.items()}

@@ -1,15 +1,16 @@
 """Loops of a constant trip count, trip by trip.
 
     i, h, ys = 0, h0, empty
-    while i < 3:                            i1 = stored(i0 + 1)     h1 = stored(f(h0, x[i0]))
-      h = f(h, x[i])               ──►      i2 = stored(i1 + 1)     h2 = stored(f(h1, x[i1]))
-      ys[i] = h                                                     h3 = stored(f(h2, x[i2]))
+    while i < 3:                            i1 = stored(i0 + 1)     h1 = stored(f(h0, piece(x, 0)))
+      h = f(h, x[i])               ──►      i2 = stored(i1 + 1)     h2 = stored(f(h1, piece(x, 1)))
+      ys[i] = h                                                     h3 = stored(f(h2, piece(x, 2)))
       i = i + 1                             ys = stacked(h1, h2, h3)
 
 What one trip hands to the next lies in memory, its number as well: so the trips stay alike, and
 the planner finds a loop of stages in them again (fusion/roll.py). What they write to places of
 their own lies there, one piece behind the other; pieces that begin at no multiple of 16 bytes are
-put together behind the last trip. A loop of a few steps on each element by itself (a solver, say)
+put together behind the last trip. What they read of such places is a piece of an array as well, and
+then nobody needs their numbers. A loop of a few steps on each element by itself (a solver, say)
 is one chain of ops instead.
 """
 
@@ -20,7 +21,8 @@ from dataclasses import replace
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
-from jaxmono.hlo.passes.counted import Counted, collected, counted
+from jaxmono.hlo.passes.counted import Counted, collected, counted, sliced
+from jaxmono.hlo.passes.dead_code import dead_code
 from jaxmono.hlo.passes.on_the_way import on_the_way, source
 from jaxmono.hlo.rewrite import Builder, copy_ops
 from jaxmono.hlo.types import TensorType
@@ -33,6 +35,9 @@ MAX_PIECES = 256
 among the pieces, for each element."""
 PIECE_BYTES = 16
 """Pieces of multiples of this lie one behind the other: no load has to know that it reads one."""
+MAX_COPIED = 4 << 20
+"""Bytes of an array that is stored for trips to read it piece by piece: 2 us in one stage. Of
+larger ones each trip computes what it needs, at a place that its number tells."""
 SMALL = 16 * 1024
 """Elements of a value that goes from trip to trip without a grid barrier, in words with flags
 (fusion/flags.py), which cannot lie with others: an RNN of one row and 256 states took 1.7 us a trip
@@ -98,8 +103,8 @@ def unroll(graph: Graph) -> Graph:
             mapping.update(zip(o.results, _Trips(walk, loop, found).emit(), strict=True))
         else:
             walk.append(loop)
-    return _own_places(Graph(graph.inputs, tuple(walk.ops),
-                             tuple(mapping.get(v, v) for v in graph.outputs), graph.name))
+    outputs = tuple(mapping.get(v, v) for v in graph.outputs)
+    return _own_places(dead_code(Graph(graph.inputs, tuple(walk.ops), outputs, graph.name)))
 
 
 class _Trips:
@@ -117,17 +122,24 @@ class _Trips:
                       for i, v in enumerate(loop.args)]
         self.computed: dict[Value, Value] = {}  # of the body's inputs, what products compute
         self.on_the_way = on_the_way(loop.body)
+        self.places = {o: places for o in loop.body.ops if isinstance(o, ops.DynamicSlice)
+                       and o.result.type.nbytes and o.result.type.nbytes % PIECE_BYTES == 0
+                       and (places := sliced(loop, found, o))}
+        self.first = loop.args
+        self.products: dict[Op, Value] = {}  # of what all trips read, by an op of the body
+        self.whole: dict[Value, Value] = {}  # arrays in memory, of which trips read pieces
+        self.producer, self.known = dict[Value, Op](), 0  # of the ops so far
 
     def emit(self) -> list[Value]:
         """All trips; returns what the loop does."""
-        for _ in range(self.found.trips):
-            self._trip()
+        for number in range(self.found.trips):
+            self._trip(number)
         for i, c in self.collected.items():
             self.state[i] = self._together(self.body.inputs[i].type,
                                            [self.pieces[i][t] for t in c.order])
         return self.state
 
-    def _trip(self) -> None:
+    def _trip(self, number: int) -> None:
         body, found = self.body, self.found
         same = [i for i, n in found.starts.items() if n == found.starts[found.index]
                 and body.inputs[i].type == body.inputs[found.index].type]
@@ -137,8 +149,16 @@ class _Trips:
         for o in body.ops:
             if o in left_out:
                 continue
+            if isinstance(o, ops.DynamicSlice) and o in self.places and (
+                    part := self._piece(mapping.get(o.operand, o.operand), self.places[o][number],
+                                        o.result.type)) is not None:
+                mapping[o.result] = part
+                continue
             given = mapping
             if isinstance(o, ops.DotGeneral):
+                if (part := self._one_of(o, number)) is not None:
+                    mapping[o.result] = part
+                    continue
                 given = {**mapping, **{v: self._moved(v) for v in o.inputs
                                        if source(body, v) in self.computed}}
             (made,) = copy_ops([o], given)
@@ -162,6 +182,53 @@ class _Trips:
                 self.pieces[i].append(kept)
             else:
                 self.state[i] = kept
+
+    def _piece(self, v: Value, index: int, t: TensorType) -> Value | None:
+        """A place of ``v``, read where it lies; None where ``v`` lies nowhere and is large."""
+        self.producer.update((r, o) for o in self.walk.ops[self.known:] for r in o.results)
+        self.known = len(self.walk.ops)
+        v = _without_reshapes(self.producer, v)
+        made = self.producer.get(v)
+        if isinstance(made, ops.Stacked) and made.args[0].type.size == t.size:
+            return self.walk.reshape(made.args[index], t.shape)
+        if made is not None and not isinstance(made, ops.Stored | ops.Stacked):
+            if isinstance(made, ops.Constant) or v.type.nbytes > MAX_COPIED:
+                return None
+            if v not in self.whole:
+                self.whole[v] = self.walk.emit1(ops.Stored, v.type, operand=v)
+            v = self.whole[v]
+        return self.walk.emit1(ops.Piece, t, operand=v, index=index)
+
+    def _one_of(self, o: ops.DotGeneral, number: int) -> Value | None:
+        """A product of what a trip reads with what all trips have: a piece of one product.
+
+            dot(x[i] [b,k], w [k,n])  ──►  piece(stored(dot(x [t*b,k], w)), i)
+        """
+        read = self.body.producer.get(_without_reshapes(self.body.producer, o.lhs))
+        if not isinstance(read, ops.DynamicSlice) or read not in self.places or o.lhs_batch \
+                or not self._is_constant(read.operand) or not self._is_constant(o.rhs):
+            return None
+        *rows, k = o.lhs.type.dims
+        if o.lhs_contract != (len(rows),) or read.result.type.dims[-1] != k \
+                or o.result.type.nbytes % PIECE_BYTES or len(o.rhs_contract) != 1:
+            return None
+        if o not in self.products:
+            b, given = self.walk, dict(zip(self.body.inputs, self.first, strict=True))
+            whole, w = (given.get(v, v) for v in (read.operand, o.rhs))
+            x = b.reshape(whole, (whole.type.size // k, k))
+            made = b.dot_general(x, w, batch=((), ()), contract=((1,), o.rhs_contract),
+                                 dtype=o.result.type.dtype, precision=o.precision,
+                                 algorithm=o.algorithm)
+            self.products[o] = b.emit1(ops.Stored, made.type, operand=made)
+        return self.walk.emit1(ops.Piece, o.result.type, operand=self.products[o],
+                               index=self.places[read][number])
+
+    def _is_constant(self, v: Value) -> bool:
+        """Whether a value of the body is the same in all trips, and known before them."""
+        if v in self.body.inputs:
+            i = self.body.inputs.index(v)
+            return self.body.outputs[i] is v
+        return v not in self.body.producer
 
     def _moved(self, v: Value) -> Value:
         """``v``, a moved copy of a state that products compute."""
