@@ -142,7 +142,8 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
             head = "G::stage_x(smem, k0, ks, x_piece, [&]"
         else:
             _emit_flagged_x(w, code, pointers, read_only, names, flagged)
-            head = "G::template stage_flagged<XWords>(smem, k0, ks, ask_x, x_there, x_piece, [&]"
+            head = "G::template stage_flagged<XWords>(smem, k0, ks, ask_x, early_x, x_there, " \
+                "x_piece, [&]"
         with w.block(head, "});"):
             begin()
     if once and not held:
@@ -329,13 +330,14 @@ def _emit_x(w: Writer, code: DotCode, pointers: Mapping[Value, str], read_only: 
 def _emit_flagged_x(w: Writer, code: DotCode, pointers: Mapping[Value, str],
                     read_only: Sequence[Value], names: Mapping[Var, str],
                     flagged: Collection[Value]) -> None:
-    """``XWords``, the words that a piece of x is made of; ``ask_x(XWords&, m, k)``,
-    ``x_there(const XWords&)`` and ``x_piece(const XWords&, m, k)``, as of `_emit_x`."""
+    """``XWords``, what a piece of x is made of; ``ask_x(XWords&, m, k)`` for what has flags,
+    ``early_x(XWords&, m, k)`` for the rest, ``x_there(const XWords&)`` and
+    ``x_piece(const XWords&, m, k)``, as of `_emit_x`."""
     form, body, x = code.form, code.sig.body, code.lhs
     assert code.element is not None
     t, piece = c_type(code.element), 16 // code.element.itemsize
     own = {**names, form.m: "m", form.k: "k"}
-    ask, made = w.child(), w.child()
+    ask, early, made = w.child(), w.child(), w.child()
     em = BodyEmitter(made, body, pointers, lane=form.k, lanes=piece, var_names=own,
                      read_only=read_only)
     asked: dict[tuple[Value, IndexMap], tuple[str, str]] = {}  # member, type of its words
@@ -352,21 +354,43 @@ def _emit_flagged_x(w: Writer, code: DotCode, pointers: Mapping[Value, str],
             return f"from<{compute(v.type.dtype)}>(x.{asked[v, index][0]})"
         return load
 
+    others: dict[tuple[Value, IndexMap], tuple[str, str]] = {}  # likewise
+
+    def early_load_of(v: Value) -> Load:
+        def load(index: IndexMap, lanes: int) -> str:
+            offset = em.code(linearize(index, v.type.dims))
+            t, how = compute(v.type.dtype), "load_ro" if v in read_only else "load"
+            if lanes != piece:
+                return f"{how}<{t}>({pointers[v]} + {offset})"
+            if (v, index) not in others:
+                name = f"early{len(others)}"
+                others[v, index] = name, vector(t, piece)
+                early.line(f"x.{name} = {how}<{t}, {piece}>({pointers[v]} + {offset});")
+            return f"x.{others[v, index][0]}"
+        return load
+
+    split = {n.value for n in walk(body, [(x.value, x.index)])
+             if sum(i.depends_on(form.k) for i in n.index) > 1}
     for v in body.inputs:
         if v in flagged:
             em.bind_load(v, load_of(v))
+        elif v not in split:
+            em.bind_load(v, early_load_of(v))
     value = em.emit(x.value, x.index)
     made.line(f"Piece<{t}> out;")
     with made.block(f"for (int e = 0; e < {piece}; ++e)"):
         made.line(f"out.x[e] = convert<{t}>({lane_of(value, 'e')});")
     made.line("return out;")
     epoch = next(f"{pointers[v]}.epoch" for v in body.inputs if v in flagged)
-    members = " ".join(f"{kind} {name};" for name, kind in asked.values())
+    members = " ".join(f"{kind} {name};" for name, kind in (*asked.values(), *others.values()))
     there = " && ".join(f"x.{name}.all_there({epoch})" for name, _ in asked.values())
     w.line(f"struct XWords {{ {members} }};")
     with w.block("const auto ask_x = [&](XWords& x, int m, int k)", "};"):
         w.line("(void)m;")
         w.extend(ask)
+    with w.block("const auto early_x = [&](XWords& x, int m, int k)", "};"):
+        w.line("(void)x, (void)m, (void)k;")
+        w.extend(early)
     w.line(f"const auto x_there = [&](const XWords& x) {{ return {there}; }};")
     with w.block(f"const auto x_piece = [&](const XWords& x, int m, int k) -> Piece<{t}>", "};"):
         w.line("(void)m, (void)k;")

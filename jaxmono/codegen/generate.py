@@ -17,6 +17,7 @@ from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.compile import compile_kernel
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.kernel import Kernel, emit_kernel
+from jaxmono.codegen.long_loops import BORDER_US, has_long_loop, lost_us, with_producers
 from jaxmono.codegen.open_borders import open_borders
 from jaxmono.codegen.program import Program
 from jaxmono.codegen.retries import Made, improved
@@ -34,6 +35,12 @@ def default_schedule(plan: Plan, target: Target, device: Device) -> KernelSchedu
     """The analytic choice for every Sig: no measurement, deterministic."""
     asked = requests(plan, target, device)
     sigs = {s.key: code_for(s).choose(s, asked[s.key]) for s in plan.sigs}
+    if has_long_loop(plan) and (ahead := with_producers(plan, sigs)):
+        plain = sigs | {s.key: code_for(s).choose(s, replace(asked[s.key], wgmma=False))
+                        for s in plan.sigs}
+        opened = open_borders(plan, KernelSchedule(target.threads, 1, plain)).open
+        if len(opened) * BORDER_US > lost_us(plan, ahead, device):
+            sigs = plain
     blocks = _resident(plan, sigs, target, device)
     return KernelSchedule(threads=target.threads, blocks_per_sm=blocks, sigs=sigs)
 

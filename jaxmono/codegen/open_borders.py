@@ -7,7 +7,9 @@ so a barrier has to be between two stages that have the same.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 from jaxmono.codegen.calls import has_own_mail
 from jaxmono.codegen.dot_wgmma_shared import REGISTERS, SWAPPED
@@ -22,7 +24,7 @@ from jaxmono.fusion.verify import verify
 def open_borders(plan: Plan, schedule: KernelSchedule) -> Plan:
     """The plan with flags for what its schedules allow; itself where nothing is gained, or where
     producer warps run ahead, which know grid barriers only."""
-    if plan.open or plan.barriers < 2 or any(_has_producers(s, schedule) for s in plan.sigs):
+    if plan.open or plan.barriers < 2 or any(has_producers(s, schedule.sigs) for s in plan.sigs):
         return plan
 
     def can(sig: Sig, result: bool, number: int) -> bool:
@@ -51,6 +53,7 @@ def apart(plan: Plan, schedule: KernelSchedule) -> set[tuple[int, int]]:
     return {pair for stages in users.values() for pair in pairwise(stages)}
 
 
-def _has_producers(sig: Sig, schedule: KernelSchedule) -> bool:
-    return getattr(schedule.sigs[sig.key], "family", "") in (
+def has_producers(sig: Sig, sigs: Mapping[str, Any]) -> bool:
+    """Whether its schedule has producer warps."""
+    return getattr(sigs[sig.key], "family", "") in (
         "wgmma", SWAPPED, *REGISTERS, "back_to_back")

@@ -214,11 +214,13 @@ struct Gemv {
   }
 
   // The same of x that other blocks may still be at: ask(words, m, k) asks for what a piece is made of,
-  // there(words) says whether it has come, piece(words, m, k) makes it. All pieces of a thread are on
-  // their way at once. The lanes of a warp stay together: a barrier is next.
-  template <class Words, class Ask, class There, class X, class Between>
+  // there(words) says whether it has come, piece(words, m, k) makes it. early(words, m, k) loads what
+  // else a piece is made of, which nobody writes any more. All pieces of a thread are on their way at
+  // once. The lanes of a warp stay together: a barrier is next.
+  template <class Words, class Ask, class Early, class There, class X, class Between>
   JM_DEVICE static void stage_flagged(unsigned char* smem, int k0, int ks, const Ask& ask,
-                                      const There& there, const X& piece, const Between& between) {
+                                      const Early& early, const There& there, const X& piece,
+                                      const Between& between) {
     constexpr int PER_ROW = PITCH / EX, TOTAL = M * PER_ROW;
     constexpr int TRIPS = (TOTAL + THREADS - 1) / THREADS, HELD = TRIPS < 4 ? TRIPS : 4;
     constexpr bool WHOLE = PITCH == KS && !K_TAIL;
@@ -236,6 +238,9 @@ struct Gemv {
     for (int first = thread_id(); first - lane_id() < TOTAL || !asked; first += HELD * THREADS) {
 #pragma unroll
       for (int i = 0; i < HELD; ++i) request(i, first + i * THREADS);
+#pragma unroll
+      for (int i = 0; i < HELD; ++i)
+        place(first + i * THREADS, [&](int m, int k) { early(words[i], m, k); });
       if (!asked) between();
       asked = true;
       wait_together(
