@@ -29,7 +29,7 @@ def supported_ops() -> str:
     """Every op of the registry: in a kernel, or left to XLA and why."""
     kinds = sorted(ops.UNARY | ops.BINARY | ops.TERNARY)
     taken = [k for k in kinds if k not in support.REFUSED_ELEMENTWISE]
-    own = ("elementwise", "stacked", "stored", "unknown", "window")
+    own = ("elementwise", "piece", "stacked", "stored", "unknown", "window")
     others = sorted(o for o in ir.REGISTRY if o not in own)
     refused = {cls.opcode: reason for cls, reason in support.REFUSED_OPS.items()}
     refused["while"] = "loops whose trips are not constant, or too many (see Limits)"

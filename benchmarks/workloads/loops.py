@@ -2,7 +2,8 @@
 
     python -m benchmarks.run --models=loop_table
 
-Recurrent networks, a running mean, solvers. ``batch`` multiplies the rows, or sequences.
+Recurrent networks, layers in a loop, a running mean, solvers. ``batch`` multiplies the rows, or
+sequences.
 """
 
 from __future__ import annotations
@@ -95,12 +96,43 @@ def runge_kutta(y: jax.Array, field: jax.Array) -> jax.Array:
     return lax.fori_loop(0, 10, step, y)
 
 
+def layers(x: jax.Array, heads: int, **weights: jax.Array) -> jax.Array:
+    """A causal transformer whose layers are a loop's trips. x: [s, n]; weights: of all layers, a
+    layer each place of dimension 0; the result: [s, n]."""
+    def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+        y = x.astype(jnp.float32)
+        y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + 1e-6)
+        return y.astype(x.dtype) * (1 + scale)
+
+    def layer(x: jax.Array, w: dict[str, jax.Array]) -> tuple[jax.Array, None]:
+        y = norm(x, w["first"])
+        q, k, v = ((y @ w[name]).reshape(1, x.shape[0], heads, -1) for name in "qkv")
+        y = jax.nn.dot_product_attention(q, k, v, is_causal=True)
+        x = x + y.reshape(x.shape) @ w["o"]
+        y = norm(x, w["second"])
+        return x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"], None
+
+    return lax.scan(layer, x, weights)[0]
+
+
 def _lstm(batch: int, trips: int, entering: int, hidden: int) -> Workload:
     return _loop(f"lstm_{batch}_{trips}_{entering}_{hidden}",
                  f"LSTM, {batch} sequences of {trips}, {entering} to {hidden}", lstm,
                  ((batch, trips, entering),), ((2, 6, 8),),
                  {"enter": (entering, 4 * hidden), "state": (hidden, 4 * hidden),
                   "bias": (4 * hidden,)}, {"enter": (8, 32), "state": (8, 32), "bias": (32,)})
+
+
+def _layers(count: int, rows: int, wide: int) -> Workload:
+    def shapes(count: int, n: int) -> dict[str, tuple[int, ...]]:
+        return {**dict.fromkeys("qkvo", (count, n, n)), "gate": (count, n, 4 * n),
+                "up": (count, n, 4 * n), "down": (count, 4 * n, n), "first": (count, n),
+                "second": (count, n)}
+
+    return _loop(f"layers_{count}_{rows}_{wide}",
+                 f"{count} layers in a loop, {rows} rows of {wide}",
+                 partial(layers, heads=max(wide // 64, 1)), ((rows, wide),), ((4, 64),),
+                 shapes(count, wide), shapes(2, 64))
 
 
 def _rnn(batch: int, trips: int, hidden: int) -> Workload:
@@ -112,6 +144,7 @@ def _rnn(batch: int, trips: int, hidden: int) -> Workload:
 
 WORKLOADS: tuple[Workload, ...] = (
     _lstm(1, 60, 512, 512), _lstm(16, 60, 64, 128), _lstm(64, 100, 128, 256),
+    _layers(12, 128, 768), _layers(12, 1, 1024),
     _rnn(1, 128, 256), _rnn(64, 32, 1024), _rnn(2048, 16, 1024),
     _loop("running_mean_256_100_1024", "running mean, 256 sequences of 100", running_mean,
           ((256, 100, 1024),), ((2, 6, 8),), {}, {}),

@@ -383,10 +383,11 @@ def _emit_flagged_x(w: Writer, code: DotCode, pointers: Mapping[Value, str],
     made.line("return out;")
     epoch = next(f"{pointers[v]}.epoch" for v in body.inputs if v in flagged)
     members = " ".join(f"{kind} {name};" for name, kind in (*asked.values(), *others.values()))
-    there = " && ".join(f"x.{name}.all_there({epoch})" for name, _ in asked.values())
+    there = " && ".join(f"x.{name}.all_there({epoch})" for name, _ in asked.values()) or "true"
     w.line(f"struct XWords {{ {members} }};")
+    # Elements that are the same for all of a piece are waited for where they are used.
     with w.block("const auto ask_x = [&](XWords& x, int m, int k)", "};"):
-        w.line("(void)m;")
+        w.line("(void)x, (void)m;")
         w.extend(ask)
     with w.block("const auto early_x = [&](XWords& x, int m, int k)", "};"):
         w.line("(void)x, (void)m, (void)k;")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_counted_loops import gru, lstm, training, two_ways
+from test_layers_in_a_loop import inputs, layers
 
 import jaxmono
 
@@ -57,3 +58,19 @@ def test_a_training_step_is_one_kernel(dtype: Any, trips: int, batch: int, width
             error = np.linalg.norm(np.asarray(ours, np.float64) - exact)
             allowed = np.linalg.norm(np.asarray(theirs, np.float64) - exact)
             assert error <= 1.1 * allowed + 1e-6 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize(("dtype", "rows", "wide"), [(BF16, 128, 768), (BF16, 1, 512),
+                                                     (F32, 64, 256)])
+def test_layers_in_a_loop_are_one_kernel(dtype: Any, rows: int, wide: int) -> None:
+    x, weights = inputs(6, rows, wide, dtype)
+    with jax.default_matmul_precision("highest"):
+        exact = np.asarray(jax.jit(layers)(*jax.tree.map(lambda v: v.astype(F32), (x, weights))),
+                           np.float64)
+    theirs = np.asarray(jax.jit(layers)(x, weights), np.float64)
+    compiled = jaxmono.jit(layers).lower(x, weights).compile()
+    assert compiled.explain().kernels == 1
+    for _ in range(5):
+        ours = np.asarray(compiled(x, weights), np.float64)
+        error, allowed = np.linalg.norm(ours - exact), np.linalg.norm(theirs - exact)
+        assert error <= 1.1 * allowed + 1e-6 * np.linalg.norm(exact)

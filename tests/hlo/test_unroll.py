@@ -186,6 +186,11 @@ def layers(x: X, w: X) -> X:
     return lax.scan(lambda c, v: (c @ v, None), x[0], jnp.broadcast_to(w * 1.5, (6, 256, 256)))
 
 
+def given_layers(x: X, w: X) -> X:
+    """Their weights lie in one array."""
+    return lax.scan(lambda c, v: (jnp.tanh(c @ v), None), x, w)[0]
+
+
 def stacked(x: X, w: X) -> X:
     return lax.scan(lambda c, now: (c @ w, (now * 2, c, c + now)), x[0], x)
 
@@ -200,6 +205,7 @@ def stacked(x: X, w: X) -> X:
     (stacked, (Spec((100, 1, 3), F32), Spec((3, 3), F32)), "its 100 trips write 300 pieces"),
     (stacked, (Spec((100, 4, 8), F32), SHAPES[1]), None),
     (layers, (Spec((2, 4, 256), F32), Spec((256, 256), F32)), "takes other weights in each trip"),
+    (given_layers, (Spec((4, 256), F32), Spec((6, 256, 256), F32)), None),
     (rnn, SHAPES, None), (counter_is_used, SHAPES, None)])
 def test_what_is_not_taken_apart(fn: Callable[..., X], shapes: tuple[Spec, ...],
                                  reason: str | None) -> None:

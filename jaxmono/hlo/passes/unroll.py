@@ -43,7 +43,7 @@ SMALL = 16 * 1024
 (fusion/flags.py), which cannot lie with others: an RNN of one row and 256 states took 1.7 us a trip
 on an H200 so, and 2.2 where the next trip reads the piece."""
 MAX_WEIGHTS = 1 << 16
-"""Bytes of a part of an array that a product may take in each trip: it is computed on the way
+"""Bytes of a part of an array that a product may take in each trip where it is computed on the way
 there, which suits what a recurrent network reads, and not a layer's weights."""
 MAX_CHAIN = 128
 """Element-wise ops of all trips that are one chain."""
@@ -67,20 +67,29 @@ def refusal(loop: ops.While, producer: Mapping[Value, Op]) -> str | None:
     if pieces > MAX_PIECES:
         return f"its {found.trips} trips write {pieces} pieces of arrays that begin at no " \
             f"multiple of {PIECE_BYTES} bytes; a kernel takes up to {MAX_PIECES}"
-    if any(_other_weights(loop.body, o) for o in loop.body.ops):
-        return "a product in it takes other weights in each trip, which is not generated yet"
+    if any(_made_weights(loop, found, o, producer) for o in loop.body.ops):
+        return "a product in it takes other weights in each trip, and they lie in no array that " \
+            "the program is given"
     return None
 
 
-def _other_weights(body: Graph, op: Op) -> bool:
-    """Whether a contraction reads much that lies elsewhere in each trip: layers in a loop, say."""
+def _made_weights(loop: ops.While, found: Counted, op: Op, producer: Mapping[Value, Op]) -> bool:
+    """Whether a contraction reads much that is elsewhere in each trip, at no place that is known
+    (layers in a loop have their weights in arrays that the program is given)."""
     if not isinstance(op, ops.DotGeneral | ops.Convolution):
         return False
+    body = loop.body
     for v in op.inputs:
         made = body.producer.get(v)
         while isinstance(made, _MOVES):
             made = body.producer.get(made.inputs[0])
-        if isinstance(made, ops.DynamicSlice) and v.type.nbytes > MAX_WEIGHTS:
+        if not isinstance(made, ops.DynamicSlice) or v.type.nbytes <= MAX_WEIGHTS:
+            continue
+        whole = _without_reshapes(body.producer, made.operand)
+        if whole in body.inputs and body.outputs[i := body.inputs.index(whole)] is whole:
+            whole = _without_reshapes(producer, loop.args[i])
+        if whole in producer or whole in body.producer or whole in body.inputs \
+                or made.result.type.nbytes % PIECE_BYTES or not sliced(loop, found, made):
             return True
     return False
 
