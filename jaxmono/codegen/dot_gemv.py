@@ -27,7 +27,7 @@ from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.team import block_team, warp_team
-from jaxmono.codegen.traverse import Access, access, dynamics, sources, walk
+from jaxmono.codegen.traverse import Access, Lane, access, dynamics, sources, walk
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
 from jaxmono.fusion.plan import Store
@@ -71,14 +71,16 @@ def _whole_pieces(code: DotCode, param: Value) -> bool:
     """Whether 16 bytes of x are computed from vectors of as many elements, at places that no memory
     tells, and from the same ones everywhere: what a pad puts in place of an element lies outside of
     the buffer, and nobody ever writes what would be waited for there. An element of ``param`` for
-    all of a piece would not be asked for with the others, but waited for by each lane alone."""
+    all of a piece (a head's, say) would not be asked for with the others, but waited for by each
+    lane alone."""
     body, x, k = code.sig.body, code.lhs, code.form.k
     assert code.element is not None
     piece = 16 // code.element.itemsize
-    nodes = list(walk(body, [(x.value, x.index)]))
+    nodes, lane = list(walk(body, [(x.value, x.index)])), Lane(k, piece)
     return k.size % piece == 0 and not any(
         n.guards or dynamics(n.index) or (
-            n.value is param and not any(i.depends_on(k) for i in n.index)) for n in nodes) and \
+            n.value is param and access(lane.split(linearize(n.index, param.type.dims)), lane)
+            is not Access.CONTIGUOUS) for n in nodes) and \
         vector_width(body, [(x.value, x.index)], [], k, limit=piece) == piece
 
 
@@ -383,9 +385,8 @@ def _emit_flagged_x(w: Writer, code: DotCode, pointers: Mapping[Value, str],
     made.line("return out;")
     epoch = next(f"{pointers[v]}.epoch" for v in body.inputs if v in flagged)
     members = " ".join(f"{kind} {name};" for name, kind in (*asked.values(), *others.values()))
-    there = " && ".join(f"x.{name}.all_there({epoch})" for name, _ in asked.values()) or "true"
+    there = " && ".join(f"x.{name}.all_there({epoch})" for name, _ in asked.values())
     w.line(f"struct XWords {{ {members} }};")
-    # Elements that are the same for all of a piece are waited for where they are used.
     with w.block("const auto ask_x = [&](XWords& x, int m, int k)", "};"):
         w.line("(void)x, (void)m;")
         w.extend(ask)

@@ -37,7 +37,8 @@ PIECE_BYTES = 16
 """Pieces of multiples of this lie one behind the other: no load has to know that it reads one."""
 MAX_COPIED = 4 << 20
 """Bytes of an array that is stored for trips to read it piece by piece: 2 us in one stage. Of
-larger ones each trip computes what it needs, at a place that its number tells."""
+larger ones each trip computes what it needs, at a place that its number tells; of transposed ones
+as well (CRNN b8 on an H200: 231 us so, 299 with a copy)."""
 SMALL = 16 * 1024
 """Elements of a value that goes from trip to trip without a grid barrier, in words with flags
 (fusion/flags.py), which cannot lie with others: an RNN of one row and 256 states took 1.7 us a trip
@@ -201,7 +202,7 @@ class _Trips:
         if isinstance(made, ops.Stacked) and made.args[0].type.size == t.size:
             return self.walk.reshape(made.args[index], t.shape)
         if made is not None and not isinstance(made, ops.Stored | ops.Stacked):
-            if isinstance(made, ops.Constant) or v.type.nbytes > MAX_COPIED:
+            if isinstance(made, ops.Constant | ops.Transpose) or v.type.nbytes > MAX_COPIED:
                 return None
             if v not in self.whole:
                 self.whole[v] = self.walk.emit1(ops.Stored, v.type, operand=v)
