@@ -72,7 +72,8 @@ def _whole_pieces(code: DotCode, param: Value) -> bool:
     tells, and from the same ones everywhere: what a pad puts in place of an element lies outside of
     the buffer, and nobody ever writes what would be waited for there. An element of ``param`` for
     all of a piece (a head's, say) would not be asked for with the others, but waited for by each
-    lane alone."""
+    lane alone, in front of a barrier of the block: a kernel hung so on an H200
+    (`wait_together`)."""
     body, x, k = code.sig.body, code.lhs, code.form.k
     assert code.element is not None
     piece = 16 // code.element.itemsize

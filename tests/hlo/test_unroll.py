@@ -152,6 +152,21 @@ def test_what_trips_before_have_left_is_read_where_it_lies() -> None:
     assert set(read) == {graph.inputs[0]}
 
 
+@pytest.mark.parametrize(("trips", "products"), [(5, 1), (3, 3)])
+def test_what_all_trips_multiply_is_one_product(trips: int, products: int) -> None:
+    """But if they do not read all of it."""
+    def fn(x: X, w: X) -> X:
+        return lax.fori_loop(0, trips, lambda i, c: jnp.tanh(
+            c + lax.dynamic_index_in_dim(x, i, 0, keepdims=False) @ w), x[0])
+
+    graph = unrolled(fn)
+    assert sum(isinstance(o, ops.DotGeneral) for o in graph.ops) == products
+    rng = np.random.default_rng(0)
+    given = [rng.standard_normal(s.shape).astype(np.float32) for s in SHAPES]
+    np.testing.assert_allclose(evaluate(graph, given)[0], fn(*map(jnp.asarray, given)),
+                               rtol=1e-5, atol=1e-6)
+
+
 def test_what_is_computed_is_stored_first() -> None:
     graph = unrolled(lambda x, w: rnn(jnp.flip(x, 0) * 2, w))
     read = {o.operand for o in graph.ops if isinstance(o, ops.Piece)}

@@ -215,7 +215,8 @@ class _Trips:
             dot(x[i] [b,k], w [k,n])  ──►  piece(stored(dot(x [t*b,k], w)), i)
         """
         read = self.body.producer.get(_without_reshapes(self.body.producer, o.lhs))
-        if not isinstance(read, ops.DynamicSlice) or read not in self.places or o.lhs_batch \
+        if not isinstance(read, ops.DynamicSlice) or o.lhs_batch \
+                or sorted(self.places.get(read, ())) != list(range(read.operand.type.dims[0])) \
                 or not self._is_constant(read.operand) or not self._is_constant(o.rhs):
             return None
         *rows, k = o.lhs.type.dims
