@@ -8,7 +8,7 @@ equal spaces in one stage that read the same buffers are merged.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from jaxmono.fusion import cost
 from jaxmono.fusion.dots import dot_dims
@@ -155,11 +155,12 @@ def _chains(state: State, holders: dict[Op, list[Draft]],
     return weights, counts, reading
 
 
-def _taps(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, frozenset[Op]]:
-    """Per floating value: slices that one element of it is computed of, not many more than
-    `STENCIL_LOADS`."""
-    out: dict[Value, frozenset[Op]] = {}
-    none = frozenset[Op]()
+def _taps(state: State, holders: Mapping[Op, Sequence[Draft]],
+          ) -> dict[Value, frozenset[Hashable]]:
+    """Per floating value: different slices, or slices of slices, that one element of it is computed
+    of, not many more than `STENCIL_LOADS`."""
+    out: dict[Value, frozenset[Hashable]] = {}
+    none = frozenset[Hashable]()
     for op in state.graph.ops:
         if op in holders or isinstance(op, (ops.Stored, *IN_MEMORY)):
             continue
@@ -167,14 +168,14 @@ def _taps(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, fr
         found = max(of, key=len, default=none)
         if not isinstance(op, ops.Concatenate) and len(found) < STENCIL_LOADS:
             found = none.union(*of)
-        if isinstance(op, ops.Slice) and not found:
-            found = frozenset([op])
+        if isinstance(op, ops.Slice):
+            found = frozenset((op, x) for x in found) or frozenset([op])
         out.update(dict.fromkeys(op.results, found))
     return out
 
 
-def _is_stencil(op: Op, taps: Mapping[Value, Collection[Op]], sinks: Mapping[Value, frozenset[int]],
-                contractions: frozenset[int]) -> bool:
+def _is_stencil(op: Op, taps: Mapping[Value, Collection[Hashable]],
+                sinks: Mapping[Value, frozenset[int]], contractions: frozenset[int]) -> bool:
     """Whether a contraction waits for elements that each take many slices, as those of a depthwise
     convolution do.
 
