@@ -15,11 +15,12 @@ from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.sig_code import SigCode
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import Plan, Sig
+from jaxmono.hlo.ops import PIECE_BYTES
 
 UNIT = 256
 """Workspaces begin at multiples of it."""
-STEP = 16
-"""Offsets are counted in these bytes in reference tables: each part of a buffer begins at one."""
+STEP = PIECE_BYTES
+"""Offsets are counted in these bytes in reference tables (device/kernel.cuh)."""
 _OWN_MAIL_BYTES = 1 << 20
 """Of all mailboxes of a Sig, up to which each group has its own."""
 

@@ -29,7 +29,7 @@ def sync_edges(buffers: Sequence[Buffer], stages: Sequence[Stage]) -> tuple[Sync
         for g in stage.groups:
             for b in g.params:
                 for o in touching[b]:
-                    if o in writers and (o == b or whole.get(o) == b or whole.get(b) == o
+                    if o in writers and (whole.get(o, o) == whole.get(b, b)
                                          or _aliased(spans, o, b)):
                         out[(writers[o].id, g.id, b, "raw")] = None
         for g in stage.groups:

@@ -73,7 +73,8 @@ def _join(state: State, op: Op) -> bool:
 
 
 def _kept(state: State, op: Op) -> bool:
-    """Whether a group may write what has to be stored as it has it."""
+    """Whether a group may write what has to be stored as it has it; what is stored already is to
+    lie elsewhere as well, by a copy."""
     if not isinstance(op, ops.Stored):
         return False
     made = state.graph.producer.get(op.operand)

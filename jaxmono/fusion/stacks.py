@@ -21,4 +21,6 @@ def pieces(graph: Graph) -> dict[Value, ops.Piece]:
 
 def written_by(graph: Graph) -> dict[Value, tuple[Value, ...]]:
     """Of values that no group writes as they are, those that hold their bytes."""
-    return {**stacks(graph), **{v: (o.operand,) for v, o in pieces(graph).items()}}
+    stacked = stacks(graph)
+    return {**stacked, **{v: stacked.get(o.operand, (o.operand,))
+                          for v, o in pieces(graph).items()}}

@@ -33,9 +33,6 @@ from jaxmono.fusion.spans import Span, overlap, overlaps
 from jaxmono.fusion.walk import leaves
 from jaxmono.hlo import ops
 
-PART_ALIGNMENT = 16
-"""Bytes; of the widest loads."""
-
 
 def verify(plan: Plan) -> None:
     """Raises PlanError, naming the group and the buffer, if the plan breaks a rule."""
@@ -115,13 +112,14 @@ def _parts(plan: Plan) -> dict[int, list[int]]:
 
 def _holders(plan: Plan) -> dict[int, list[int]]:
     """The buffers that groups write, of each buffer that they may read: itself, its parts, or what
-    it is a part of."""
+    it is a part of (of which there are parts, those with bytes of it)."""
     parts = _parts(plan)
     own = {b for of in parts.values() for b in of}
     out: dict[int, list[int]] = {}
     for b in plan.buffers:
         i = b.index if b.place is Place.PART and b.id not in own else b.id
-        out[b.id] = parts.get(i, [i])
+        out[b.id] = [p for p in parts.get(i, [i])
+                     if p == i or overlap(span(plan, plan.buffers[p]), span(plan, b))]
     return out
 
 
@@ -133,7 +131,7 @@ def _check_parts(plan: Plan) -> None:
         if b.place is not Place.PART or b.id in written:
             continue
         whole = plan.buffers[b.index]
-        if whole.place is Place.PART or b.offset < 0 or b.offset % PART_ALIGNMENT \
+        if whole.place is Place.PART or b.offset < 0 or b.offset % ops.PIECE_BYTES \
                 or b.offset + b.type.nbytes > whole.type.nbytes:
             raise PlanError(f"buffer b{b.id} at byte {b.offset} is no part of b{whole.id}")
         if b.last > whole.last:
@@ -143,7 +141,7 @@ def _check_parts(plan: Plan) -> None:
         if b.place not in (Place.SCRATCH, Place.OUTPUT) or b.alias is not None:
             raise PlanError(f"buffer b{whole} ({b.place.value}) cannot have parts")
         for p in (plan.buffers[i] for i in parts):
-            if p.offset != end or p.offset % PART_ALIGNMENT:
+            if p.offset != end or p.offset % ops.PIECE_BYTES:
                 raise PlanError(f"buffer b{p.id} begins at byte {p.offset} of b{whole}, the part "
                                 f"before it ends at {end}")
             if p.last < b.last:

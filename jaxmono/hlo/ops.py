@@ -343,6 +343,10 @@ class Stored(Op):
     operand: Value = ir.operand()
 
 
+PIECE_BYTES = 16
+"""Parts of arrays in memory begin at multiples of it: no load has to know that it reads one."""
+
+
 @op("stacked")
 class Stacked(Op):
     """Concatenation along dimension 0, jaxmono's own, of `Stored` arrays that lie one behind the
@@ -353,8 +357,9 @@ class Stacked(Op):
 
 @op("piece")
 class Piece(Op):
-    """The ``index``-th piece of the result's size, jaxmono's own, of a graph's input or a `Stored`
-    array: read where it lies, by code that does not differ from that of another piece."""
+    """The ``index``-th piece of the result's size, jaxmono's own, of a graph's input or an array
+    that is `Stored` or `Stacked`: read where it lies, by code that does not differ from that of
+    another piece."""
 
     operand: Value = ir.operand()
     index: int = ir.attribute()

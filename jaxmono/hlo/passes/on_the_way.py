@@ -20,7 +20,7 @@ from jaxmono.hlo.ir import Graph, Op, Value
 MOVES = (ops.Reshape, ops.Transpose, ops.Convert)
 MAX_ELEMENTS = 2048
 """Of the state, that a task of the contraction computes: 8 of a thread, of some 80 instructions
-each, take as long as a quarter of a stage."""
+each, take about a quarter of a stage by that count."""
 TILE_ROWS = 16
 """Of a task of a contraction with many rows, at least."""
 _POINTWISE = (ops.Elementwise, ops.Compare, ops.Convert, ops.Constant, ops.BroadcastInDim,
@@ -68,6 +68,12 @@ def _takes_slices(body: Graph, v: Value) -> bool:
 
 
 def _behind_a_contraction(body: Graph, v: Value) -> bool:
-    o = body.producer.get(v)
-    return isinstance(o, ops.DotGeneral) or (isinstance(o, _POINTWISE) and any(
-        _behind_a_contraction(body, a) for a in o.inputs))
+    todo, seen = [v], {v}
+    while todo:
+        o = body.producer.get(todo.pop())
+        if isinstance(o, ops.DotGeneral):
+            return True
+        if isinstance(o, _POINTWISE):
+            todo += [a for a in o.inputs if a not in seen]
+            seen.update(o.inputs)
+    return False

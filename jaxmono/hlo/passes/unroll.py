@@ -33,8 +33,6 @@ trips, 31 and 35 ops each."""
 MAX_PIECES = 256
 """Of what trips write to places of their own and is put together behind the last one: code chooses
 among the pieces, for each element."""
-PIECE_BYTES = 16
-"""Pieces of multiples of this lie one behind the other: no load has to know that it reads one."""
 MAX_COPIED = 4 << 20
 """Bytes of an array that is stored for trips to read it piece by piece: 2 us in one stage. Of
 larger ones each trip computes what it needs, at a place that its number tells; of transposed ones
@@ -67,7 +65,7 @@ def refusal(loop: ops.While, producer: Mapping[Value, Op]) -> str | None:
                                for i, v in enumerate(loop.args))
     if pieces > MAX_PIECES:
         return f"its {found.trips} trips write {pieces} pieces of arrays that begin at no " \
-            f"multiple of {PIECE_BYTES} bytes; a kernel takes up to {MAX_PIECES}"
+            f"multiple of {ops.PIECE_BYTES} bytes; a kernel takes up to {MAX_PIECES}"
     if any(_made_weights(loop, found, o, producer) for o in loop.body.ops):
         return "a product in it takes other weights in each trip, and they lie in no array that " \
             "the program is given"
@@ -90,14 +88,19 @@ def _made_weights(loop: ops.While, found: Counted, op: Op, producer: Mapping[Val
         if whole in body.inputs and body.outputs[i := body.inputs.index(whole)] is whole:
             whole = _without_reshapes(producer, loop.args[i])
         if whole in producer or whole in body.producer or whole in body.inputs \
-                or made.result.type.nbytes % PIECE_BYTES or not sliced(loop, found, made):
+                or not _is_piece(made.result.type.nbytes) or not sliced(loop, found, made):
             return True
     return False
 
 
 def _lie_together(t: TensorType, found: Counted) -> bool:
     """Whether the pieces that trips write of an array can lie there, each from its trip on."""
-    return bool(t.nbytes) and t.nbytes // found.trips % PIECE_BYTES == 0
+    return _is_piece(t.nbytes // found.trips)
+
+
+def _is_piece(nbytes: int) -> bool:
+    """Whether arrays of so many bytes can lie one behind the other."""
+    return nbytes > 0 and nbytes % ops.PIECE_BYTES == 0
 
 
 def unroll(graph: Graph) -> Graph:
@@ -133,8 +136,7 @@ class _Trips:
         self.computed: dict[Value, Value] = {}  # of the body's inputs, what products compute
         self.on_the_way = on_the_way(loop.body)
         self.places = {o: places for o in loop.body.ops if isinstance(o, ops.DynamicSlice)
-                       and o.result.type.nbytes and o.result.type.nbytes % PIECE_BYTES == 0
-                       and (places := sliced(loop, found, o))}
+                       and _is_piece(o.result.type.nbytes) and (places := sliced(loop, found, o))}
         self.first = loop.args
         self.products: dict[Op, Value] = {}  # of what all trips read, by an op of the body
         self.whole: dict[Value, Value] = {}  # arrays in memory, of which trips read pieces
@@ -221,7 +223,7 @@ class _Trips:
             return None
         *rows, k = o.lhs.type.dims
         if o.lhs_contract != (len(rows),) or read.result.type.dims[-1] != k \
-                or o.result.type.nbytes % PIECE_BYTES or len(o.rhs_contract) != 1:
+                or not _is_piece(o.result.type.nbytes) or len(o.rhs_contract) != 1:
             return None
         if o not in self.products:
             b, given = self.walk, dict(zip(self.body.inputs, self.first, strict=True))
