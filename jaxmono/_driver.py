@@ -1,7 +1,7 @@
 """The driver: from the imported Graph of one call site to its compiled kernels.
 
-    raw Graph -> regions -> per region: simplify -> verify -> key -> cache, or plan -> verify ->
-    generate -> cache
+    raw Graph -> scopes -> regions -> per region: simplify -> verify -> key -> cache, or plan ->
+    verify -> generate -> cache
 
 The primitive's lowering calls `Driver.compile_regions` and emits what it returns. A region that
 fails is one warning line, and XLA runs it, unless ``on_unsupported="error"``.
@@ -10,7 +10,7 @@ fails is one warning line, and XLA runs it, unless ``on_unsupported="error"``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -19,15 +19,26 @@ from jaxmono._build import Built, Compilers, Job, begin, build, compilers
 from jaxmono._config import Config
 from jaxmono._device import Facts, facts_for
 from jaxmono._errors import CompileError, JaxmonoError, UnsupportedError, warn
-from jaxmono._explain import KernelReport, Refusal, Report
+from jaxmono._explain import KernelReport, Refusal, Report, Work
+from jaxmono._scopes import Scope, find_scopes
 from jaxmono.custom_call.compiler import CompileResult, Region, set_compiler
 from jaxmono.custom_call.options import Options
-from jaxmono.fusion.regions import NOT_STITCHED, find_regions
+from jaxmono.fusion.regions import NOT_STITCHED
 from jaxmono.hlo.fingerprint import fingerprint
 from jaxmono.hlo.importer import Imported
 from jaxmono.hlo.ir import Op
 
 _log = _logging.get("driver")
+
+
+@dataclass(frozen=True, eq=False)
+class Taken:
+    """The live ops of a kernel, each in the first one that computes it, and the scope's `runs` and
+    `within`."""
+
+    ops: tuple[Op, ...]
+    runs: int = 1
+    within: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +48,7 @@ class Outcome:
     Attributes:
       symbol: the function in its module; ``name``: as the user knows it.
       built: one per kernel, in program order.
-      taken: the live ops of each kernel, each in the first one that computes it.
+      taken: what each kernel computes.
       refused: the ops that XLA runs.
       live: all ops that matter.
       note: why XLA runs the whole function, or "".
@@ -49,7 +60,7 @@ class Outcome:
     options: Options
     facts: Facts
     built: tuple[Built, ...]
-    taken: tuple[tuple[Op, ...], ...]
+    taken: tuple[Taken, ...]
     refused: tuple[Refusal, ...]
     live: tuple[Op, ...]
     note: str
@@ -57,8 +68,8 @@ class Outcome:
     @cached_property
     def report(self) -> Report:
         """Made when asked for: it may have to plan what came from the cache."""
-        kernels = tuple(_kernel_report(b, self.facts, ops)
-                        for b, ops in zip(self.built, self.taken, strict=True))
+        kernels = tuple(_kernel_report(b, self.facts, taken)
+                        for b, taken in zip(self.built, self.taken, strict=True))
         return Report(self.platform, self.options.interpret, self.options.mode,
                       0 if self.note else len(kernels), kernels, self.refused,
                       _measure.work(self.live), self.note)
@@ -89,13 +100,10 @@ class Driver:
         if not facts.here and not plan_only:
             raise CompileError(f"this process has no GPU to compile {platform} kernels for; lower "
                                f"the program where such a GPU is")
-        outcome, regions = _run(imported, options, platform, plan_only=plan_only)
+        outcome, result = _run(imported, options, platform, plan_only=plan_only)
         if collector is not None:
             collector.outcomes.append(outcome)
-        if plan_only:
-            return CompileResult(report=outcome)
-        programs = tuple(b.program for b in outcome.built if b.program is not None)
-        return CompileResult(regions, programs, outcome)
+        return CompileResult(report=outcome) if plan_only else result
 
     def observe(self, imported: Callable[[], Imported], options: Options, platform: str,
                 note: str) -> None:
@@ -116,7 +124,7 @@ class Driver:
 
 
 def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool,
-         note: str = "") -> tuple[Outcome, tuple[Region, ...]]:
+         note: str = "") -> tuple[Outcome, CompileResult]:
     """Builds every region; one that fails is left to XLA with a warning.
 
     When only planning, nothing raises or warns: the report tells it.
@@ -126,18 +134,19 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
     facts = facts_for(platform, interpret=options.interpret)
     graph = imported.graph
     name = _measure.function_name(graph.name, options)
-    live = _measure.live_ops(graph)
-    found, reasons = find_regions(graph, options.mode, facts.device)
-    refused = [_refusal(op, reason) for op, reason in reasons if op in live]
+    root = find_scopes(imported, options.mode, facts.device)
+    scopes = list(root.walk())
+    refused = [_refusal(op, reason) for scope in scopes for op, reason in scope.refused]
     strict = options.on_unsupported == "error" and not plan_only
     unsupported = [r for r in refused if r.reason != NOT_STITCHED]
     if unsupported and strict:
         raise UnsupportedError(_unsupported(name, unsupported))
     built: list[Built] = []
-    taken: list[tuple[Op, ...]] = []
+    taken: list[Taken] = []
     counted: set[Op] = set()
-    regions: list[Region] = []
-    graphs = [region.subgraph(graph) for region in found]
+    parts: dict[Scope, list[tuple[Region, Built]]] = {scope: [] for scope in scopes}
+    found = [(scope, region) for scope in scopes for region in scope.regions]
+    graphs = [region.subgraph(scope.graph) for scope, region in found]
     # Equal regions (those of repeated layers) are one kernel, built once and launched often.
     keys = [fingerprint(g) for g in graphs]
     distinct = list(dict.fromkeys(keys))
@@ -151,10 +160,11 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
     with compilers(facts, config, 0 if plan_only else len(distinct)) as pool:
         builds = {key: _begun(job(key), config, pool) if pool else
                   partial(build, job(key), config, plan_only=plan_only) for key in distinct}
-        for region, key in zip(found, keys, strict=True):
+        for (scope, region), key in zip(found, keys, strict=True):
             kernel = _measure.kernel_name(name, distinct.index(key), len(distinct))
+            live = set(scope.live)
             mine = tuple(op for j in region.op_indices
-                         if (op := graph.ops[j]) in live and op not in counted)
+                         if (op := scope.graph.ops[j]) in live and op not in counted)
             try:
                 if key in made:
                     built.append(replace(made[key], phases={}, cached=True))
@@ -172,14 +182,25 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
                          f"XLA runs it, with the same results. JAXMONO_LOGS=debug shows where it "
                          f"failed; on_unsupported='error' raises", stacklevel=3)
                 continue
-            taken.append(mine)
+            taken.append(Taken(mine, scope.runs, scope.within))
             counted.update(mine)
-            regions.append(Region(region.op_indices, region.inputs, region.outputs))
+            parts[scope].append((Region(region.op_indices, region.inputs, region.outputs),
+                                 built[-1]))
     outcome = Outcome(graph.name, name, platform, options, facts, tuple(built), tuple(taken),
-                      tuple(refused), tuple(live), note)
+                      tuple(refused), root.live, note)
     _log.info("%s: %d kernels (%d cached), %d ops left to XLA, %.3f s", name, len(built),
               sum(b.cached for b in built), len(refused), time.perf_counter() - start)
-    return outcome, tuple(regions)
+    return outcome, replace(_result(root, parts), report=outcome)
+
+
+def _result(scope: Scope, parts: Mapping[Scope, Sequence[tuple[Region, Built]]]) -> CompileResult:
+    """What the lowering needs of a scope and those inside it."""
+    inside = {op: tuple(_result(s, parts) if s is not None else None for s in inner)
+              for op, inner in scope.inner.items()}
+    return CompileResult(tuple(region for region, _ in parts[scope]),
+                         tuple(b.program for _, b in parts[scope] if b.program is not None),
+                         {op: results for op, results in inside.items()
+                          if any(r is not None and r.all_programs() for r in results)})
 
 
 def _begun(job: Job, config: Config, pool: Compilers) -> Callable[[], Built]:
@@ -199,8 +220,9 @@ def _refusal(op: Op, reason: str) -> Refusal:
     return Refusal(_measure.op_name(op), str(op.loc), reason)
 
 
-def _kernel_report(built: Built, facts: Facts, ops: tuple[Op, ...]) -> KernelReport:
+def _kernel_report(built: Built, facts: Facts, taken: Taken) -> KernelReport:
     plan, program = built.plan, built.program
+    once = _measure.work(taken.ops) if taken.runs else Work()
     known = program.resources if program is not None else {}
     spills = [known[k] for k in ("spill_stores", "spill_loads") if k in known]
     return KernelReport(
@@ -212,12 +234,12 @@ def _kernel_report(built: Built, facts: Facts, ops: tuple[Op, ...]) -> KernelRep
         scratch_bytes=program.scratch_bytes if program is not None else plan.scratch_bytes,
         predicted_us=_measure.predicted_us(plan, facts.device),
         floor_us=_measure.floor_us(plan, facts.device),
-        work=_measure.work(ops),
+        work=replace(once, bytes=once.bytes * taken.runs, flops=once.flops * taken.runs),
         compile_seconds=built.seconds if program is not None else None,
         cached=built.cached if program is not None else None,
         registers=known.get("registers"),
         spill_bytes=sum(spills) if spills else None,
-        notes=plan.notes,
+        notes=(*plan.notes, *([f"in the {taken.within}"] if taken.within else [])),
         schedules=_schedules(built) if program is not None else None,
     )
 

@@ -19,7 +19,7 @@ class UnknownWorkload(ValueError):
     """No workload has that name; the message lists those that come near, and all."""
 
 
-FURTHER = ("kernels", "exact", "quantised", "reduces", "depthwise", "loops")
+FURTHER = ("kernels", "exact", "quantised", "reduces", "depthwise", "loops", "control")
 """Files whose workloads are measured only where they are asked for."""
 
 

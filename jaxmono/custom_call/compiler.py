@@ -6,14 +6,14 @@ here by whoever owns it, and the lowering calls whatever is there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from jaxmono.codegen.program import Program
 from jaxmono.custom_call.options import Options
 from jaxmono.hlo.importer import Imported
-from jaxmono.hlo.ir import Value
+from jaxmono.hlo.ir import Op, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,15 +35,25 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class CompileResult:
-    """Attributes:
-      regions: what runs as kernels; empty: the whole function stays with XLA.
+    """Of a function, or of a region of an op that XLA runs (a loop's body, a branch).
+
+    Attributes:
+      regions: what runs as kernels.
       programs: one per region.
+      inside: the same of what ops of this graph run, in the order of `Origin.regions`; None where
+        nothing changes. Empty, as ``regions``: the whole function stays with XLA.
       report: the compiler's own account; the lowering does not look at it.
     """
 
     regions: tuple[Region, ...] = ()
     programs: tuple[Program, ...] = ()
+    inside: Mapping[Op, tuple[CompileResult | None, ...]] = field(default_factory=dict)
     report: Any = None
+
+    def all_programs(self) -> tuple[Program, ...]:
+        """Those inside, too."""
+        return (*self.programs, *(p for results in self.inside.values() for r in results if r
+                                  for p in r.all_programs()))
 
 
 class Compiler(Protocol):

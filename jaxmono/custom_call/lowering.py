@@ -121,11 +121,11 @@ def _replace_body(ctx: LoweringRuleContext, function: ir.Operation, options: Opt
             return
         graph = imported()
         result = compiler.compile_regions(graph, options, platform)
-        if result.regions:
+        if result.regions or result.inside:
             registration.register(platform)
-            for program in result.programs:
+            for program in result.all_programs():
                 registration.probe(program)
-            stitch.rewrite(function, graph, result.regions, result.programs)
+            stitch.rewrite(function, graph, result)
     except (ConfigError, UnsupportedError):
         raise
     except Exception as error:

@@ -8,7 +8,9 @@
     }
 
 Ops are emitted on demand, from the outputs and side effects backwards, so that what only kernels
-need disappears, and what both need (a constant) stays.
+need disappears, and what both need (a constant) stays. A loop that XLA runs is emitted as it was,
+and then the body of the copy is rewritten the same way (the one that it was imported from may be in
+a function that others call).
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jaxmono import _config
 from jaxmono._errors import CompileError
 from jaxmono.codegen.program import Program
-from jaxmono.custom_call.compiler import Region
+from jaxmono.custom_call.compiler import CompileResult, Region
 from jaxmono.hlo.importer import Imported
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.ops import has_side_effect
@@ -44,42 +46,49 @@ _Step: TypeAlias = Op | int
 """Something to emit: an op, or the index of a region."""
 
 
-def rewrite(function: ir.Operation, imported: Imported, regions: Sequence[Region],
-            programs: Sequence[Program]) -> None:
+def rewrite(function: ir.Operation, imported: Imported, made: CompileResult) -> None:
     """Replaces the body of ``function`` in place; on an error the body is as it was.
 
     Args:
       function: the ``func.func`` that ``imported`` was made from.
       imported: its graph and origins, as the importer gave them.
-      regions: disjoint convex parts; Values are those of ``imported.graph``.
-      programs: one per region.
+      made: disjoint convex parts and their programs; Values are those of ``imported.graph``.
 
     Raises:
       CompileError: regions and programs do not fit each other or the function.
     """
-    _check(regions, programs)
-    block = function.regions[0].blocks[0]
+    _fill(function.regions[0].blocks[0], imported, made, {}, function.location)
+
+
+def _fill(block: ir.Block, imported: Imported, made: CompileResult,
+          outside: Mapping[Value, ir.Value[Any]], location: ir.Location) -> None:
+    """Replaces all of a block but its terminator. outside: what the block may use besides."""
+    _check(made.regions, made.programs)
     before = [view.operation for view in block.operations]
     end = before[-1]
-    steps = _schedule(imported, regions)
+    steps = _schedule(imported, made.regions)
     emitted: list[ir.Operation] = []
-    values: dict[Value, ir.Value[Any]] = dict(
-        zip(imported.graph.inputs, block.arguments, strict=True))
+    values = {**outside, **dict(zip(imported.graph.inputs, block.arguments, strict=True))}
     origins = dict(zip(imported.graph.ops, imported.origins, strict=True))
     here = ir.InsertionPoint(end)
     try:
         for step in steps:
             if isinstance(step, int):
-                region, program = regions[step], programs[step]
+                region = made.regions[step]
                 operands = [values[v] for v in region.inputs]
-                new = custom_call(program, operands, function.location, here)
+                new = custom_call(made.programs[step], operands, location, here)
                 results = list(new.results)[:len(region.outputs)]
-                made = zip(region.outputs, results, strict=True)
+                pairs = zip(region.outputs, results, strict=True)
             else:
                 new = origins[step].clone(values, here)
-                made = zip(step.results, new.results, strict=True)
+                pairs = zip(step.results, new.results, strict=True)
             emitted.append(new)
-            for value, result in made:
+            if not isinstance(step, int) and (inside := made.inside.get(step)):
+                for copied, inner, within in zip(new.regions, origins[step].regions, inside,
+                                                 strict=True):
+                    if within is not None:
+                        _fill(copied.blocks[0], inner, within, values, location)
+            for value, result in pairs:
                 values.setdefault(value, result)
         outputs = [values[v] for v in imported.graph.outputs]
     except Exception:

@@ -14,7 +14,7 @@ others that cost less than what would cross as well (region_cut.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxmono.fusion.demand import is_view
@@ -51,17 +51,19 @@ Refusals = list[tuple[Op, str]]
 
 COMPUTE_INTENSIVE = (ops.DotGeneral, ops.Convolution)
 
+_NOTHING: Mapping[Op, str] = {}
 _MOVES = "only moves data; not worth a kernel"
 NOT_STITCHED = "mode='stitch' leaves contractions to XLA's libraries"
 
 
 def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
-                 ) -> tuple[tuple[Region, ...], Refusals]:
+                 kept: Mapping[Op, str] = _NOTHING) -> tuple[tuple[Region, ...], Refusals]:
     """Splits a graph (as imported, dead ops included).
 
     Args:
       mode: of `jaxmono.jit`; "stitch" refuses contractions with the reason NOT_STITCHED.
       device: by default the cost model's own.
+      kept: ops that stay with XLA whatever they are, with the reason.
 
     Returns:
       The regions in an order in which each only reads what earlier ones and XLA's ops make, and
@@ -70,7 +72,7 @@ def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
     live = _live(graph)
     reasons: dict[int, str] = {}
     for i in live:
-        if (why := refusal(graph.ops[i], graph.producer)) is not None:
+        if (why := kept.get(graph.ops[i]) or refusal(graph.ops[i], graph.producer)) is not None:
             reasons[i] = why
         elif mode == "stitch" and _computes(graph.ops[i]):
             reasons[i] = NOT_STITCHED

@@ -205,21 +205,3 @@ def test_blocks_and_seed_reach_the_interpreter(monkeypatch: pytest.MonkeyPatch,
     with using(Whole(source)), jax.enable_x64(True):
         out = wrap(lambda x: x + x)(jnp.zeros(2, jnp.uint64))
     assert out.tolist() == [blocks, seed]
-
-
-def test_a_loop_that_xla_runs_has_no_kernel_inside() -> None:
-    """Its trips would pay for every launch; XLA keeps such a loop in one command buffer."""
-    def fun(x: jax.Array) -> jax.Array:
-        x = jnp.tanh(x @ x)
-        x = jax.lax.while_loop(lambda v: v[0, 0] < 3, lambda v: jnp.tanh(v @ v) + v + 0.5, x)
-        return jnp.tanh(x @ x) * 2
-
-    x = jnp.full((4, 4), 0.1)
-    lowered = jaxmono.jit(fun, interpret=True).lower(x)
-    text = lowered.as_text()
-    start = text.index("stablehlo.while")
-    indent = text[text.rindex("\n", 0, start) + 1:start].split("%")[0]
-    loop = text[start:text.index(f"\n{indent}}}\n", start)]
-    assert text.count("jaxmono_interpret") == 2 and "dot_general" in loop
-    assert "custom_call" not in loop
-    np.testing.assert_allclose(jaxmono.jit(fun, interpret=True)(x), fun(x), rtol=1e-2)

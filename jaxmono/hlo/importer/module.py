@@ -109,19 +109,24 @@ class _Importer:
             attributes = attributes.dictionary("composite_attributes")
         captures = self.captures(op, scope)
         results = tuple(Value(t) for t in types)
+        regions: dict[int, Imported] = {}
+
+        def region(i: int, name: str) -> Graph:
+            regions[i] = self.region(op.regions[i], name, scope, outer)
+            return regions[i].graph
+
         if rule is None:
             uses = (*args, *(v for _, v in captures))
             text = operation_text(op, self.functions)
             made: Op = ops.Unknown(results=results, loc=loc, args=uses, name=op.name, text=text)
         else:
             cls, fields = rule
-            parts = Parts(op, args, types, attributes,
-                          lambda i, name: self.region(op.regions[i], name, scope, outer),
-                          self.functions)
+            parts = Parts(op, args, types, attributes, region, self.functions)
             made = cls(results=results, loc=loc, **fields(parts))
         scope.update(zip(op.results, results, strict=True))
         self.out.append(made)
-        self.origins.append(Origin(op, args, captures))
+        inside = tuple(regions[i] for i in sorted(regions))
+        self.origins.append(Origin(op, args, captures, inside))
 
     def captures(self, op: ir.Operation,
                  scope: Mapping[ir.Value[Any], Value]) -> tuple[tuple[ir.Value[Any], Value], ...]:
@@ -130,16 +135,16 @@ class _Importer:
         return tuple((v, scope[v]) for v in captured(op, lambda v: v in scope))
 
     def region(self, region: ir.Region, name: str, scope: dict[ir.Value[Any], Value],
-               outer: Loc) -> Graph:
-        """A region as a Graph that captures from ``scope``; its ops have no origins."""
+               outer: Loc) -> Imported:
+        """A region as a Graph that captures from ``scope``."""
         kept = self.out, self.origins
         self.out, self.origins = [], []
         block = region.blocks[0]
         inputs = self.define(block.arguments, scope)
         outputs = self.block(block, scope, outer)
-        graph = Graph(inputs, tuple(self.out), outputs, name)
+        imported = Imported(Graph(inputs, tuple(self.out), outputs, name), tuple(self.origins))
         self.out, self.origins = kept
-        return graph
+        return imported
 
     def call(self, op: ir.Operation, scope: dict[ir.Value[Any], Value], outer: Loc) -> bool:
         """Inlines a call or a composite's decomposition; False where there is nothing to."""

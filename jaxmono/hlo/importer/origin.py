@@ -22,11 +22,13 @@ class Origin:
       operation: the MLIR op; alive as long as its module and function are.
       operands: the Graph values of ``operation.operands``, in that order.
       captures: MLIR values that its regions use from outside, with their Graph values.
+      regions: what the op's regions were imported as, in MLIR's order.
     """
 
     operation: ir.Operation
     operands: tuple[Value, ...]
     captures: tuple[tuple[ir.Value[Any], Value], ...] = ()
+    regions: tuple[Imported, ...] = ()
 
     def clone(self, values: Mapping[Value, ir.Value[Any]],
               insertion_point: ir.InsertionPoint | None = None) -> ir.Operation:

@@ -83,6 +83,14 @@ def _counters(loop: ops.While, producer: Mapping[Value, Op]) -> dict[int, int]:
     return found
 
 
+def steps(body: Graph) -> list[Op]:
+    """What counts trips in a loop's body: a carried number and a constant make the next number."""
+    return [step for i, v in zip(body.inputs, body.outputs, strict=True)
+            if i.type.rank == 0 and isinstance(step := body.producer.get(v), ops.Elementwise)
+            and step.kind == "add" and any(a is i and _number(b, body.producer) is not None
+                                           for a, b in (step.args, step.args[::-1]))]
+
+
 def collected(loop: ops.While, found: Counted, i: int) -> Collected | None:
     """Whether a carried array is only written, each place of dimension 0 once."""
     body = loop.body

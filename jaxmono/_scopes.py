@@ -1,0 +1,110 @@
+"""The blocks of a program in which ops become kernels: the function's own, and those of its loops
+and branches that XLA runs.
+
+    f { a, while { b, top_k, c }, d }        f: regions a and d;  the loop's body: b and c
+
+A loop or a branch that cannot enter a kernel as a whole is no reason to leave what it runs to XLA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from jaxmono._measure import live_ops, trip_count, work
+from jaxmono.fusion.plan import Device
+from jaxmono.fusion.regions import Region, find_regions
+from jaxmono.hlo import ops
+from jaxmono.hlo.importer import Imported
+from jaxmono.hlo.ir import Graph, Op
+from jaxmono.hlo.passes.counted import steps
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """One block.
+
+    Attributes:
+      regions: what becomes kernels, in program order.
+      refused: the live ops that stay with XLA, with the reason.
+      runs: for each run of the program, as far as reports count them (`_measure.work`).
+      within: the loop or branch, for people; "" for the function.
+      inner: by op that XLA runs, its regions in the order of `Origin.regions`; None: not looked
+        into.
+    """
+
+    imported: Imported
+    live: tuple[Op, ...]
+    regions: tuple[Region, ...]
+    refused: tuple[tuple[Op, str], ...]
+    runs: int
+    within: str
+    inner: Mapping[Op, tuple[Scope | None, ...]]
+
+    @property
+    def graph(self) -> Graph:
+        return self.imported.graph
+
+    def walk(self) -> Iterator[Scope]:
+        """This one, then those inside."""
+        yield self
+        for scopes in self.inner.values():
+            for scope in scopes:
+                if scope is not None:
+                    yield from scope.walk()
+
+
+_HEAVY = (ops.DotGeneral, ops.Convolution, ops.Reduce, ops.ReduceWindow)
+_SMALL = "in a loop or branch that XLA runs; too little to make up for a launch"
+_COUNTS = "counts the trips of a loop: XLA reads off it how many there are"
+
+
+def find_scopes(imported: Imported, mode: str, device: Device) -> Scope:
+    """Splits a function into what becomes kernels and what does not, and what XLA runs in it.
+
+    Args:
+      mode: of `jaxmono.jit`.
+    """
+    return _scope(imported, mode, device, 1, "", {})
+
+
+def _scope(imported: Imported, mode: str, device: Device, runs: int, within: str,
+           kept: Mapping[Op, str]) -> Scope:
+    graph = imported.graph
+    live = live_ops(graph)
+    regions, reasons = find_regions(graph, mode, device, kept)
+    refused = [(op, reason) for op, reason in reasons if op in live]
+    if within:
+        small = [region for region in regions if not _worth_a_launch(graph, region)]
+        regions = tuple(region for region in regions if region not in small)
+        taken = {graph.ops[i] for region in regions for i in region.op_indices}
+        refused += [(graph.ops[i], _SMALL) for region in small for i in region.op_indices
+                    if graph.ops[i] in live and graph.ops[i] not in taken]
+    origins = dict(zip(graph.ops, imported.origins, strict=True))
+    inner: dict[Op, tuple[Scope | None, ...]] = {}
+    for op, _ in refused:
+        where = f"{op.opcode} at {op.loc}"
+        if isinstance(op, ops.While):
+            counts = dict.fromkeys(steps(op.body), _COUNTS)
+            inner[op] = None, _scope(origins[op].regions[1], mode, device, runs * trip_count(op),
+                                     where, counts)
+        elif isinstance(op, ops.Case):
+            counted = max(op.branches, key=lambda g: work(g.ops).flops)
+            inner[op] = tuple(_scope(region, mode, device, runs * (region.graph is counted), where,
+                                     {}) for region in origins[op].regions)
+    return Scope(imported, tuple(live), regions, tuple(refused), runs, within, inner)
+
+
+def _worth_a_launch(graph: Graph, region: Region) -> bool:
+    """Whether a kernel in a loop's body, or in a branch, is faster than what XLA makes of it.
+
+    On an H200 a launch from XLA's loop took 4 to 6 us, so did a copy of what the loop carries (a
+    kernel's results are not where its operands are), and 2 where the body is five launches or more
+    and thus a CUDA graph. An LSTM's step in a kernel took 25 us a trip, 12 as XLA's 6 launches;
+    conjugate gradients, 9 launches or 1 and 4 copies, 1.4 times as long; one of four experts, two
+    products, 0.77 times.
+    """
+    heavy = sum(isinstance(graph.ops[i], _HEAVY) for i in region.op_indices)
+    copies = sum(not isinstance(graph.producer[v], ops.DynamicUpdateSlice)
+                 for v in region.outputs if v in graph.outputs and graph.inputs)
+    return heavy >= 2 + 3 * copies
