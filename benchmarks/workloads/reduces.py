@@ -1,10 +1,10 @@
-"""A table of products whose results are reduced, beside the standard table.
+"""A table of products whose results are reduced, and of reductions, beside the standard table.
 
     python -m benchmarks.run --models=reduce_table
 
 A bias's gradient in front of a GELU's, a convolution with the batch's statistics, the nearest word
-of a codebook, the best of many inner products, the likeliest of a vocabulary. ``batch`` multiplies
-the rows.
+of a codebook, the best of many inner products, the likeliest of a vocabulary; and the largest of
+lines as they are. ``batch`` multiplies the rows.
 """
 
 from __future__ import annotations
@@ -79,6 +79,16 @@ def likeliest(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.argmax(jnp.matmul(x, w, preferred_element_type=jnp.float32), axis=-1)
 
 
+def largest(x: jax.Array, k: int) -> list[jax.Array]:
+    """The k largest of each line and their places. x: [m, n]."""
+    return jax.lax.top_k(x, k)
+
+
+def _top_k(m: int, n: int, k: int) -> Workload:
+    return _reducing(f"top_k_{m}_{n}_{k}", f"the {k} largest of {n}, {m} lines",
+                     partial(largest, k=k), ((m, n),), ((4, 64),), {}, {})
+
+
 def _batch_norm(size: int, inner: int, outer: int, kernel: int) -> Workload:
     return _reducing(
         f"batch_norm_{size}_{inner}_{outer}_k{kernel}",
@@ -108,4 +118,6 @@ WORKLOADS: tuple[Workload, ...] = (
               ((1024, 128),), ((256, 16),), {"words": (65536, 128)}, {"words": (64, 16)}),
     _reducing("likeliest_30528_768", "likeliest of 30528 tokens", likeliest, ((2048, 768),),
               ((256, 16),), {"w": (768, 30528)}, {"w": (16, 64)}, search=True),
+    _top_k(1, 251285, 10), _top_k(16, 50257, 5), _top_k(1, 1000, 5), _top_k(512, 64, 2),
+    _top_k(4096, 64, 6), _top_k(8192, 4096, 16),
 )

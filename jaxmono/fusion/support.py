@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
-from jaxmono.hlo.passes.rules import reduce_window
+from jaxmono.hlo.passes.rules import reduce_window, top_k
 from jaxmono.hlo.passes.unroll import refusal as loop_refusal
 from jaxmono.hlo.precision import algorithm_of, allows_tf32
 from jaxmono.hlo.rewrite import is_splat
@@ -50,7 +50,6 @@ REFUSED_OPS: dict[type[Op], str] = {
     ops.Scatter: "scatter is not generated yet",
     ops.SelectAndScatter: "select_and_scatter is not generated yet",
     ops.Sort: "sorting is not generated yet",
-    ops.TopK: "top_k is not generated yet",
     ops.Case: "branches are not generated yet",
     ops.RngBitGenerator: "random bit generation is not generated yet",
     ops.CustomCall: "a custom call runs code that jaxmono cannot see",
@@ -93,6 +92,8 @@ def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING) -> str | None:
             and not is_splat(op.value):
         return f"a literal of {op.value.nbytes} bytes is kept in a buffer by XLA"
     if isinstance(op, ops.ReduceWindow) and (reason := reduce_window.refusal(op)):
+        return reason
+    if isinstance(op, ops.TopK) and (reason := top_k.refusal(op)):
         return reason
     if isinstance(op, ops.DotGeneral) and (reason := _refused_product(op)):
         return reason

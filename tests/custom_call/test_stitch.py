@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from op_by_op import OpByOp, program, using, wrap
 
-import jaxmono
 from jaxmono._errors import CompileError, JaxmonoWarning, UnsupportedError
 from jaxmono.custom_call.compiler import CompileResult, Region
 from jaxmono.hlo import ops

@@ -127,7 +127,7 @@ def elementwise(op: ops.Elementwise, ctx: Context) -> Sequence[Any]:
     return [f(*(ctx.wider(v) for v in op.args))]
 
 
-def _total_order_key(x: Array) -> Array:
+def total_order_key(x: Array) -> Array:
     """Integers that order as the floats do, -NaN < -inf < ... < -0 < 0 < ... < NaN."""
     bits = x.view(f"i{x.dtype.itemsize}")
     return np.where(bits < 0, np.bitwise_xor(bits, np.iinfo(bits.dtype).max), bits)
@@ -143,7 +143,7 @@ COMPARE: dict[str, Function] = {
 def compare(op: ops.Compare, ctx: Context) -> Sequence[Any]:
     lhs, rhs = ctx.get(op.lhs), ctx.get(op.rhs)
     if op.compare_type == "TOTALORDER" and op.lhs.type.dtype.is_float:
-        lhs, rhs = _total_order_key(lhs), _total_order_key(rhs)
+        lhs, rhs = total_order_key(lhs), total_order_key(rhs)
     elif op.lhs.type.dtype.is_float:
         lhs, rhs = ctx.wider(op.lhs), ctx.wider(op.rhs)
     return [COMPARE[op.direction](lhs, rhs)]

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.interp.core import Array, Context, implements
+from jaxmono.hlo.interp.elementwise import total_order_key
 from jaxmono.hlo.ir import Graph
 
 
@@ -63,16 +64,9 @@ def sorting_order(comparator: Graph, ctx: Context, arrays: Sequence[Array]) -> A
 @implements(ops.TopK)
 def top_k(op: ops.TopK, ctx: Context) -> Sequence[Any]:
     x = ctx.get(op.operand)
-    key = x
-    if x.dtype.kind not in "iub":
-        # NaNs of either sign come first, as the greatest; zeros are equal.
-        wide = x.astype(np.float64)
-        key = np.where(np.isnan(wide), np.inf, wide)
-        rank = np.where(np.isnan(wide), 0, 1)
-        order = np.lexsort((np.broadcast_to(np.arange(x.shape[-1]), x.shape), -key, rank))
-    else:
-        # Descending and stable: an ascending stable sort of the reversed line, reversed.
-        ascending = np.argsort(key[..., ::-1], axis=-1, kind="stable")
-        order = (x.shape[-1] - 1 - ascending)[..., ::-1]
+    key = x if x.dtype.kind in "iub" else total_order_key(x)
+    # Descending and stable: an ascending stable sort of the reversed line, reversed.
+    ascending = np.argsort(key[..., ::-1], axis=-1, kind="stable")
+    order = (x.shape[-1] - 1 - ascending)[..., ::-1]
     order = order[..., :op.k]
     return [np.take_along_axis(x, order, -1), order]

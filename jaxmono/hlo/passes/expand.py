@@ -6,13 +6,15 @@ from collections.abc import Sequence
 
 from jaxmono.hlo.ir import Graph, Op
 from jaxmono.hlo.passes.peephole import Rule, apply_rules
-from jaxmono.hlo.passes.rules import convolution, reduce_window
+from jaxmono.hlo.passes.rules import convolution, reduce_window, top_k
 
-RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **reduce_window.RULES}
+RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **reduce_window.RULES,
+                                           **top_k.RULES}
 
 
 def expand(graph: Graph) -> Graph:
-    """Convolutions become contractions, windowed reductions chains or reductions.
+    """Convolutions become contractions, windowed reductions chains or reductions, and the k largest
+    of a line k reductions.
 
     The order of their sums changes, as it is a backend's own in any case.
     """
