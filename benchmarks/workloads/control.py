@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from benchmarks.workloads.function import of_function
-from benchmarks.workloads.loops import lstm
 from benchmarks.workloads.workload import Workload
 
 _control = partial(of_function, table="control_table")
@@ -55,10 +54,10 @@ def newton(x: jax.Array) -> jax.Array:
     return lax.while_loop(lambda s: s[1], step, (jnp.ones_like(x), jnp.bool_(True)))[0]
 
 
-def logistic_map(x: jax.Array) -> jax.Array:
-    """3000 steps of three operations each. x: [n]."""
+def halving(x: jax.Array) -> jax.Array:
+    """8000 steps of three operations each. x: [n]."""
     x = jax.nn.sigmoid(x.astype(jnp.float32))
-    return lax.fori_loop(0, 3000, lambda _, x: 3.7 * x * (1 - x), x)
+    return lax.fori_loop(0, 8000, lambda _, x: 0.5 * x * (1.5 - x), x)
 
 
 def chosen_experts(x: jax.Array, router: jax.Array, first: jax.Array, second: jax.Array,
@@ -82,12 +81,8 @@ WORKLOADS: tuple[Workload, ...] = (
     _control("conjugate_gradient_2048", "conjugate gradients, 2048 unknowns", conjugate_gradient,
              ((2048,),), ((16,),), {"half": (2048, 2048)}, {"half": (16, 16)}),
     _control("newton_65536", "Newton's method, 65536 roots", newton, ((65536,),), ((16,),), {}, {}),
-    _control("logistic_map_65536", "logistic map, 3000 steps", logistic_map, ((65536,),), ((16,),),
-             {}, {}),
-    _control("lstm_1_1000_512_512", "LSTM, a sequence of 1000, 512 to 512", lstm,
-             ((1, 1000, 512),), ((1, 600, 8),),
-             {"enter": (512, 2048), "state": (512, 2048), "bias": (2048,)},
-             {"enter": (8, 32), "state": (8, 32), "bias": (32,)}),
+    _control("halving_65536", "8000 steps of three operations", halving, ((65536,),), ((16,),), {},
+             {}),
     _control("chosen_experts_128_1024", "one of four experts, 128 rows of 1024", chosen_experts,
              ((128, 1024),), ((4, 16),),
              {"router": (1024, 4), "first": (1024, 4096), "second": (4096, 1024)},

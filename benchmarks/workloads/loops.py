@@ -144,6 +144,7 @@ def _rnn(batch: int, trips: int, hidden: int) -> Workload:
 
 WORKLOADS: tuple[Workload, ...] = (
     _lstm(1, 60, 512, 512), _lstm(16, 60, 64, 128), _lstm(64, 100, 128, 256),
+    _lstm(1, 1000, 512, 512),
     _layers(12, 128, 768), _layers(12, 1, 1024),
     _rnn(1, 128, 256), _rnn(64, 32, 1024), _rnn(2048, 16, 1024),
     _loop("running_mean_256_100_1024", "running mean, 256 sequences of 100", running_mean,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import jaxmono
 
+UNROLL = importlib.import_module("jaxmono.hlo.passes.unroll")  # the package has its function
 N = 8
 X = np.random.default_rng(0).normal(size=(2, N)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(6, N, N)).astype(np.float32) / N**0.5
@@ -64,7 +67,7 @@ def test_a_loop_whose_trips_only_the_data_know() -> None:
     assert any("in the while at" in n for k in report.planned for n in k.notes)
 
 
-def test_a_loop_of_more_trips_than_a_kernel_takes() -> None:
+def test_a_loop_of_more_trips_than_a_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of what comes and places of what goes are the kernel's; XLA still knows the trips."""
     def fun(xs: jax.Array, x: jax.Array, w: jax.Array) -> Any:
         def step(x: jax.Array, now: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -73,7 +76,8 @@ def test_a_loop_of_more_trips_than_a_kernel_takes() -> None:
 
         return lax.scan(step, x, xs)
 
-    xs = np.random.default_rng(2).normal(size=(300, 2, N)).astype(np.float32)
+    monkeypatch.setattr(UNROLL, "MAX_OPS", 100)
+    xs = np.random.default_rng(2).normal(size=(30, 2, N)).astype(np.float32)
     text, report = check(fun, xs, X, W)
     loop = inside(text)
     assert kernels(loop) == 1 and "dynamic_update_slice" not in loop
@@ -135,11 +139,12 @@ def test_a_function_that_others_call_stays_as_it_is() -> None:
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-3)
 
 
-def test_gradients_through_a_loop() -> None:
+def test_gradients_through_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """What JAX makes of a scan's gradient has its loops' bodies in kernels, too."""
     def loss(x: jax.Array, w: jax.Array) -> jax.Array:
-        return jnp.sum(lax.scan(lambda x, _: (layers(x, w), None), x, length=300)[0] ** 2)
+        return jnp.sum(lax.scan(lambda x, _: (layers(x, w), None), x, length=7)[0] ** 2)
 
+    monkeypatch.setattr(UNROLL, "MAX_OPS", 100)
     got = jax.grad(jaxmono.jit(loss, interpret=True))(X * 30, W)
     np.testing.assert_allclose(got, jax.grad(loss)(X * 30, W), rtol=2e-3, atol=2e-3)
 
