@@ -12,6 +12,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from benchmarks.workloads.function import of_function
@@ -96,6 +97,21 @@ def runge_kutta(y: jax.Array, field: jax.Array) -> jax.Array:
     return lax.fori_loop(0, 10, step, y)
 
 
+def ctc(logits: jax.Array, marks: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A speech recogniser's loss, and its gradient: a loop over the frames and its way back.
+
+    logits: [b, t, v]; marks: [b, n], any numbers, of which labels are made.
+    """
+    labels = (jnp.abs(marks.astype(jnp.float32)) * 1000).astype(jnp.int32) % (logits.shape[-1] - 1)
+
+    def loss(logits: jax.Array) -> jax.Array:
+        return jnp.mean(optax.ctc_loss(logits, jnp.zeros(logits.shape[:2]), labels + 1,
+                                       jnp.zeros(labels.shape)))
+
+    wide = jnp.promote_types(logits.dtype, jnp.float32)
+    return jax.value_and_grad(loss)(logits.astype(wide))
+
+
 def layers(x: jax.Array, heads: int, **weights: jax.Array) -> jax.Array:
     """A causal transformer whose layers are a loop's trips. x: [s, n]; weights: of all layers, a
     layer each place of dimension 0; the result: [s, n]."""
@@ -147,6 +163,8 @@ WORKLOADS: tuple[Workload, ...] = (
     _lstm(1, 1000, 512, 512),
     _layers(12, 128, 768), _layers(12, 1, 1024),
     _rnn(1, 128, 256), _rnn(64, 32, 1024), _rnn(2048, 16, 1024),
+    _loop("ctc_8_149_32", "CTC loss and gradient, 8 times 149 frames, 40 of 32 letters", ctc,
+          ((8, 149, 32), (8, 40)), ((2, 12, 8), (2, 4)), {}, {}),
     _loop("running_mean_256_100_1024", "running mean, 256 sequences of 100", running_mean,
           ((256, 100, 1024),), ((2, 6, 8),), {}, {}),
     _loop("power_iteration_1024", "power iteration, 1024x1024", power_iteration, ((1, 1024),),

@@ -12,6 +12,7 @@ from test_counted_loops import gru, lstm, training, two_ways
 from test_layers_in_a_loop import inputs, layers
 
 import jaxmono
+from benchmarks.workloads.loops import ctc
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 
@@ -74,3 +75,22 @@ def test_layers_in_a_loop_are_one_kernel(dtype: Any, rows: int, wide: int) -> No
         ours = np.asarray(compiled(x, weights), np.float64)
         error, allowed = np.linalg.norm(ours - exact), np.linalg.norm(theirs - exact)
         assert error <= 1.1 * allowed + 1e-6 * np.linalg.norm(exact)
+
+
+def test_a_loss_over_frames_and_its_gradient() -> None:
+    """CTC's: two loops of 149 trips, as the data in wav2vec2's training step have it."""
+    rng = np.random.default_rng(0)
+    compiled = None
+    for _ in range(4):
+        logits = jnp.asarray(rng.standard_normal((8, 149, 32)) * 3, F32)
+        marks = jnp.asarray(rng.standard_normal((8, 40)), F32)
+        with jax.enable_x64(True):
+            exact = jax.jit(ctc)(np.asarray(logits, np.float64), marks)
+        theirs = jax.jit(ctc)(logits, marks)
+        compiled = compiled or jaxmono.jit(ctc).lower(logits, marks).compile()
+        for _ in range(3):
+            ours = compiled(logits, marks)
+            for a, b, c in zip(*map(jax.tree.leaves, (ours, theirs, exact)), strict=True):
+                a, b, c = (np.asarray(v, np.float64) for v in (a, b, c))
+                error, allowed = np.linalg.norm(a - c), np.linalg.norm(b - c)
+                assert error <= 1.5 * allowed + 1e-6 * np.linalg.norm(c)
