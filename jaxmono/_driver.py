@@ -138,7 +138,8 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
     scopes = list(root.walk())
     refused = [_refusal(op, reason) for scope in scopes for op, reason in scope.refused]
     strict = options.on_unsupported == "error" and not plan_only
-    unsupported = [r for r in refused if r.reason != NOT_STITCHED]
+    # What stays with XLA inside a loop does so because the loop does, or is XLA's to count trips.
+    unsupported = [_refusal(op, why) for op, why in root.refused if why != NOT_STITCHED]
     if unsupported and strict:
         raise UnsupportedError(_unsupported(name, unsupported))
     built: list[Built] = []

@@ -82,7 +82,8 @@ class Report:
     Attributes:
       platform: "cuda", "cpu", ...: where the program was lowered for.
       interpret: the kernels run in the SIMT interpreter.
-      kernels: how many jaxmono kernels one call launches (a loop around them counts once).
+      kernels: how many jaxmono kernels one call launches, at most (a loop around them counts once,
+        and the kernels of all branches do).
       planned: every kernel, in program order, also those that will not run (see ``note``).
       refused: the ops that XLA runs, with reasons; empty when one kernel takes everything.
       total: all work of the program, kernels and XLA's part.

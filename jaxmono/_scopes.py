@@ -8,10 +8,10 @@ A loop or a branch that cannot enter a kernel as a whole is no reason to leave w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from jaxmono._measure import live_ops, trip_count, work
+from jaxmono._measure import is_free, live_ops, trip_count, work
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.regions import Region, find_regions
 from jaxmono.hlo import ops
@@ -78,8 +78,9 @@ def _scope(imported: Imported, mode: str, device: Device, runs: int, within: str
         small = [region for region in regions if not _worth_a_launch(graph, region)]
         regions = tuple(region for region in regions if region not in small)
         taken = {graph.ops[i] for region in regions for i in region.op_indices}
-        refused += [(graph.ops[i], _SMALL) for region in small for i in region.op_indices
-                    if graph.ops[i] in live and graph.ops[i] not in taken]
+        dropped = dict.fromkeys(graph.ops[i] for region in small for i in region.op_indices)
+        refused += [(op, _SMALL) for op in dropped
+                    if op in live and op not in taken and not is_free(op)]
     origins = dict(zip(graph.ops, imported.origins, strict=True))
     inner: dict[Op, tuple[Scope | None, ...]] = {}
     for op, _ in refused:
@@ -104,7 +105,13 @@ def _worth_a_launch(graph: Graph, region: Region) -> bool:
     conjugate gradients, 9 launches or 1 and 4 copies, 1.4 times as long; one of four experts, two
     products, 0.77 times.
     """
-    heavy = sum(isinstance(graph.ops[i], _HEAVY) for i in region.op_indices)
+    heavy = _heavy(graph.ops[i] for i in region.op_indices)
     copies = sum(not isinstance(graph.producer[v], ops.DynamicUpdateSlice)
                  for v in region.outputs if v in graph.outputs and graph.inputs)
     return heavy >= 2 + 3 * copies
+
+
+def _heavy(found: Iterable[Op]) -> int:
+    """Products and reductions, those of a loop as often as it runs."""
+    return sum(trip_count(op) * _heavy(op.body.ops) if isinstance(op, ops.While)
+               else isinstance(op, _HEAVY) for op in found)

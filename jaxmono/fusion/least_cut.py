@@ -47,6 +47,8 @@ def compared(graph: Graph) -> set[Value]:
     looks for it among its operands.)"""
     found: set[Value] = set()
     for o in reversed(graph.ops):
+        if not o.results:
+            continue
         if o.results[0] in found and (is_view(o) or isinstance(o, ops.Convert) or (
                 isinstance(o, ops.Elementwise) and o.kind in _PASSING)):
             found.update(v for v in o.inputs if v.type.dtype.is_float)
@@ -61,7 +63,7 @@ def _jumps(o: Op) -> bool:
     """Whether small differences of its operands make large ones of its result."""
     if isinstance(o, ops.Convert):
         return not o.result.type.dtype.is_float
-    return isinstance(o, ops.Compare | ops.BitcastConvert | ops.ReducePrecision) or (
+    return isinstance(o, ops.Compare | ops.BitcastConvert | ops.ReducePrecision | ops.TopK) or (
         isinstance(o, ops.Elementwise) and o.kind in ops.DISCONTINUOUS)
 
 

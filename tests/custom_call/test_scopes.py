@@ -13,6 +13,10 @@ import pytest
 from jax import lax
 
 import jaxmono
+from jaxmono._scopes import find_scopes
+from jaxmono.fusion.plan import Device
+from jaxmono.hlo import ops
+from jaxmono.hlo.importer import import_module
 
 UNROLL = importlib.import_module("jaxmono.hlo.passes.unroll")  # the package has its function
 N = 8
@@ -153,3 +157,61 @@ def test_batched() -> None:
     got = jax.vmap(jaxmono.jit(until, interpret=True), (0, None))(X[:, None], W)
     want = jax.vmap(until, (0, None))(X[:, None], W)
     np.testing.assert_allclose(got, want, rtol=2e-3, atol=2e-3)
+
+
+def test_callbacks_stay_where_they_are() -> None:
+    """In a body, in a branch without results: as often as JAX makes them, between kernels."""
+    seen: list[float] = []
+
+    def fun(x: jax.Array, w: jax.Array) -> jax.Array:
+        def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            x, i = state
+            jax.debug.callback(lambda v: seen.append(float(v)), jnp.sum(x))
+            x = layers(x, w)
+            lax.cond(jnp.sum(x) > 0, lambda: jax.debug.callback(lambda: None), lambda: None)
+            return jnp.sort(layers(x, w), axis=-1) @ w[0], i + 1
+
+        return lax.while_loop(lambda s: s[1] < 3, step, (x, jnp.int32(0)))[0]
+
+    text, _ = check(fun, X, W)
+    jax.effects_barrier()
+    assert kernels(inside(text)) == 1 and len(seen) == 6
+    np.testing.assert_allclose(seen[:3], seen[3:], rtol=2e-3, atol=2e-3)
+
+
+def test_a_whole_loop_is_worth_a_launch() -> None:
+    """In a branch, and in another loop's trips: by what all of its own trips do."""
+    def six(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.scan(lambda x, m: (jnp.tanh(x @ m), None), x, w)[0]
+
+    def branches(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.cond(jnp.sum(x) > 0, lambda: six(x, w), lambda: six(x + 1, w))
+
+    def nested(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda s: s[1] < 3, lambda s: (six(s[0], w), s[1] + 1),
+                              (x, jnp.int32(0)))[0]
+
+    for fun, op, end, count in ((branches, "stablehlo.case", "})", 2),
+                                (nested, "stablehlo.while", "}\n", 1)):
+        text, report = check(fun, X, W)
+        assert kernels(inside(text, op, end)) == count and text.count("stablehlo.while") < 2
+        assert report.coverage.flops > 0.9
+
+
+def test_what_stays_in_a_loop_is_no_error_and_told_once() -> None:
+    def fun(x: jax.Array, w: jax.Array) -> jax.Array:
+        def step(x: jax.Array, m: jax.Array) -> tuple[jax.Array, None]:
+            a = x @ m * 2.5 + 1.5
+            return jnp.tanh(jnp.sort(jnp.tanh(a), axis=-1) * 2.5) * a, None
+
+        return lax.scan(step, x, w)[0]
+
+    check(fun, X, W)
+    imported = import_module(jax.jit(fun).lower(X, W).compiler_ir("stablehlo"))
+    _, body = find_scopes(imported, "stitch", Device()).walk()
+    told = [op for op, reason in body.refused if "too little" in reason]
+    assert len(told) == len(set(told)) > 0
+    assert not any(isinstance(op, ops.Constant) for op in told)
+    plain = lambda x, w: lax.scan(lambda x, m: (jnp.tanh(x @ m), None), x, w)[0]  # noqa: E731
+    made = jaxmono.jit(plain, interpret=True, mode="stitch", on_unsupported="error")(X, W)
+    np.testing.assert_allclose(made, plain(X, W), rtol=2e-3, atol=2e-3)

@@ -16,7 +16,8 @@ from jaxmono.hlo.importer import import_module
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.passes import simplify
-from jaxmono.hlo.passes.rules.top_k import LINE, MOST, WHOLE
+from jaxmono.hlo.passes.rules.top_k import LINE, MOST, WHOLE, expanded
+from jaxmono.hlo.passes.unroll import MAX_OPS
 from jaxmono.hlo.verify import verify
 
 SPECIAL = (np.nan, -np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 1e-30, -1e-30)
@@ -88,3 +89,22 @@ def test_what_is_not_taken() -> None:
 
 def test_a_line_is_longer_than_its_parts() -> None:
     assert WHOLE >= LINE * 2 and MOST * 2 < LINE
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((2, 64), np.float32), ((2, 64), jnp.bfloat16),
+                                              ((1, 251285), np.float32), ((2, 9), np.int8)])
+def test_a_loop_counts_what_it_becomes(shape: tuple[int, ...], dtype: Any) -> None:
+    """So that no loop is taken that is too large once it is expanded."""
+    for k in (1, 5, min(MOST, shape[-1])):
+        graph = graph_of(jnp.zeros(shape, dtype), k)
+        (op,) = graph.ops
+        assert isinstance(op, ops.TopK)
+        made = sum(not isinstance(o, ops.Constant) for o in simplify(graph).ops)
+        assert 0.5 * expanded(op) <= made <= expanded(op)
+
+    def fun(x: Any) -> Any:
+        return lax.scan(lambda c, _: (jnp.tanh(c * 1.1) + lax.top_k(c, 16)[0][:, :1], None), x,
+                        length=MAX_OPS // 100)[0]
+
+    lowered = jaxmono.jit(fun, interpret=True).lower(np.zeros((2, 64), np.float32))
+    assert "a kernel takes loops of up to" in str(lowered.explain())

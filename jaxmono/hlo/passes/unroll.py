@@ -24,6 +24,7 @@ from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.counted import Counted, collected, counted, sliced
 from jaxmono.hlo.passes.dead_code import dead_code
 from jaxmono.hlo.passes.on_the_way import on_the_way, source
+from jaxmono.hlo.passes.rules.top_k import expanded
 from jaxmono.hlo.rewrite import Builder, copy_ops
 from jaxmono.hlo.types import TensorType
 
@@ -57,7 +58,7 @@ def refusal(loop: ops.While, producer: Mapping[Value, Op]) -> str | None:
         return found
     if any(isinstance(o, ops.While | ops.Case) for o in loop.body.ops):
         return "a loop in which there is another loop, or a branch, is not generated yet"
-    count = found.trips * sum(not isinstance(o, ops.Constant) for o in loop.body.ops)
+    count = found.trips * sum(map(_size, loop.body.ops))
     if count > MAX_OPS:
         return f"its {found.trips} trips are {count} ops; a kernel takes loops of up to {MAX_OPS}"
     pieces = found.trips * sum(collected(loop, found, i) is not None
@@ -70,6 +71,11 @@ def refusal(loop: ops.While, producer: Mapping[Value, Op]) -> str | None:
         return "a product in it takes other weights in each trip, and they lie in no array that " \
             "the program is given"
     return None
+
+
+def _size(op: Op) -> int:
+    """In ops, once it is simplified."""
+    return expanded(op) if isinstance(op, ops.TopK) else not isinstance(op, ops.Constant)
 
 
 def _made_weights(loop: ops.While, found: Counted, op: Op, producer: Mapping[Value, Op]) -> bool:

@@ -43,6 +43,14 @@ def refusal(op: ops.TopK) -> str:
     return ""
 
 
+def expanded(op: ops.TopK) -> int:
+    """How many ops ``op`` becomes, about."""
+    levels, n = 1, op.operand.type.dims[-1]
+    while n > WHOLE:
+        levels, n = levels + 1, math.ceil(n / LINE) * op.k
+    return levels * (5 * op.k + 4) + 24
+
+
 def top_k(op: ops.TopK, scope: Scope) -> Sequence[Value] | None:
     """Any that has no `refusal`."""
     if refusal(op):
@@ -80,7 +88,7 @@ def _keys(scope: Scope, x: Value) -> Value:
     """The keys of all elements of ``x``, of places along the last dimension."""
     shape = x.type.dims
     if x.type.dtype in _FLOATS:
-        bits = _bits(scope, scope.convert(x, DType.F32))
+        bits = _float_bits(scope, x)
         sign = scope.splat(_SIGN, bits.type)
         high = scope.elementwise("select", scope.compare("GE", bits, sign),
                                  scope.elementwise("not", bits), _signed(scope, bits))
@@ -104,7 +112,18 @@ def _values(scope: Scope, keys: Value, dtype: DType) -> Value:
     positive = scope.compare("GE", high, scope.splat(_SIGN, high.type))
     bits = scope.elementwise("select", positive, _signed(scope, high),
                              scope.elementwise("not", high))
-    return scope.convert(_bits(scope, bits, DType.F32), dtype)
+    if dtype is DType.F32:
+        return _bits(scope, bits, dtype)
+    bits = scope.elementwise("shift_right_logical", bits, scope.splat(16, bits.type))
+    return _bits(scope, scope.convert(bits, DType.U16), dtype)
+
+
+def _float_bits(scope: Scope, x: Value) -> Value:
+    """Those of 16 bits in the upper half, as they are: a conversion may turn a NaN's sign over."""
+    if x.type.dtype is DType.F32:
+        return _bits(scope, x)
+    bits = scope.convert(_bits(scope, x, DType.U16), DType.U32)
+    return scope.elementwise("shift_left", bits, scope.splat(16, bits.type))
 
 
 def _bits(scope: Scope, v: Value, dtype: DType = DType.U32) -> Value:
