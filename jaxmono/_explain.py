@@ -187,9 +187,22 @@ def _render(report: Report) -> str:
     for kernel in report.planned:
         lines += [f"  {kernel.name}: {note}" for note in kernel.notes]
     if report.refused:
-        lines += ["", f"  left to XLA ({len(report.refused)}):"]
-        lines += [f"    {r.op} at {r.source}: {r.reason}" for r in report.refused]
+        lines += ["", f"  left to XLA ({len(report.refused)}):", *_left(report.refused)]
     return "\n".join(lines)
+
+
+def _left(refused: Iterable[Refusal]) -> list[str]:
+    """A line for each reason: the kinds of ops, and the place of the first."""
+    alike: dict[str, list[Refusal]] = {}
+    for r in refused:
+        alike.setdefault(r.reason, []).append(r)
+    lines: list[str] = []
+    for reason, found in alike.items():
+        kinds = list(dict.fromkeys(r.op for r in found))
+        others = f" and {len(kinds) - 4} other kinds" if len(kinds) > 4 else ""
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        lines.append(f"    {', '.join(kinds[:4])}{others} at {found[0].source}{more}: {reason}")
+    return lines
 
 
 def _table(kernels: tuple[KernelReport, ...]) -> list[str]:

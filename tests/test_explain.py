@@ -204,3 +204,15 @@ def test_no_kernel_texts_say_why() -> None:
     assert text == "// no jaxmono kernel: nothing could be taken\n"
     text = jaxmono.jit(block).lower(X, X.T @ X).as_text("cuda")
     assert text.endswith("(only planned)\n")
+
+
+def test_ops_that_stay_for_one_reason_are_one_line() -> None:
+    def fun(x: jax.Array) -> jax.Array:
+        step = lambda x: jnp.tanh(jnp.sin(x) * 2 - 1) / jnp.exp(x)  # noqa: E731
+        return jax.lax.while_loop(lambda x: x[0] < 1, step, jnp.sort(x))
+
+    report = jaxmono.explain(fun, interpret=True)(jax.ShapeDtypeStruct((8,), jnp.float32))
+    _, told = str(report).split("left to XLA")
+    small = [line for line in told.splitlines() if "too little" in line]
+    assert len(small) == 1 and "other kinds at" in small[0] and " more: " in small[0]
+    assert len(report.refused) > 6 and "sort at " in told and "while at " in told
