@@ -32,7 +32,8 @@ def supported_ops() -> str:
     own = ("elementwise", "piece", "stacked", "stored", "unknown", "window")
     others = sorted(o for o in ir.REGISTRY if o not in own)
     refused = {cls.opcode: reason for cls, reason in support.REFUSED_OPS.items()}
-    refused["while"] = "loops whose trips are not constant, or too many (see Limits)"
+    refused["while"] = "loops whose trips are not constant, or too many; kernels may be in them " \
+        "(see Limits)"
     taken += [o for o in others if o not in refused]
     dtypes = [d.value for d in DType if d not in support.REFUSED_DTYPES]
     lines = [

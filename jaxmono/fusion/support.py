@@ -50,7 +50,7 @@ REFUSED_OPS: dict[type[Op], str] = {
     ops.Scatter: "scatter is not generated yet",
     ops.SelectAndScatter: "select_and_scatter is not generated yet",
     ops.Sort: "sorting is not generated yet",
-    ops.Case: "branches are not generated yet",
+    ops.Case: "XLA chooses the branch; kernels may be in it",
     ops.RngBitGenerator: "random bit generation is not generated yet",
     ops.CustomCall: "a custom call runs code that jaxmono cannot see",
     ops.Unknown: "jaxmono does not know this op",
