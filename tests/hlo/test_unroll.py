@@ -12,11 +12,12 @@ import pytest
 from jax import lax
 from models import graph_of
 
+from jaxmono.fusion.flags import MOST_ELEMENTS
 from jaxmono.hlo import ops
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.passes import simplify, unroll
-from jaxmono.hlo.passes.unroll import MAX_OPS, refusal
+from jaxmono.hlo.passes.unroll import MAX_OPS, SMALL, refusal
 from jaxmono.hlo.verify import verify
 
 X = Any
@@ -230,3 +231,8 @@ def test_what_is_not_taken_apart(fn: Callable[..., X], shapes: tuple[Spec, ...],
     loop = next(o for o in graph.ops if isinstance(o, ops.While))
     why = refusal(loop, graph.producer)
     assert why is None if reason is None else reason in (why or "")
+
+
+def test_small_states_are_those_that_may_have_flags() -> None:
+    """The pass is below the planner, whose number this is."""
+    assert SMALL == MOST_ELEMENTS
