@@ -52,8 +52,10 @@ def _candidates(state: State, reached: dict[Value, None]) -> list[Draft]:
         owner = state.owner_of(v)
         if owner is not None and owner.kind == "row":
             found[owner] = None
+    reduced = [v for v in reached if isinstance(state.graph.producer.get(v), ops.Reduce)]
     for d in state.drafts:
-        if d.kind == "row" and any(v in d.seen or _are_siblings(state, v, d.seen) for v in reached):
+        if d.kind == "row" and (not reached.keys().isdisjoint(d.seen.keys()) or any(
+                _are_siblings(state, v, d.seen) for v in reduced)):
             found[d] = None
     return sorted(found, key=lambda d: -d.pot)
 
