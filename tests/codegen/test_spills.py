@@ -78,6 +78,20 @@ def test_a_text_that_spills_is_tried_another_way(
     assert kind(made.source) == taken and made.resources["spill_stores"] == spills[taken]
 
 
+def test_of_texts_that_store_as_much_the_one_that_loads_less_goes_on(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the training step of wav2vec2, where the lean text is no better but `rich` on it is."""
+    spills = {"wide": (8, 24), "": (8, 16), "lean": (0, 0)}
+
+    def fake(source: str, *_: Any, **kw: Any) -> tuple[bytes, str, dict[str, int]]:
+        stores, loads = spills[kind(source)]
+        return b"", source, {"spill_stores": stores, "spill_loads": loads}
+
+    monkeypatch.setattr(module, "compile_kernel", fake)
+    made = module.generate(plan(4096, 4096), cuda_target("sm_90a"), Device(), "k")
+    assert kind(made.source) == "lean" and made.resources["spill_stores"] == 0
+
+
 def kind(source: str) -> str:
     lean = "opaque(block_id())" in source
     assert (LEAN in source) is lean
