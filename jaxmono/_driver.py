@@ -37,8 +37,8 @@ class Taken:
     `within`."""
 
     ops: tuple[Op, ...]
-    runs: int = 1
-    within: str = ""
+    runs: int
+    within: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,9 +163,8 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
                   partial(build, job(key), config, plan_only=plan_only) for key in distinct}
         for (scope, region), key in zip(found, keys, strict=True):
             kernel = _measure.kernel_name(name, distinct.index(key), len(distinct))
-            live = set(scope.live)
             mine = tuple(op for j in region.op_indices
-                         if (op := scope.graph.ops[j]) in live and op not in counted)
+                         if (op := scope.graph.ops[j]) in scope.live and op not in counted)
             try:
                 if key in made:
                     built.append(replace(made[key], phases={}, cached=True))
@@ -188,7 +187,7 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
             parts[scope].append((Region(region.op_indices, region.inputs, region.outputs),
                                  built[-1]))
     outcome = Outcome(graph.name, name, platform, options, facts, tuple(built), tuple(taken),
-                      tuple(refused), root.live, note)
+                      tuple(refused), tuple(root.live), note)
     _log.info("%s: %d kernels (%d cached), %d ops left to XLA, %.3f s", name, len(built),
               sum(b.cached for b in built), len(refused), time.perf_counter() - start)
     return outcome, replace(_result(root, parts), report=outcome)

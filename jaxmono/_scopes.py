@@ -25,6 +25,7 @@ class Scope:
     """One block.
 
     Attributes:
+      live: an ordered set.
       regions: what becomes kernels, in program order.
       refused: the live ops that stay with XLA, with the reason.
       runs: for each run of the program, as far as reports count them (`_measure.work`).
@@ -34,7 +35,7 @@ class Scope:
     """
 
     imported: Imported
-    live: tuple[Op, ...]
+    live: Mapping[Op, None]
     regions: tuple[Region, ...]
     refused: tuple[tuple[Op, str], ...]
     runs: int
@@ -93,7 +94,7 @@ def _scope(imported: Imported, mode: str, device: Device, runs: int, within: str
             counted = max(op.branches, key=lambda g: work(g.ops).flops)
             inner[op] = tuple(_scope(region, mode, device, runs * (region.graph is counted), where,
                                      {}) for region in origins[op].regions)
-    return Scope(imported, tuple(live), regions, tuple(refused), runs, within, inner)
+    return Scope(imported, live, regions, tuple(refused), runs, within, inner)
 
 
 def _worth_a_launch(graph: Graph, region: Region) -> bool:

@@ -3,7 +3,7 @@
     python -m benchmarks.run --models=control_table
 
 Loops that end when the data says so, those of too many trips for one kernel, and branches.
-``batch`` multiplies the rows, or sequences.
+``batch`` multiplies the rows (conjugate gradients are one system: batch 1).
 """
 
 from __future__ import annotations

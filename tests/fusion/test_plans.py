@@ -295,6 +295,10 @@ def test_why_a_long_reduce_is_not_split_is_told(fn: Callable[..., Any], arg: jax
         assert note.startswith("the long reduce of ") and f"is not split: {reason}" in note
 
 
+def test_a_reduce_of_32768_is_long() -> None:
+    assert kinds(make_plan(models.graph_of(jnp.max, bf16(1 << 15)), Device())) == [["row"], ["row"]]
+
+
 def test_partial_sums_of_16_bits_are_f32() -> None:
     """As XLA's are. A part of 3968 ones is no bf16, and 32 of them once rounded would be 2^17."""
     fn = lambda x: jax.lax.reduce(x, jnp.bfloat16(0), jax.lax.add, (0,))  # noqa: E731

@@ -102,9 +102,14 @@ def test_a_loop_counts_what_it_becomes(shape: tuple[int, ...], dtype: Any) -> No
         made = sum(not isinstance(o, ops.Constant) for o in simplify(graph).ops)
         assert 0.5 * expanded(op) <= made <= expanded(op)
 
+
+@pytest.mark.parametrize(("k", "shape", "reason"), [
+    (16, (2, 64), "a kernel takes loops of up to"), (2000, (1, 5000), "are found by sorting")])
+def test_a_loop_of_them_that_is_too_much(k: int, shape: tuple[int, ...], reason: str) -> None:
+    """Refused before anything is planned; also where a part would find more than it has."""
     def fun(x: Any) -> Any:
-        return lax.scan(lambda c, _: (jnp.tanh(c * 1.1) + lax.top_k(c, 16)[0][:, :1], None), x,
+        return lax.scan(lambda c, _: (jnp.tanh(c * 1.1) + lax.top_k(c, k)[0][:, :1], None), x,
                         length=MAX_OPS // 100)[0]
 
-    lowered = jaxmono.jit(fun, interpret=True).lower(np.zeros((2, 64), np.float32))
-    assert "a kernel takes loops of up to" in str(lowered.explain())
+    lowered = jaxmono.jit(fun, interpret=True).lower(np.zeros(shape, np.float32))
+    assert reason in str(lowered.explain())

@@ -44,7 +44,10 @@ def refusal(op: ops.TopK) -> str:
 
 
 def expanded(op: ops.TopK) -> int:
-    """How many ops ``op`` becomes, about."""
+    """How many ops ``op`` becomes, about; 1 if it has a `refusal`, for parts that find as many as
+    they have would never end."""
+    if refusal(op):
+        return 1
     levels, n = 1, op.operand.type.dims[-1]
     while n > WHOLE:
         levels, n = levels + 1, math.ceil(n / LINE) * op.k
