@@ -19,7 +19,8 @@ class UnknownWorkload(ValueError):
     """No workload has that name; the message lists those that come near, and all."""
 
 
-FURTHER = ("kernels", "exact", "quantised", "reduces", "depthwise", "loops", "control")
+FURTHER = ("kernels", "exact", "quantised", "reduces", "depthwise", "loops", "control",
+           "random_bits")
 """Files whose workloads are measured only where they are asked for."""
 
 

@@ -80,24 +80,44 @@ def _decode(model: ModuleType, published: Callable[[], Any], request: Request, n
 
 
 def _beam(request: Request) -> Program:
-    """A whole generation; tokens and their score.
-
-    The weights are wider than at initialisation: there every next token is about as probable as any
-    other, whatever the text, so that rounding would decide the search.
-    """
+    """A whole generation; tokens and their score."""
     config = _config(gpt2, gpt2.small, request)
-    prompt, new = (4, 8) if request.tiny else (16, 32)
+    prompt, new = _GENERATED[request.tiny]
 
     def call(model: gpt2.Gpt2, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
         return model.generate(ids, new_tokens=new, width=5)
 
+    return _generation(config, _ids(config, request, prompt),
+                       f"prompt {prompt}, {new} new, 5 beams", call, "gpt2_beam")
+
+
+def _sample(request: Request) -> Program:
+    """A whole generation; tokens."""
+    config = _config(gpt2, gpt2.small, request)
+    prompt, new = _GENERATED[request.tiny]
+    ids = _ids(config, request, prompt)
+
+    def call(model: gpt2.Gpt2, ids: jax.Array, key: jax.Array) -> jax.Array:
+        return model.sample(ids, key, new_tokens=new, top_k=10 if request.tiny else 50)
+
+    return _generation(config, lambda key: (*ids(key), jax.random.key_data(key)),
+                       f"prompt {prompt}, {new} new", call, "gpt2_sample")
+
+
+_GENERATED = {False: (16, 32), True: (4, 8)}
+"""Tokens of the prompt and new ones, tiny or not."""
+
+
+def _generation(config: Any, inputs: Callable[[jax.Array], Any], shape: str,
+                call: Callable[..., Any], name: str) -> Program:
+    """With weights wider than at initialisation: there every next token is about as probable as any
+    other, whatever the text, so that rounding would decide."""
     def widened(path: Any, leaf: jax.Array) -> jax.Array:
         name = jax.tree_util.keystr(path)
         gain = 1.25 if "kernel" in name else 2.0 if "embedding" in name else None
         return leaf if gain is None else leaf * (gain / (0.02 * config.hidden**0.5))
 
-    program = module_program(lambda: gpt2.create(config), _ids(config, request, prompt),
-                             f"prompt {prompt}, {new} new, 5 beams", call, name="gpt2_beam")
+    program = module_program(lambda: gpt2.create(config), inputs, shape, call, name=name)
     return dataclasses.replace(
         program, state=lambda: jax.tree_util.tree_map_with_path(widened, program.state()))
 
@@ -113,6 +133,8 @@ WORKLOADS = (
              attention=True),
     Workload("gpt2_beam", "GPT-2 beam search", "transformer", _beam, attention=True,
              search=True, notes="a prompt to the best of 5 beams, in one jitted function"),
+    Workload("gpt2_sample", "GPT-2 sampling", "transformer", _sample, attention=True, search=True,
+             notes="a prompt to a text drawn at random, in one jitted function"),
     Workload("gptj_decode", "GPT-J 6B decode step", "transformer",
              lambda r: _decode(gptj, gptj.gptj_6b, r, "gptj_decode"), one_kernel=True,
              attention=True),

@@ -12,6 +12,7 @@ from benchmarks.workloads.workload import (
     Program,
     Request,
     Workload,
+    amid_training,
     jittered,
     module_program,
     token_ids,
@@ -50,16 +51,8 @@ def _wav2vec2_train(request: Request) -> Program:
         return created
 
     def carry(key: jax.Array) -> Any:
-        """Weights and moments as they are amid the training, not the zeros of its first step."""
         weights = wav2vec2.training(model()).weights
-        adam, *rest = training.optimiser.init(weights)
-        leaves, tree = jax.tree.flatten(weights)
-        noise = [jax.random.normal(k, leaf.shape, leaf.dtype) * 1e-3
-                 for k, leaf in zip(jax.random.split(key, len(leaves)), leaves, strict=True)]
-        moments = (jax.tree.unflatten(tree, noise),
-                   jax.tree.unflatten(tree, [n * n + 1e-6 for n in noise]))
-        adam = adam._replace(count=jnp.full_like(adam.count, 1000), mu=moments[0], nu=moments[1])
-        return weights, (adam, *rest)
+        return weights, amid_training(training.optimiser.init(weights), key)
 
     def inputs(key: jax.Array) -> tuple[jax.Array, ...]:
         keys = jax.random.split(key, 3)

@@ -195,6 +195,18 @@ def jittered(module: nnx.Module, seed: int = 7) -> Any:
     return jax.tree.unflatten(tree, [value(path, leaf) for path, leaf in leaves])
 
 
+def amid_training(state: Any, key: jax.Array) -> Any:
+    """The state of `optax.adamw` with moments as they are amid the training, not the zeros of its
+    first step."""
+    adam, *rest = state
+    leaves, tree = jax.tree.flatten(adam.mu)
+    noise = [jax.random.normal(k, leaf.shape, leaf.dtype) * 1e-3
+             for k, leaf in zip(jax.random.split(key, len(leaves)), leaves, strict=True)]
+    adam = adam._replace(count=jnp.full_like(adam.count, 1000), mu=jax.tree.unflatten(tree, noise),
+                         nu=jax.tree.unflatten(tree, [n * n + 1e-6 for n in noise]))
+    return adam, *rest
+
+
 _CONSTANT = {"bias", "scale", "mean", "var"}
 
 

@@ -15,6 +15,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 
 from examples.models import cache as caches
+from examples.models import sampling
 from examples.models.attention import attend
 from examples.models.beam_search import beam_search
 from examples.models.cache import Cache, Pair
@@ -144,6 +145,23 @@ class Gpt2(nnx.Module):
         return beam_search(self, self.words.attend(x[:, -1]), caches.grown(cache, length), prompt,
                            width=width, length=length, end=self.end,
                            length_penalty=length_penalty)
+
+    def sample(self, prompt: jax.Array, key: jax.Array, *, new_tokens: int,
+               temperature: float = 1.0, top_k: int | None = 50) -> jax.Array:
+        """A continuation drawn at random; see `sampling.sample`.
+
+        Args:
+          prompt: i32[B, P], without padding. key: of `jax.random`.
+          new_tokens: at most this many are added.
+
+        Returns:
+          i32[B, P + new_tokens], filled up with the end token.
+        """
+        length = prompt.shape[1] + new_tokens
+        x, cache = self.states(prompt)
+        return sampling.sample(self, self.words.attend(x[:, -1]), caches.grown(cache, length),
+                               prompt, key, length=length, end=self.end, temperature=temperature,
+                               top_k=top_k)
 
 
 def empty_cache(config: Gpt2Config, *, batch: int, length: int) -> Cache:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from jaxmono.codegen.calls import Unit
 from jaxmono.codegen.dot_schedule_fma import FMA
 from jaxmono.codegen.dot_wgmma_shared import BF16X6, BYTES, SWAPPED, TF32
+from jaxmono.hlo import ops
 
 _KINDS = {
     "loop": ("padded",), "row": ("opaque", "reduce"),
@@ -30,6 +31,9 @@ def needed(units: Collection[Unit], *, open_borders: bool, roles: bool) -> set[s
     for u in units:
         found.update(_FAMILIES.get(getattr(u.schedule, "family", ""), ()))
         found |= {"tile_reduce"} if getattr(u.sig.form, "reduced", ()) else set()
+        if any(isinstance(o, ops.Elementwise) and o.kind in ops.QUATERNARY
+               for o in u.sig.body.ops):
+            found.add("threefry")
     if open_borders:
         found.add("flagged")
     if roles:

@@ -25,6 +25,7 @@ _HEAVY = {
     "logistic": 20, "tanh": 24, "sine": 24, "cosine": 24, "tan": 30, "atan2": 30, "power": 40,
     "erf": 30, "erfc": 40, "erf_inv": 40, "asin": 30, "acos": 30, "atan": 30, "sinh": 30,
     "cosh": 30, "asinh": 30, "acosh": 30, "atanh": 30, "lgamma": 80, "digamma": 80,
+    "threefry2x32_0": 150, "threefry2x32_1": 150, "threefry2x32_xor": 150,
     "bessel_i1e": 60, "polygamma": 200, "zeta": 200, "next_after": 8,
 }
 CHEAP = 4

@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from jaxmono.fusion import cost
+from jaxmono.fusion.chains import CAP, Chain, chains
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import IN_MEMORY, Draft, State, forward
 from jaxmono.fusion.indexing import Index, as_map, variables
@@ -44,14 +45,11 @@ STENCIL_LOADS = 9
 convolution are 18, those of a pool 9. With such pools on the way to their products Inception-v3 b1
 took 364 us on an H100, with loops of their own 320; GoogLeNet b1 176 and 170, b32 726 and 707."""
 
-_CAP = 1 << 40
-
-
 def materialise(state: State) -> None:
     """Makes a loop draft for every floating value that is to live in a buffer."""
     holders = _holders(state)
     outputs = state.outputs_set()
-    weights, counts, reading = _chains(state, holders)
+    behind, reading = chains(state.graph, holders)
     taps = _taps(state, holders)
     contractions = frozenset(id(d) for d in state.drafts if d.kind in ("dot", "attention"))
     evals: dict[Value, int] = {}
@@ -69,12 +67,12 @@ def materialise(state: State) -> None:
             continue
         # Of a view: decide at what it looks at.
         worth = op not in state.views and op not in widened and cost.weight(op) > 0 \
-            and not isinstance(op, ops.Pad) and not _is_free(op, weights, reading) and (
-            _repeats(op, evals, sinks, weights, counts, state.device)
-            or _is_early(state, op, sinks, weights)
+            and not isinstance(op, ops.Pad) and not _is_free(op, behind, reading) and (
+            _repeats(op, evals, sinks, behind, state.device)
+            or _is_early(state, op, sinks, behind)
             or _is_awaited(op, slower, state.device)
             or _is_stencil(op, taps, sinks, contractions))
-        parts = _parts(op, weights, slower) if worth and op in joins else None
+        parts = _parts(op, behind, slower) if worth and op in joins else None
         if any(r in outputs or r in wanted for r in op.results) or op in state.in_place \
                 or isinstance(op, ops.Stored) or (worth and parts is None):
             made.append(_loop(state, op))
@@ -132,29 +130,6 @@ def _spread_grouped(op: Op, draft: Draft, evals: dict[Value, int],
         _need(evals, sinks, v, times, into)
 
 
-def _chains(state: State, holders: dict[Op, list[Draft]],
-            ) -> tuple[dict[Value, int], dict[Value, int], set[Value]]:
-    """Per floating value: lane operations and ops of the whole chain behind one element; and the
-    values whose chains read an array from memory."""
-    weights: dict[Value, int] = {}
-    counts: dict[Value, int] = {}
-    reading: set[Value] = set()
-    for op in state.graph.ops:
-        if op in holders:
-            continue
-        if isinstance(op, (ops.Stored, *IN_MEMORY)):  # a chain ends there
-            weights[op.result] = counts[op.result] = 0
-            reading.add(op.result)
-            continue
-        w = cost.weight(op) + sum(weights.get(v, 0) for v in op.uses)
-        n = 1 + sum(counts.get(v, 0) for v in op.uses)
-        for r in op.results:
-            weights[r], counts[r] = min(w, _CAP), min(n, _CAP)
-        if any(v in reading or (v not in weights and v.type.size > 1) for v in op.uses):
-            reading.update(op.results)
-    return weights, counts, reading
-
-
 def _taps(state: State, holders: Mapping[Op, Sequence[Draft]],
           ) -> dict[Value, frozenset[Hashable]]:
     """Per floating value: different slices, or slices of slices, that one element of it is computed
@@ -187,22 +162,22 @@ def _is_stencil(op: Op, taps: Mapping[Value, Collection[Hashable]],
                and not contractions.isdisjoint(sinks.get(r, ())) for r in op.results)
 
 
-def _is_free(op: Op, weights: dict[Value, int], reading: set[Value]) -> bool:
+def _is_free(op: Op, behind: Mapping[Value, Chain], reading: Collection[Value]) -> bool:
     """Whether computing an element of positions alone (a causal mask) costs no more than reading
     it back would."""
-    return all(r not in reading and weights[r] <= 2 * cost.CHEAP for r in op.results)
+    return all(r not in reading and behind[r].weight <= 2 * cost.CHEAP for r in op.results)
 
 
 def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]],
-             weights: dict[Value, int], counts: dict[Value, int], device: Device) -> bool:
+             behind: Mapping[Value, Chain], device: Device) -> bool:
     """Whether recomputing ``op`` wherever it is needed costs more than storing it."""
     for r in op.results:
         if r.type.rank == 0:
             continue
-        extra = (evals.get(r, 0) - r.type.size) * weights[r]
+        extra = (evals.get(r, 0) - r.type.size) * behind[r].weight
         if cost.lane_us(extra, device) > device.phase_us / 2:
             return True
-        if len(sinks.get(r, ())) > 1 and counts[r] > MAX_INLINE_OPS:
+        if len(sinks.get(r, ())) > 1 and behind[r].count > MAX_INLINE_OPS:
             return True
     return False
 
@@ -231,7 +206,7 @@ def _is_awaited(op: Op, slower: Mapping[Value, float], device: Device) -> bool:
 
 
 def _is_early(state: State, op: Op, sinks: dict[Value, frozenset[int]],
-              weights: dict[Value, int]) -> bool:
+              behind: Mapping[Value, Chain]) -> bool:
     """Whether many groups need an expensive value that program inputs alone determine.
 
         angles = position * frequencies        every layer rotates its keys and queries by them
@@ -241,18 +216,18 @@ def _is_early(state: State, op: Op, sinks: dict[Value, frozenset[int]],
     Llama-1B b1, 8 elements a thread in both halves of a head, 32 calls in turn, about 3 us.
     """
     return cost.weight(op) >= EARLY_WEIGHT and all(
-        r.type.rank and weights[r] < _CAP and len(sinks.get(r, ())) >= EARLY_READERS
+        r.type.rank and behind[r].weight < CAP and len(sinks.get(r, ())) >= EARLY_READERS
         for r in op.results) and all(state.pot_of(v) == 0 for v in op.uses)
 
 
-def _parts(op: Op, weights: dict[Value, int], slower: Mapping[Value, float],
+def _parts(op: Op, behind: Mapping[Value, Chain], slower: Mapping[Value, float],
            ) -> tuple[Value, ...] | None:
     """What of a concatenation is stored if it is not; None if it better is.
 
     Where its larger part is in memory, products (``slower``) need not wait for a copy of that: they
     wait for the other parts alone.
     """
-    computed = tuple(v for v in dict.fromkeys(op.uses) if weights.get(v, 0))
+    computed = tuple(v for v in dict.fromkeys(op.uses) if v in behind and behind[v].weight)
     small = 2 * sum(v.type.nbytes for v in computed) <= sum(r.type.nbytes for r in op.results)
     if not computed:
         return ()

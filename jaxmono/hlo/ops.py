@@ -32,6 +32,9 @@ BINARY = frozenset({
 TERNARY = frozenset({"clamp", "select"})
 """``clamp(low, x, high)`` and ``select(pred, on_true, on_false)``; low, high and pred may be
 scalars where the result is not, as in StableHLO."""
+QUATERNARY = frozenset({"threefry2x32_0", "threefry2x32_1", "threefry2x32_xor"})
+"""Of two words of a key and two of a count: a result of `Threefry2x32` or their exclusive or. No
+program has them; rules make them (passes/rules/threefry.py)."""
 DISCONTINUOUS = frozenset({"ceil", "floor", "is_finite", "is_inf", "is_neg_inf", "is_pos_inf",
                            "remainder", "round_nearest_afz", "round_nearest_even", "sign"})
 """Small differences of the operands make large ones of the result."""
@@ -52,7 +55,7 @@ class Iota(Op):
 
 @op("elementwise")
 class Elementwise(Op):
-    """Any op of UNARY, BINARY or TERNARY; ``kind`` is its StableHLO or CHLO name.
+    """Any op of UNARY, BINARY, TERNARY or QUATERNARY; ``kind`` is its StableHLO or CHLO name.
 
     ``accuracy``: printed form of a ``result_accuracy`` attribute that is not the default, or "".
     """
@@ -252,6 +255,20 @@ class TopK(Op):
 
     operand: Value = ir.operand()
     k: int = ir.attribute()
+
+
+@op("threefry2x32")
+class Threefry2x32(Op):
+    """The random generator of `jax.random` on counters: u32 words, two results of one shape.
+    Operands are scalars or go together by NumPy's rules, with as many dimensions as the results.
+
+    Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011), section 3.3; 20 rounds.
+    """
+
+    key0: Value = ir.operand()
+    key1: Value = ir.operand()
+    count0: Value = ir.operand()
+    count1: Value = ir.operand()
 
 
 @op("dot_general")

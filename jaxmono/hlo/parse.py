@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from jaxmono.hlo import literal
 from jaxmono.hlo.ir import REGISTRY, UNKNOWN_LOC, Graph, Loc, Op, Value
-from jaxmono.hlo.ops import BINARY, TERNARY, UNARY, Elementwise
+from jaxmono.hlo.ops import BINARY, QUATERNARY, TERNARY, UNARY, Elementwise
 from jaxmono.hlo.types import Dim, DType, SymDim, TensorType
 
 
@@ -161,7 +161,7 @@ class _Parser:
         word = self.take("word", "an op name")
         fields: dict[str, Any] = {}
         cls = REGISTRY.get(word)
-        if word in UNARY or word in BINARY or word in TERNARY:
+        if any(word in kinds for kinds in (UNARY, BINARY, TERNARY, QUATERNARY)):
             cls, fields["kind"] = Elementwise, word
         if cls is None:
             self.at -= 1

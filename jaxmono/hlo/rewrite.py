@@ -81,7 +81,7 @@ class Builder:
     # Elementwise
 
     def elementwise(self, kind: str, *args: Value, type: TensorType | None = None) -> Value:
-        """An op of ``UNARY``, ``BINARY`` or ``TERNARY``.
+        """An op of ``UNARY``, ``BINARY``, ``TERNARY`` or ``QUATERNARY``.
 
         The result has the type of the last argument that is not a scalar beside larger ones,
         which is right for all kinds whose element type stays; pass ``type`` for the others

@@ -278,8 +278,12 @@ def test_a_long_reduce_whose_length_has_no_divisors_is_padded(
     np.testing.assert_array_equal(found, np.asarray(fn(given)))
 
 
+def two_sums(x: Any) -> Any:
+    return jax.lax.reduce((x, -x), (0.0, 0.0), lambda a, b: (a[0] + b[0], a[1] + b[1]), (0,))
+
+
 @pytest.mark.parametrize(("fn", "arg", "reason"), [
-    (jnp.argmax, f32(1 << 17), "its body is more than one op"),
+    (two_sums, f32(1 << 17), "its body is more than one op"),
     (jnp.bitwise_or.reduce, jax.ShapeDtypeStruct((1 << 17,), jnp.int32), "or is no sum, product"),
     (lambda x: x.sum(), f32(*[7] * 7), "its longest dimension, 7, has no 8 parts"),
     (lambda x: x.sum((1, 2, 3)), f32(33, 67, 67, 67),

@@ -1,4 +1,5 @@
-"""Walks a StableHLO function and builds its Graph; calls and composites are inlined here."""
+"""Walks a StableHLO function and builds its Graph; calls and composites are inlined here,
+but those of the random generator."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 from jax.extend.mlir import ir
 
 from jaxmono.hlo import ops
+from jaxmono.hlo.importer import threefry
 from jaxmono.hlo.importer.attributes import Attributes
 from jaxmono.hlo.importer.generic import operation_text
 from jaxmono.hlo.importer.locations import Locations
@@ -65,6 +67,7 @@ class _Importer:
         self.types = Types()
         self.out: list[Op] = []
         self.origins: list[Origin] = []
+        self.generators: dict[str, bool] = {}
 
     def function(self, function: ir.Operation) -> Imported:
         block = function.regions[0].blocks[0]
@@ -155,12 +158,31 @@ class _Importer:
         callee = self.functions.get(attributes.symbol("decomposition" if composite else "callee"))
         if callee is None or not len(callee.regions[0].blocks):
             return False
-        block = callee.regions[0].blocks[0]
         loc = self.locations.loc(op.location, outer)
+        if self.is_threefry(callee):
+            args = tuple(scope[v] for v in op.operands)
+            results = tuple(Value(self.types.tensor(v.type)) for v in op.results)
+            scope.update(zip(op.results, results, strict=True))
+            self.out.append(ops.Threefry2x32(
+                results=results, loc=loc, key0=args[0], key1=args[1], count0=args[2],
+                count1=args[3]))
+            self.origins.append(Origin(op, args))
+            return True
+        block = callee.regions[0].blocks[0]
         inner = {a: scope[v] for a, v in zip(block.arguments, op.operands, strict=True)}
         outputs = self.block(block, inner, loc)
         scope.update(zip(op.results, outputs, strict=True))
         return True
+
+    def is_threefry(self, function: ir.Operation) -> bool:
+        """Whether a function is the random generator, which is kept as one op."""
+        name = ir.StringAttr(function.attributes["sym_name"]).value
+        if not name.startswith(threefry.NAME):
+            return False
+        if name not in self.generators:
+            self.generators[name] = threefry.is_threefry(
+                _Importer(self.functions).function(function).graph)
+        return self.generators[name]
 
 
 def _is_identity(op: ir.Operation) -> bool:

@@ -50,6 +50,7 @@ RULES: dict[type[Op], Callable[[Any], tuple[TensorType, ...]]] = {
     ops.BitcastConvert: e.infer_bitcast_convert,
     ops.ReducePrecision: e.infer_reduce_precision,
     ops.RngBitGenerator: e.infer_rng_bit_generator,
+    ops.Threefry2x32: e.infer_threefry2x32,
     ops.TopK: e.infer_top_k,
     ops.BroadcastInDim: m.infer_broadcast_in_dim,
     ops.Reshape: m.infer_reshape,

@@ -19,6 +19,7 @@ CLASSES: dict[str, str] = {
     "minimum": "biufc", "multiply": "biufc", "or": "biu", "power": "iufc", "remainder": "iuf",
     "shift_left": "iu", "shift_right_arithmetic": "iu", "shift_right_logical": "iu",
     "subtract": "iufc", "xor": "biu", "next_after": "f", "polygamma": "f", "zeta": "f",
+    "threefry2x32_0": "u", "threefry2x32_1": "u", "threefry2x32_xor": "u",
 }
 """Kinds that are not listed take floats and complex numbers."""
 
@@ -36,7 +37,8 @@ def element_class(dtype: DType) -> str:
 
 def infer_elementwise(op: ops.Elementwise) -> tuple[TensorType, ...]:
     kind, args = op.kind, op.args
-    known = {1: ops.UNARY, 2: ops.BINARY, 3: ops.TERNARY}.get(len(args), frozenset[str]())
+    known = {1: ops.UNARY, 2: ops.BINARY, 3: ops.TERNARY,
+             4: ops.QUATERNARY}.get(len(args), frozenset[str]())
     require(kind in known, f"{kind!r} is no elementwise kind of {len(args)} operands")
     types = [a.type for a in args]
     if kind == "clamp":
@@ -50,7 +52,9 @@ def infer_elementwise(op: ops.Elementwise) -> tuple[TensorType, ...]:
         return (types[1],)
     dtype = types[0].dtype
     for t in types[1:]:
-        same("the type of the second operand", t, types[0])
+        same("the type of another operand", t, types[0])
+    if len(types) == 4:
+        require(dtype is DType.U32, f"{kind} takes u32, not {dtype.value}")
     require(element_class(dtype) in CLASSES.get(kind, "fc"), f"{kind} does not take {dtype.value}")
     if kind in _PREDICATES:
         dtype = DType.PRED
@@ -117,6 +121,18 @@ def infer_rng_bit_generator(op: ops.RngBitGenerator) -> tuple[TensorType, ...]:
     require(len(op.results) == 2, f"has {len(op.results)} results, has to have state and bits")
     require(op.state.type.rank == 1, f"the state has to have one dimension, is {op.state.type}")
     return (op.state.type, op.results[1].type)
+
+
+def infer_threefry2x32(op: ops.Threefry2x32) -> tuple[TensorType, ...]:
+    types = [v.type for v in op.inputs]
+    for t in types:
+        require(t.dtype is DType.U32 and t.is_static, f"takes static u32, not {t}")
+    large = [t.dims for t in types if t.rank]
+    require(len({len(dims) for dims in large}) <= 1, "its operands differ in rank")
+    together = [{*sizes} - {1} for sizes in zip(*large, strict=True)]
+    require(all(len(sizes) <= 1 for sizes in together), "its operands do not go together")
+    t = TensorType(tuple(min(sizes, default=1) for sizes in together), DType.U32)
+    return (t, t)
 
 
 def infer_top_k(op: ops.TopK) -> tuple[TensorType, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxmono.hlo import ops
 from jaxmono.hlo.interp import integers, special
 from jaxmono.hlo.interp.core import Array, Context, Unsupported, implements
+from jaxmono.hlo.interp.rng import threefry2x32
 from jaxmono.hlo.types import DType
 
 Function = Callable[..., Any]
@@ -50,6 +51,9 @@ INTEGER: dict[str, Function] = {
     "shift_left": integers.shift_left,
     "shift_right_arithmetic": integers.shift_right_arithmetic,
     "shift_right_logical": integers.shift_right_logical, "xor": np.bitwise_xor,
+    "threefry2x32_0": lambda *words: threefry2x32(*words)[0],
+    "threefry2x32_1": lambda *words: threefry2x32(*words)[1],
+    "threefry2x32_xor": lambda *words: np.bitwise_xor(*threefry2x32(*words)),
 }
 # Sums and products of predicates are or and and, as in XLA.
 PRED: dict[str, Function] = {

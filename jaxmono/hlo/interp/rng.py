@@ -1,4 +1,4 @@
-"""rng_bit_generator: the counter-based generators Threefry-2x32 and Philox-4x32.
+"""threefry2x32, and rng_bit_generator: the counter-based generators Threefry-2x32 and Philox-4x32.
 
 Both are from Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); how a
 state becomes counters and the words become elements follows what XLA does, bit for bit.
@@ -35,15 +35,20 @@ def _join(low: U32, high: U32) -> U64:
 def threefry(counter: U64, key: U64) -> tuple[U32, U32]:
     """Twenty rounds of Threefry-2x32."""
     k0, k1 = _halves(key)
+    return threefry2x32(k0, k1, *_halves(counter))
+
+
+def threefry2x32(k0: U32, k1: U32, x0: U32, x1: U32) -> tuple[U32, U32]:
+    """The same of words."""
     keys = (k0, k1, k0 ^ k1 ^ _THREEFRY_PARITY)
-    x0, x1 = _halves(counter)
-    x0, x1 = x0 + keys[0], x1 + keys[1]
-    for i in range(5):
-        for r in _THREEFRY_ROTATIONS[i % 2]:
-            x0 = x0 + x1
-            x1 = x0 ^ ((x1 << np.uint32(r)) | (x1 >> np.uint32(32 - r)))
-        x0 = x0 + keys[(i + 1) % 3]
-        x1 = x1 + keys[(i + 2) % 3] + np.uint32(i + 1)
+    with np.errstate(over="ignore"):  # of what has no dimensions NumPy says so
+        x0, x1 = x0 + keys[0], x1 + keys[1]
+        for i in range(5):
+            for r in _THREEFRY_ROTATIONS[i % 2]:
+                x0 = x0 + x1
+                x1 = x0 ^ ((x1 << np.uint32(r)) | (x1 >> np.uint32(32 - r)))
+            x0 = x0 + keys[(i + 1) % 3]
+            x1 = x1 + keys[(i + 2) % 3] + np.uint32(i + 1)
     return x0, x1
 
 
@@ -99,6 +104,11 @@ def _philox_bits(state: U64, shape: Sequence[int], bits: int) -> tuple[U64, npt.
     else:
         flat = np.stack(x, axis=1)
     return new_state, flat.reshape(-1)[:size].reshape(shape)
+
+
+@implements(ops.Threefry2x32)
+def _words(op: ops.Threefry2x32, ctx: Context) -> Sequence[Any]:
+    return threefry2x32(*(ctx.get(v) for v in op.inputs))
 
 
 @implements(ops.RngBitGenerator)

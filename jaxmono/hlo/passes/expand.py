@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from jaxmono.hlo.ir import Graph, Op
 from jaxmono.hlo.passes.peephole import Rule, apply_rules
-from jaxmono.hlo.passes.rules import convolution, reduce_window, top_k
+from jaxmono.hlo.passes.rules import arg_max, convolution, reduce_window, threefry, top_k
 
 RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **reduce_window.RULES,
-                                           **top_k.RULES}
+                                           **top_k.RULES, **arg_max.RULES, **threefry.RULES}
 
 
 def expand(graph: Graph) -> Graph:
-    """Convolutions become contractions, windowed reductions chains or reductions, and the k largest
-    of a line k reductions.
+    """Convolutions become contractions, windowed reductions chains or reductions, the k largest of
+    a line k reductions, and the place of its largest one of a single op.
 
     The order of their sums changes, as it is a backend's own in any case.
     """

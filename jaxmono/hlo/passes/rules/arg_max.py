@@ -1,0 +1,111 @@
+"""The place of the largest of a long line as a maximum of keys (keys.py).
+
+    reduce(x[b, n], iota; body(a, i, b, j): a > b or a is NaN, or a == b and i < j)
+      ──►   ~u32(reduce_maximum(keys(x)))
+
+As `jnp.argmax` and `jnp.argmin` write it: the first NaN, or of equal values the one in front, 0
+and -0 among them. A vocabulary's logits are such a line. As keys it is split over the
+multiprocessors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeGuard
+
+import numpy as np
+
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.passes.peephole import Rule, Scope
+from jaxmono.hlo.passes.rules.arithmetic import highest, lowest
+from jaxmono.hlo.passes.rules.keys import FLOATS, INTEGERS, keys_of, places
+from jaxmono.hlo.types import DType
+
+MIN_LINE, MAX_LINES = 1 << 15, 32
+"""Elements of a line, and lines, whose reduce is split (fusion/split_reduce.py)."""
+
+_KINDS = {"GT": "maximum", "LT": "minimum"}
+
+
+def arg_max(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
+    """Of one long dimension; the value beside the place is a reduce of its own."""
+    if len(op.args) != 2 or len(op.dimensions) != 1:
+        return None
+    (x, at), (d,) = op.args, op.dimensions
+    t = x.type
+    direction = _direction(op.body, may_be_nan=t.dtype.is_float)
+    if t.dims[d] < MIN_LINE or t.size > MAX_LINES * t.dims[d] \
+            or t.dtype not in (*FLOATS, *INTEGERS) or direction is None \
+            or not _counts(at, d, scope) or not _starts(op, direction, scope):
+        return None
+    value = scope.reduce(x, op.inits[0], _KINDS[direction], (d,))
+    if t.dtype in FLOATS:
+        zero = scope.splat(0, t)  # in front of -0 in the total order
+        x = scope.elementwise("select", scope.compare("EQ", x, zero), zero, x)
+        x = scope.elementwise("negate", x) if direction == "LT" else x
+        x = scope.elementwise("select", scope.compare("NE", x, x), scope.splat(np.nan, t), x)
+    elif direction == "LT":
+        x = scope.elementwise("not", x)
+    best = scope.reduce(keys_of(scope, x, d), scope.constant(0, DType.U64), "maximum", (d,))
+    return [value, places(scope, best, op.results[1].type.dtype)]
+
+
+def _direction(body: Graph, *, may_be_nan: bool) -> str | None:
+    """GT for the largest, LT for the smallest; None for any other body."""
+    a, i, b, j = body.inputs
+    value, place = (body.producer.get(v) for v in body.outputs)
+    if not _is(value, "select") or not _is(place, "select") \
+            or value.args[1:] != (a, b) or place.args[1:] != (i, j):
+        return None
+    better, chosen = value.args[0], body.producer.get(place.args[0])
+    tied = _other(chosen, "or", better, body)
+    equal = _parts(tied, "and", body)
+    if not _any(equal, "EQ", a, b) or not _any(equal, "LT", i, j):
+        return None
+    made = body.producer.get(better)
+    found = _parts(made, "or", body) if _is(made, "or") else [made]
+    if may_be_nan != _any(found, "NE", a, a):
+        return None
+    return next((x for x in _KINDS if _any(found, x, a, b)), None)
+
+
+def _is(op: Op | None, kind: str) -> TypeGuard[ops.Elementwise]:
+    return isinstance(op, ops.Elementwise) and op.kind == kind
+
+
+def _parts(op: Op | None, kind: str, body: Graph) -> list[Op | None]:
+    return [body.producer.get(v) for v in op.args] if _is(op, kind) else []
+
+
+def _other(op: Op | None, kind: str, one: Value, body: Graph) -> Op | None:
+    """What makes the operand beside ``one``."""
+    if not _is(op, kind) or one not in op.args:
+        return None
+    return body.producer.get(op.args[op.args[0] is one])
+
+
+def _any(found: Sequence[Op | None], direction: str, lhs: Value, rhs: Value) -> bool:
+    return any(isinstance(o, ops.Compare) and o.direction == direction
+               and (o.lhs, o.rhs) == (lhs, rhs) for o in found)
+
+
+def _counts(at: Value, dimension: int, scope: Scope) -> bool:
+    """Whether a value is its place along ``dimension``."""
+    if spread := scope.made_by(at, ops.BroadcastInDim):
+        iota = scope.made_by(spread.operand, ops.Iota)
+        return iota is not None and spread.dimensions[iota.dimension] == dimension
+    iota = scope.made_by(at, ops.Iota)
+    return iota is not None and iota.dimension == dimension
+
+
+def _starts(op: ops.Reduce, direction: str, scope: Scope) -> bool:
+    """Whether it starts with what is behind everything, at place 0."""
+    value, place = (scope.element(v) for v in op.inits)
+    if value is None or place is None or place != 0:
+        return False
+    end = lowest if direction == "GT" else highest
+    return bool(value == end(op.args[0].type.dtype))
+
+
+RULES: dict[type[Op], Sequence[Rule]] = {ops.Reduce: (arg_max,)}
