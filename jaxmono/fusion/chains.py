@@ -10,7 +10,7 @@ it: two slices of a value are two elements of it, computed each.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from jaxmono.fusion import cost
@@ -37,7 +37,7 @@ class Chain:
 
     weight: int
     count: int
-    links: Set[tuple[Op, int, int]]
+    links: frozenset[tuple[Op, int, int]]
 
 
 NONE = Chain(0, 0, frozenset())
