@@ -39,8 +39,19 @@ def sample(step: Step, logits: jax.Array, cache: Any, prompt: jax.Array, key: ja
 
     Returns:
       i32[B, length], filled up with ``end``.
+
+    Raises:
+      ValueError: a length, temperature or top_k that makes no sense.
     """
     batch, start = prompt.shape
+    if length <= start:
+        raise ValueError(f"length={length} leaves no token to draw: the prompt has {start}")
+    if temperature <= 0:
+        raise ValueError(f"temperature={temperature} has to be above 0; for the likeliest token "
+                         "pass top_k=1")
+    if top_k is not None and not 0 < top_k <= logits.shape[-1]:
+        raise ValueError(f"top_k={top_k} of {logits.shape[-1]} tokens; pass 1 or more, or None for "
+                         "all")
     tokens = jnp.full((batch, length), end, jnp.int32).at[:, :start].set(prompt)
 
     def drawn(state: _State, logits: jax.Array) -> _State:
