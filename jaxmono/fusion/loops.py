@@ -49,7 +49,7 @@ def materialise(state: State) -> None:
     """Makes a loop draft for every floating value that is to live in a buffer."""
     holders = _holders(state)
     outputs = state.outputs_set()
-    behind, reading = chains(state.graph, holders)
+    behind, light = chains(state.graph, holders)
     taps = _taps(state, holders)
     contractions = frozenset(id(d) for d in state.drafts if d.kind in ("dot", "attention"))
     evals: dict[Value, int] = {}
@@ -67,7 +67,7 @@ def materialise(state: State) -> None:
             continue
         # Of a view: decide at what it looks at.
         worth = op not in state.views and op not in widened and cost.weight(op) > 0 \
-            and not isinstance(op, ops.Pad) and not _is_free(op, behind, reading) and (
+            and not isinstance(op, ops.Pad) and not _is_free(op, light) and (
             _repeats(op, evals, sinks, behind, state.device)
             or _is_early(state, op, sinks, behind)
             or _is_awaited(op, slower, state.device)
@@ -162,10 +162,10 @@ def _is_stencil(op: Op, taps: Mapping[Value, Collection[Hashable]],
                and not contractions.isdisjoint(sinks.get(r, ())) for r in op.results)
 
 
-def _is_free(op: Op, behind: Mapping[Value, Chain], reading: Collection[Value]) -> bool:
-    """Whether computing an element of positions alone (a causal mask) costs no more than reading
-    it back would."""
-    return all(r not in reading and behind[r].weight <= 2 * cost.CHEAP for r in op.results)
+def _is_free(op: Op, light: Mapping[Value, int]) -> bool:
+    """Whether computing an element of positions alone (a causal mask), or of them and what its row
+    shares, costs no more than reading it back would."""
+    return all(r in light and light[r] <= 2 * cost.CHEAP for r in op.results)
 
 
 def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]],

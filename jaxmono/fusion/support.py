@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
-from jaxmono.hlo.passes.rules import reduce_window, top_k
+from jaxmono.hlo.passes.rules import reduce_window, scatter, top_k
 from jaxmono.hlo.passes.unroll import refusal as loop_refusal
 from jaxmono.hlo.precision import algorithm_of, allows_tf32
 from jaxmono.hlo.rewrite import is_splat
@@ -47,7 +47,6 @@ F8_DTYPES = (DType.F8E4M3FN, DType.F8E5M2)
 MAX_RANK = 16
 
 REFUSED_OPS: dict[type[Op], str] = {
-    ops.Scatter: "scatter is not generated yet",
     ops.SelectAndScatter: "select_and_scatter is not generated yet",
     ops.Sort: "sorting is not generated yet",
     ops.Case: "XLA chooses the branch; kernels may be in it",
@@ -92,6 +91,8 @@ def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING) -> str | None:
             and not is_splat(op.value):
         return f"a literal of {op.value.nbytes} bytes is kept in a buffer by XLA"
     if isinstance(op, ops.ReduceWindow) and (reason := reduce_window.refusal(op)):
+        return reason
+    if isinstance(op, ops.Scatter) and (reason := scatter.refusal(op)):
         return reason
     if isinstance(op, ops.TopK) and (reason := top_k.refusal(op)):
         return reason

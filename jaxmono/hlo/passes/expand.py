@@ -6,15 +6,17 @@ from collections.abc import Sequence
 
 from jaxmono.hlo.ir import Graph, Op
 from jaxmono.hlo.passes.peephole import Rule, apply_rules
-from jaxmono.hlo.passes.rules import arg_max, convolution, reduce_window, threefry, top_k
+from jaxmono.hlo.passes.rules import arg_max, convolution, reduce_window, scatter, threefry, top_k
 
 RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **reduce_window.RULES,
-                                           **top_k.RULES, **arg_max.RULES, **threefry.RULES}
+                                           **top_k.RULES, **arg_max.RULES, **threefry.RULES,
+                                           **scatter.RULES}
 
 
 def expand(graph: Graph) -> Graph:
     """Convolutions become contractions, windowed reductions chains or reductions, the k largest of
-    a line k reductions, and the place of its largest one of a single op.
+    a line k reductions, the place of its largest one of a single op, and scatters what each line
+    looks up.
 
     The order of their sums changes, as it is a backend's own in any case.
     """

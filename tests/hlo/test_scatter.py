@@ -1,0 +1,151 @@
+"""Scatters as ops without memory that several threads add to: JAX's results, in each form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxmono
+from jaxmono.hlo import ops
+from jaxmono.hlo.importer import import_module
+from jaxmono.hlo.interp import evaluate
+from jaxmono.hlo.ir import Graph
+from jaxmono.hlo.passes import simplify
+from jaxmono.hlo.passes.rules import scatter
+from jaxmono.hlo.verify import verify
+
+RNG = np.random.default_rng(0)
+I5 = np.asarray([3, 0, 3, -1, 40], np.int32)
+"""Repeated, the last line by Python's rule, out of range."""
+
+
+def graph_of(fn: Callable[..., Any], *args: Any) -> Graph:
+    lowered = jax.jit(fn).lower(*args)
+    return import_module(lowered.compiler_ir("stablehlo")).graph
+
+
+def x(*shape: int, dtype: Any = np.float32) -> Any:
+    return jnp.asarray(RNG.integers(-8, 8, shape), dtype)
+
+
+def kinds(graph: Graph) -> set[type]:
+    return {type(o) for o in graph.ops}
+
+
+def same(got: Any, want: Any) -> None:
+    got, want = np.asarray(got), np.asarray(want)
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    np.testing.assert_allclose(got.astype(np.float64), want.astype(np.float64), rtol=1e-6)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "rows": (lambda x, i, u: x.at[i].add(u), (x(9, 4), I5, x(5, 4))),
+    "columns": (lambda x, i, u: x.at[:, i].add(u), (x(4, 9), I5, x(4, 5))),
+    "elements": (lambda x, i, j, u: x.at[i, j].add(u), (x(9, 7), I5, I5[::-1], x(5))),
+    "rows of rows": (lambda x, i, j, u: x.at[i, :, j].add(u), (x(9, 2, 7), I5, I5[::-1], x(5, 2))),
+    "in two dimensions": (lambda x, i, u: x.at[i].add(u), (x(9, 3), I5.reshape(5, 1), x(5, 1, 3))),
+    "largest": (lambda x, i, u: x.at[i].max(u), (x(9, 4), I5, x(5, 4))),
+    "smallest": (lambda x, i, u: x.at[i].min(u), (x(9, 4, dtype=np.int32), I5,
+                                                 x(5, 4, dtype=np.int32))),
+    "one row": (lambda x, i, u: x.at[i].set(u), (x(9, 4), np.int32(3), x(4))),
+    "one row outside": (lambda x, i, u: x.at[i].set(u), (x(9, 4), np.int32(9), x(4))),
+    "one row, added": (lambda x, i, u: x.at[i].add(u), (x(9, 4), np.int32(-2), x(4))),
+    "a known place": (lambda x, u: x.at[:, :3].set(u), (x(4, 9), x(4, 3))),
+    "a window": (lambda x, i, u: lax.scatter_add(x, i, u, lax.ScatterDimensionNumbers(
+        (0, 1), (), (0, 1)), mode="clip"), (x(9, 6), np.asarray([3, 5], np.int32), x(4, 3))),
+    "a window outside": (lambda x, i, u: lax.scatter_add(x, i, u, lax.ScatterDimensionNumbers(
+        (0, 1), (), (0, 1)), mode="drop"), (x(9, 6), np.asarray([3, 5], np.int32), x(4, 3))),
+    "other rows": (lambda x, i, u: x.at[i].set(u, unique_indices=True),
+                   (x(9, 4), np.asarray([3, 0, 8], np.int32), x(3, 4))),
+    "along an axis": (lambda x, i, u: jax.vmap(lambda x, i, u: x.at[i].add(u))(x, i, u),
+                      (x(3, 9), np.stack([I5, I5 + 1, I5 - 1]), x(3, 5))),
+    "one of each": (jax.grad(lambda x, i: jnp.take_along_axis(
+        jax.nn.log_softmax(x), i[:, None], 1).sum()), (x(5, 9), abs(I5) % 9)),
+    "counts": (lambda i: jnp.zeros(41, jnp.int32).at[i].add(1), (I5,)),
+    "counts of bytes": (lambda i: jnp.zeros(9, jnp.float32).at[i].add(1), (I5.astype(np.int8),)),
+    "unsigned": (lambda x, i, u: x.at[i].add(u), (x(9, 4), I5.astype(np.uint32), x(5, 4))),
+    "segments": (lambda u, i: jax.ops.segment_sum(u, i, 9), (x(5, 4), I5)),
+    "words": (jax.grad(lambda t, i: (jnp.take(t, i, axis=0) ** 2).sum()), (x(9, 4), I5[:4])),
+    "16 bits": (lambda x, i, u: x.at[i].add(u),
+                (x(9, 4, dtype=jnp.bfloat16), I5, x(5, 4, dtype=jnp.bfloat16))),
+}
+
+
+@pytest.mark.parametrize("form", ["one by one", "looked up"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_jax(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if form == "looked up":
+        monkeypatch.setattr(scatter, "DENSE", 0)
+    fn, args = PROGRAMS[name]
+    graph = graph_of(fn, *args)
+    found = [o for o in graph.ops if isinstance(o, ops.Scatter)]
+    assert len(found) == 1
+    if form == "looked up" and scatter.refusal(found[0]):
+        assert "only generated as sums of floats" in scatter.refusal(found[0])
+        return
+    assert not scatter.refusal(found[0])
+    simple = simplify(graph)
+    verify(simple)
+    assert ops.Scatter not in kinds(simple)
+    want = jax.tree.leaves(jax.jit(fn)(*args))
+    for got, other in zip(evaluate(simple, args), want, strict=True):
+        same(got, other)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
+@pytest.mark.parametrize("dense", [0, scatter.DENSE])
+def test_what_is_not_finite_stays_in_its_line(dtype: Any, dense: int,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scatter, "DENSE", dense)
+    u = np.ones((8, 5))
+    u[0, 0], u[1, 1], u[2, 2], u[3, 3] = np.inf, -np.inf, np.nan, np.inf
+    u[4, 3] = -np.inf
+    u[5, 4] = u[6, 4] = np.inf
+    i = np.asarray([0, 1, 2, 3, 3, 4, 4, 4], np.int32)
+    args = (jnp.zeros((6, 5), dtype), i, jnp.asarray(u, dtype))
+    fn = lambda x, i, u: x.at[i].add(u)  # noqa: E731
+    (got,) = evaluate(simplify(graph_of(fn, *args)), args)
+    same(got, jax.jit(fn)(*args))
+    assert np.isfinite(np.asarray(got, np.float64)[5]).all()
+
+
+@pytest.mark.parametrize("dense", [0, scatter.DENSE])
+def test_lines_without_updates_keep_a_zeros_sign(dense: int,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scatter, "DENSE", dense)
+    args = (np.full((9, 4), -0.0, np.float32), I5, x(5, 4))
+    (got,) = evaluate(simplify(graph_of(lambda x, i, u: x.at[i].add(u), *args)), args)
+    assert np.signbit(got[[1, 2, 4, 5, 6, 7]]).all()
+
+
+def test_an_embeddings_gradient_is_a_product() -> None:
+    def fn(u: Any, i: Any) -> Any:
+        return jnp.zeros((1000, 64)).at[i].add(u)
+
+    u, i = x(500, 64), RNG.integers(0, 1000, 500, np.int32)
+    i[:100] = 7
+    graph = simplify(graph_of(fn, u, i))
+    assert {ops.DotGeneral, ops.Gather} <= kinds(graph)
+    (got,) = evaluate(graph, [u, i])
+    same(got, jax.jit(fn)(u, i))
+
+
+@pytest.mark.parametrize(("fn", "args", "reason"), [
+    (lambda x, i, u: x.at[i].mul(u), (x(9, 4), I5, x(5, 4)), "that is no sum, maximum or minimum"),
+    (lambda x, i, u: lax.scatter_add(x, i, u, lax.ScatterDimensionNumbers((1,), (), (0,))),
+     (x(9), np.asarray([[1], [4]], np.int32), x(2, 3)), "windows that are not whole lines"),
+    (lambda x, i, u: x.at[i].add(u), (x(1 << 14, 4), np.zeros(1 << 16, np.int32), x(1 << 16, 4)),
+     "too many to compare each with each"),
+    (lambda x, i, u: x.at[i].max(u), (x(1 << 14, 4), np.zeros(1 << 12, np.int32), x(1 << 12, 4)),
+     "are only generated as sums of floats"),
+    (lambda x, i, u: x.at[i].add(u), (x(1 << 12, 4), np.zeros(1 << 14, np.int32), x(1 << 14, 4)),
+     f"more than {scatter.PRODUCT} updates")])
+def test_others_stay_with_xla(fn: Any, args: Any, reason: str) -> None:
+    function = jaxmono.jit(lambda *a: jnp.tanh(fn(*a)), interpret=True)
+    assert reason in str(function.lower(*args).explain())
