@@ -28,9 +28,9 @@ def test_a_key_decides_what_is_dropped() -> None:
     np.testing.assert_array_equal(dropped(0), dropped(0))
     assert np.abs(dropped(0) - dropped(1)).max() > 1e-3
     # On average as without: each is scaled by what is kept.
-    many = jax.vmap(lambda k: model(IDS, MASK, nnx.Rngs(dropout=k)))(
-        jax.random.split(jax.random.key(2), 400))
-    np.testing.assert_allclose(many.mean(0), plain, atol=5 * float(many.std(0).max()) / 20)
+    many = jax.jit(jax.vmap(lambda k: model(IDS, MASK, nnx.Rngs(dropout=k))))(
+        jax.random.split(jax.random.key(2), 100))
+    np.testing.assert_allclose(many.mean(0), plain, atol=5 * float(many.std(0).max()) / 10)
 
 
 def test_a_tenth_is_dropped() -> None:

@@ -22,7 +22,8 @@ def test_against_a_loop_in_python(top_k: int | None, temperature: float) -> None
     prompt, key = jnp.asarray([[3, 1, 4], [1, 5, 9]]), jax.random.key(2)
     drawn = nnx.jit(lambda m, p, k: m.sample(p, k, new_tokens=6, temperature=temperature,
                                              top_k=top_k))(model, prompt, key)
-    x, cache = model.states(prompt)
+    x, cache = nnx.jit(lambda m, p: m.states(p))(model, prompt)
+    step = nnx.jit(lambda m, *args: m(*args))
     logits, cache = model.words.attend(x[:, -1]), grown(cache, 9)
     tokens, going = np.asarray(prompt), np.ones(2, bool)
     for position in range(3, 9):
@@ -37,7 +38,7 @@ def test_against_a_loop_in_python(top_k: int | None, temperature: float) -> None
         token = np.where(going, token, model.end)
         going &= token != model.end
         tokens = np.concatenate([tokens, token[:, None]], axis=1)
-        logits, cache = model(jnp.asarray(token), jnp.int32(position), cache)
+        logits, cache = step(model, jnp.asarray(token), jnp.int32(position), cache)
     np.testing.assert_array_equal(drawn, tokens)
 
 
@@ -55,9 +56,9 @@ def _drawn(probabilities: list[float], n: int, **how: Any) -> np.ndarray[Any, An
     ({"top_k": None, "temperature": 0.5}, [1 / 30, 4 / 30, 9 / 30, 16 / 30]),
     ({"top_k": 1, "temperature": 5.0}, [0, 0, 0, 1])])
 def test_as_often_as_the_logits_say(how: dict[str, Any], expected: list[float]) -> None:
-    tokens = _drawn([0.1, 0.2, 0.3, 0.4], 20000, **how)
+    tokens = _drawn([0.1, 0.2, 0.3, 0.4], 4000, **how)
     found = np.bincount(tokens, minlength=4) / len(tokens)
-    np.testing.assert_allclose(found, expected, atol=0.015)
+    np.testing.assert_allclose(found, expected, atol=0.03)
 
 
 def test_a_text_that_has_ended_is_filled_up() -> None:

@@ -88,7 +88,8 @@ def test_what_a_row_shares_is_free() -> None:
         one = jnp.arange(8192) == i[:, None]
         return jnp.where(one, x, 0).sum(1), x - one, jnp.where(one, 2 * x, x).max(1)
 
-    plan = planned(fn, f32(512, 8192), jax.ShapeDtypeStruct((512,), np.int32))
+    args = (f32(512, 8192), jax.ShapeDtypeStruct((512,), np.int32))
+    plan = make_plan(simplify(models.graph_of(fn, *args)), Device())
     assert not any(b.place.name == "SCRATCH" and b.type.size >= 512 * 8192 for b in plan.buffers)
 
 
@@ -116,7 +117,8 @@ def test_a_generator_under_another_name() -> None:
 
 def test_a_mask_that_the_gradient_reads_again_is_stored_as_bits() -> None:
     """A byte an element of 150 lane operations; of few elements it is made again."""
-    plan = planned(masked, KEY, f32(1024, 64), f32(64, 2048), f32(2048, 64))
+    args = (KEY, f32(1024, 64), f32(64, 2048), f32(2048, 64))
+    plan = make_plan(simplify(models.graph_of(masked, *args)), Device())
     kept = [b.type for b in plan.buffers if b.type.dtype.value == "pred"]
     assert [t.dims for t in kept] == [(1024, 2048)]
     small = planned(masked, KEY, f32(16, 64), f32(64, 64), f32(64, 64))

@@ -16,7 +16,7 @@ from jaxmono.hlo.importer import import_module
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.passes import simplify
-from jaxmono.hlo.passes.rules.arg_max import MAX_LINES, MIN_LINE
+from jaxmono.hlo.passes.rules.arg_max import FEW_LINES, MAX_LINES, MIN_LINE
 from jaxmono.hlo.rewrite import binary_kind
 from jaxmono.hlo.verify import verify
 
@@ -65,6 +65,15 @@ def test_integers(dtype: Any) -> None:
     x[2] = info.max
     graph = simple(both, x)
     assert reduces(graph) == ["maximum", "maximum"]
+    for got, want in zip(evaluate(graph, [x]), both(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_many_lines_are_split_here() -> None:
+    x = np.random.default_rng(3).normal(size=(FEW_LINES + 1, MIN_LINE + 5)).astype(np.float32)
+    x[3, -1], x[4, 0], x[5, 7] = 9, 9, np.nan
+    graph = simple(both, x)
+    assert reduces(graph) == ["maximum"] * 4
     for got, want in zip(evaluate(graph, [x]), both(x), strict=True):
         np.testing.assert_array_equal(got, want)
 

@@ -22,8 +22,11 @@ from jaxmono.hlo.passes.rules.arithmetic import highest, lowest
 from jaxmono.hlo.passes.rules.keys import FLOATS, INTEGERS, keys_of, places
 from jaxmono.hlo.types import DType
 
-MIN_LINE, MAX_LINES = 1 << 15, 32
-"""Elements of a line, and lines, whose reduce is split (fusion/split_reduce.py)."""
+MIN_LINE, FEW_LINES, MAX_LINES = 1 << 15, 32, 128
+"""Elements of a line, and lines, whose reduce the planner splits (fusion/split_reduce.py); more
+lines than these, up to which each is split in `PARTS` here: a row is one block's, and there are as
+many multiprocessors."""
+PARTS = 4
 
 _KINDS = {"GT": "maximum", "LT": "minimum"}
 
@@ -47,7 +50,14 @@ def arg_max(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
         x = scope.elementwise("select", scope.compare("NE", x, x), scope.splat(np.nan, t), x)
     elif direction == "LT":
         x = scope.elementwise("not", x)
-    best = scope.reduce(keys_of(scope, x, d), scope.constant(0, DType.U64), "maximum", (d,))
+    keys, none = keys_of(scope, x, d), scope.constant(0, DType.U64)
+    if t.size > FEW_LINES * t.dims[d] and d == t.rank - 1:
+        *outer, n = t.dims
+        length = -(-n // PARTS // 8) * 8
+        keys = scope.pad(keys, none, [0] * t.rank, [*[0] * d, PARTS * length - n], [0] * t.rank)
+        keys = scope.reshape(keys, (*outer, PARTS, length))
+        keys = scope.reduce(keys, none, "maximum", (t.rank,))
+    best = scope.reduce(keys, none, "maximum", (d,))
     return [value, places(scope, best, op.results[1].type.dtype)]
 
 
