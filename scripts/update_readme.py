@@ -18,7 +18,7 @@ from pathlib import Path
 from jaxmono import _config
 from jaxmono.fusion import support
 from jaxmono.hlo import ir, ops
-from jaxmono.hlo.passes.rules import reduce_window, top_k
+from jaxmono.hlo.passes.rules import reduce_window, scatter, top_k
 from jaxmono.hlo.types import DType
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -65,7 +65,9 @@ def supported_ops() -> str:
         f"in 8-bit floats, or with a body that is more than arithmetic on scalars; windows of more "
         f"than {reduce_window.MAX_READS} elements that read each element as often, and padded ones "
         f"whose reducer is not a single op; more than {top_k.MOST} largest elements of a line, or "
-        f"of types of 64 bits; large products of 8-bit floats whose summed dimension is not the "
+        f"of types of 64 bits; scatters of several arrays, by products, of windows that are no "
+        f"whole lines, or of more updates and lines than can be compared each with each, and sums "
+        f"of more than {scatter.PRODUCT} updates; large products of 8-bit floats whose summed dimension is not the "
         f"last one of the left operand, or whose weights are [k][n] with n no multiple of 16; "
         f"products of f64 of {support.F64_PRODUCT >> 20} million multiplications and more, of more "
         f"than a few summed elements. `explain()` names each with its reason and source line.")]
