@@ -181,6 +181,7 @@ def test_a_process_for_each_case_is_started_ahead_and_waits(
     assert not [c for c in children if "fake_each" in Path(f"/proc/{c}/cmdline").read_text()]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_told_to_end_ends_its_workers_and_reports(worker: str,
                                                                 tmp_path: Path) -> None:
     out, told = tmp_path / "out", tmp_path / "finished"

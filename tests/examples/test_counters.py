@@ -164,6 +164,7 @@ int cuLaunchKernel(P f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsi
 """
 
 
+@pytest.mark.slow
 def test_marks_by_the_driver(tmp_path: Path) -> None:
     """The calls' arguments, on a driver that only tells them."""
     library = tmp_path / "libcuda.so"
