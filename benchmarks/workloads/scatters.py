@@ -49,8 +49,9 @@ def counts(index: jax.Array, u: jax.Array, lines: int) -> jax.Array:
 
 
 def _scatter(name: str, title: str, fn: Function, lines: int, updates: Shape,
-             more: Shape | None = None, alike: float = 0.0) -> Workload:
-    """Indices at random, a share of them ``alike`` (padding, say)."""
+             more: Shape | None = None, text: bool = False, alike: float = 0.0) -> Workload:
+    """Indices at random, all as often; as words of a ``text`` the k-th as often as 1 / k (Zipf's
+    law); a share of them ``alike`` (padding)."""
     tiny = (6, *(min(n, 16) for n in updates[1:]))
     rest = {"x": more} if more else {}
     small = {"x": (16, 16)} if more else {}
@@ -64,6 +65,9 @@ def _scatter(name: str, title: str, fn: Function, lines: int, updates: Shape,
             (u,) = program.inputs(key)
             keys = jax.random.split(key)
             index = jax.random.randint(keys[0], u.shape[:1], 0, most)
+            if text:
+                rank = jnp.exp(jax.random.uniform(keys[0], u.shape[:1]) * jnp.log(most))
+                index = jnp.clip(rank.astype(jnp.int32) - 1, 0, most - 1)
             return jnp.where(jax.random.uniform(keys[1], index.shape) < alike, 1, index), u
 
         def step(state: Any, carry: Any, index: jax.Array, u: jax.Array) -> tuple[Any, Any]:
@@ -77,11 +81,14 @@ def _scatter(name: str, title: str, fn: Function, lines: int, updates: Shape,
 
 
 WORKLOADS: tuple[Workload, ...] = (
-    *(_scatter(f"words_{v}_{w}_{t}", f"gradient of {v} words of {w}, {t} tokens", words, v, (t, w))
+    *(_scatter(f"words_{v}_{w}_{t}", f"gradient of {v} words of {w}, {t} tokens of a text", words,
+               v, (t, w), text=True)
       for v, w, t in ((30522, 768, 128), (30522, 768, 2048), (50257, 768, 1024),
-                      (32000, 2048, 4096))),
-    _scatter("words_padded_30522_768_2048", "the same, half of the tokens alike", words, 30522,
-             (2048, 768), alike=0.5),
+                      (32000, 2048, 1024), (32000, 2048, 4096))),
+    _scatter("words_uniform_30522_768_2048", "the same of tokens that are all as frequent", words,
+             30522, (2048, 768)),
+    _scatter("words_padded_30522_768_2048", "the same of a text, half of it padding", words, 30522,
+             (2048, 768), text=True, alike=0.5),
     _scatter("types_2_768_2048", "gradient of two types of token", words, 2, (2048, 768)),
     *(_scatter(f"labels_{v}_{t}", f"cross-entropy of {t} labels of {v}", labels, v, (t, v))
       for v, t in ((1000, 256), (50257, 1024))),

@@ -67,9 +67,9 @@ def materialise(state: State) -> None:
             continue
         # Of a view: decide at what it looks at.
         worth = op not in state.views and op not in widened and cost.weight(op) > 0 \
-            and not isinstance(op, ops.Pad) and not _is_free(op, light) and (
-            _repeats(op, evals, sinks, behind, state.device)
-            or _is_early(state, op, sinks, behind)
+            and not isinstance(op, ops.Pad) and (
+            (not _is_free(op, light) and (_repeats(op, evals, sinks, behind, state.device)
+                                         or _is_early(state, op, sinks, behind)))
             or _is_awaited(op, slower, state.device)
             or _is_stencil(op, taps, sinks, contractions))
         parts = _parts(op, behind, slower) if worth and op in joins else None

@@ -82,6 +82,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 def test_as_jax(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if form == "looked up":
         monkeypatch.setattr(scatter, "DENSE", 0)
+        monkeypatch.setattr(scatter, "WIDE", 1)
     fn, args = PROGRAMS[name]
     graph = graph_of(fn, *args)
     found = [o for o in graph.ops if isinstance(o, ops.Scatter)]
@@ -103,6 +104,7 @@ def test_as_jax(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_finite_stays_in_its_line(dtype: Any, dense: int,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "DENSE", dense)
+    monkeypatch.setattr(scatter, "WIDE", 1)
     u = np.ones((8, 5))
     u[0, 0], u[1, 1], u[2, 2], u[3, 3] = np.inf, -np.inf, np.nan, np.inf
     u[4, 3] = -np.inf
@@ -119,6 +121,7 @@ def test_what_is_not_finite_stays_in_its_line(dtype: Any, dense: int,
 def test_lines_without_updates_keep_a_zeros_sign(dense: int,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "DENSE", dense)
+    monkeypatch.setattr(scatter, "WIDE", 1)
     args = (np.full((9, 4), -0.0, np.float32), I5, x(5, 4))
     (got,) = evaluate(simplify(graph_of(lambda x, i, u: x.at[i].add(u), *args)), args)
     assert np.signbit(got[[1, 2, 4, 5, 6, 7]]).all()
@@ -126,9 +129,9 @@ def test_lines_without_updates_keep_a_zeros_sign(dense: int,
 
 def test_an_embeddings_gradient_is_a_product() -> None:
     def fn(u: Any, i: Any) -> Any:
-        return jnp.zeros((1000, 64)).at[i].add(u)
+        return jnp.zeros((1000, 256)).at[i].add(u)
 
-    u, i = x(500, 64), RNG.integers(0, 1000, 500, np.int32)
+    u, i = x(500, 256), RNG.integers(0, 1000, 500, np.int32)
     i[:100] = 7
     graph = simplify(graph_of(fn, u, i))
     assert {ops.DotGeneral, ops.Gather} <= kinds(graph)
@@ -145,7 +148,10 @@ def test_an_embeddings_gradient_is_a_product() -> None:
     (lambda x, i, u: x.at[i].max(u), (x(1 << 14, 4), np.zeros(1 << 12, np.int32), x(1 << 12, 4)),
      "are only generated as sums of floats"),
     (lambda x, i, u: x.at[i].add(u), (x(1 << 12, 4), np.zeros(1 << 14, np.int32), x(1 << 14, 4)),
-     f"more than {scatter.PRODUCT} updates")])
+     "sums of lines of 4 elements"),
+    (lambda x, i, u: x.at[i].add(u), (x(1 << 12, 256), np.zeros(1 << 13, np.int32),
+                                      x(1 << 13, 256)), "too many for their sums to be a product"),
+])
 def test_others_stay_with_xla(fn: Any, args: Any, reason: str) -> None:
     function = jaxmono.jit(lambda *a: jnp.tanh(fn(*a)), interpret=True)
     assert reason in str(function.lower(*args).explain())

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op
 from jaxmono.hlo.passes.peephole import Rule, apply_rules
-from jaxmono.hlo.passes.rules import arg_max, convolution, reduce_window, scatter, threefry, top_k
+from jaxmono.hlo.passes.rules import (
+    arg_max,
+    convolution,
+    one_hot,
+    reduce_window,
+    scatter,
+    threefry,
+    top_k,
+)
 
 RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **reduce_window.RULES,
-                                           **top_k.RULES, **arg_max.RULES, **threefry.RULES,
-                                           **scatter.RULES}
+                                         **top_k.RULES, **threefry.RULES, **scatter.RULES,
+                                         ops.Reduce: (arg_max.arg_max, one_hot.one_hot_sum)}
 
 
 def expand(graph: Graph) -> Graph:

@@ -17,9 +17,10 @@ import numpy as np
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
-from jaxmono.hlo.passes.peephole import Rule, Scope
+from jaxmono.hlo.passes.peephole import Scope
 from jaxmono.hlo.passes.rules.arithmetic import highest, lowest
 from jaxmono.hlo.passes.rules.keys import FLOATS, INTEGERS, keys_of, places
+from jaxmono.hlo.passes.rules.one_hot import counts_along
 from jaxmono.hlo.types import DType
 
 MIN_LINE, FEW_LINES, MAX_LINES = 1 << 15, 32, 128
@@ -40,7 +41,7 @@ def arg_max(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
     direction = _direction(op.body, may_be_nan=t.dtype.is_float)
     if t.dims[d] < MIN_LINE or t.size > MAX_LINES * t.dims[d] \
             or t.dtype not in (*FLOATS, *INTEGERS) or direction is None \
-            or not _counts(at, d, scope) or not _starts(op, direction, scope):
+            or not counts_along(at, d, scope) or not _starts(op, direction, scope):
         return None
     value = scope.reduce(x, op.inits[0], _KINDS[direction], (d,))
     if t.dtype in FLOATS:
@@ -100,15 +101,6 @@ def _any(found: Sequence[Op | None], direction: str, lhs: Value, rhs: Value) -> 
                and (o.lhs, o.rhs) == (lhs, rhs) for o in found)
 
 
-def _counts(at: Value, dimension: int, scope: Scope) -> bool:
-    """Whether a value is its place along ``dimension``."""
-    if spread := scope.made_by(at, ops.BroadcastInDim):
-        iota = scope.made_by(spread.operand, ops.Iota)
-        return iota is not None and spread.dimensions[iota.dimension] == dimension
-    iota = scope.made_by(at, ops.Iota)
-    return iota is not None and iota.dimension == dimension
-
-
 def _starts(op: ops.Reduce, direction: str, scope: Scope) -> bool:
     """Whether it starts with what is behind everything, at place 0."""
     value, place = (scope.element(v) for v in op.inits)
@@ -116,6 +108,3 @@ def _starts(op: ops.Reduce, direction: str, scope: Scope) -> bool:
         return False
     end = lowest if direction == "GT" else highest
     return bool(value == end(op.args[0].type.dtype))
-
-
-RULES: dict[type[Op], Sequence[Rule]] = {ops.Reduce: (arg_max,)}
