@@ -66,9 +66,10 @@ def draw_of(key: jax.Array, x: jax.Array, k: int) -> jax.Array:
 
 
 def head(key: jax.Array, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The last layer of a decoder, a token of each row, and the next key. x: [m, k]; w: [k, n]."""
+    """The last layer of a decoder, whose weights are the words' embeddings; a token of each row,
+    and the next key. x: [m, k]; w: [n, k]."""
     key, now = jax.random.split(key)
-    return draw(now, x @ w), key
+    return draw(now, x @ w.T), key
 
 
 def likeliest(key: jax.Array, x: jax.Array) -> jax.Array:
@@ -112,7 +113,7 @@ WORKLOADS: tuple[Workload, ...] = (
               partial(draw_of, k=k), ((m, 50257),), ((2, 64),), search=True)
       for m, k in ((1, 50), (16, 40))),
     *(_random(f"head_{m}_50257_768", f"a last layer and a token, {m} rows", head, ((m, 768),),
-              ((2, 16),), {"w": (768, 50257)}, {"w": (16, 64)}, search=True) for m in (1, 16)),
+              ((2, 16),), {"w": (50257, 768)}, {"w": (64, 16)}, search=True) for m in (1, 16)),
     *(_random(f"likeliest_{m}_{n}", f"the likeliest of {n}, {m} rows", likeliest, ((m, n),),
               ((2, 40000),), search=True) for m, n in ((1, 128256), (16, 50257), (64, 50257))),
 )
