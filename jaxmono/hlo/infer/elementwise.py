@@ -51,8 +51,8 @@ def infer_elementwise(op: ops.Elementwise) -> tuple[TensorType, ...]:
              TensorType(types[1].shape if types[0].rank else (), DType.PRED))
         return (types[1],)
     dtype = types[0].dtype
-    for t in types[1:]:
-        same("the type of another operand", t, types[0])
+    for name, t in zip(("second", "third", "fourth"), types[1:], strict=False):
+        same(f"the type of the {name} operand", t, types[0])
     if len(types) == 4:
         require(dtype is DType.U32, f"{kind} takes u32, not {dtype.value}")
     require(element_class(dtype) in CLASSES.get(kind, "fc"), f"{kind} does not take {dtype.value}")
