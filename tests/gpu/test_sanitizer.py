@@ -64,6 +64,8 @@ KERNELS = {
     "loops": ["crnn:1", "dien:4", "ctc_8_149_32:1:f32"],
     # Kernels in branches that XLA runs; rounds of a maximum.
     "branches, largest": ["chosen_experts_128_1024:1", "top_k_16_50257_5:1"],
+    "random, looked up": ["draw_1_50257_50:1", "dropout_gradients_512_3072_768:1",
+                          "words_30522_768_2048:1", "types_2_768_2048:1", "labels_1000_256:1"],
     "depthwise": ["depthwise_28_192_k3_s1:4", "depthwise_28_240_k5_s1:1:f32", "mobilenet_v2:1"],
     "channels first, windows in rows": {"memcheck": ["images:bfloat16", "images:float32"],
                                         "racecheck": ["ordered", "images:bfloat16",
