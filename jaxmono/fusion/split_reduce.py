@@ -84,8 +84,6 @@ def _split(o: ops.Reduce, least: int, most: int) -> list[Op] | str:
         return why_ordered(o)
     axis = max(o.dimensions, key=lambda d: shape[d])
     parts, size = _parts(shape[axis], most), shape[axis]
-    if parts < most // 2:  # more, rather than padding, which is a branch for each element
-        parts = next((p for p in range(most + 1, 2 * most + 1) if size % p == 0), parts)
     b, whole = Builder(o.loc), o
     o = in_f32(b, o, o.args)
     x = o.args[0]
