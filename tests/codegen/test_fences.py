@@ -99,7 +99,9 @@ def planned(name: str) -> Plan:
     return make_plan(graph_of(fn, *args), DEVICE)
 
 
-@pytest.mark.parametrize("names", [list(PROGRAMS)[:5], list(PROGRAMS)[5:]], ids=["first", "others"])
+@pytest.mark.parametrize("names", [
+    pytest.param(list(PROGRAMS)[:5], marks=pytest.mark.slow), list(PROGRAMS)[5:]],
+                         ids=["first", "others"])
 def test_nothing_outside_is_read(names: list[str]) -> None:
     folder = Path(__file__).parent
     done = subprocess.run(

@@ -51,6 +51,7 @@ def test_a_kernel_compiled_ahead_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(found.entries()) == 1, "another key"
 
 
+@pytest.mark.slow
 def test_kernels_are_compared_by_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXMONO_CACHE_DIR", "")  # prepare_all sets it: put back afterwards
     job = ("mlp", 1, "bf16", True, "monolithic", "NVIDIA H200")

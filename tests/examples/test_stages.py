@@ -13,8 +13,8 @@ from benchmarks.ablate import MissingText
 from jaxmono.codegen.nvrtc import compile_cuda
 
 
-@pytest.mark.parametrize("model", [
-    "bert_base", pytest.param("opt_decode", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["bert_base", "opt_decode"])
 def test_every_barrier_has_clocks_and_every_stage_a_name(
         model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With producer warps and loops, and without."""
