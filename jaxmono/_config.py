@@ -146,7 +146,7 @@ SETTINGS: tuple[Setting, ...] = (
             "(`~/.cache/jaxmono` without XDG)"),
     Setting("JAXMONO_CACHE_MAX_BYTES", "cache_max_bytes", _parse_bytes, "1GiB", lambda: 2**30,
             "the least recently used kernels are removed above this size; `0` keeps none"),
-    Setting("JAXMONO_COMPILE_SECONDS", "compile_seconds", _parse_int(1, 86400), "300", lambda: 300,
+    Setting("JAXMONO_COMPILE_SECONDS", "compile_seconds", _parse_int(1, 86400), "900", lambda: 900,
             "how long one run of NVRTC may take; XLA runs what takes longer. Not where a program "
             "embeds Python: there is none to start, and NVRTC runs inside"),
     Setting("JAXMONO_INTERPRET_BLOCKS", "interpret_blocks", _parse_int(1, 64), "4", lambda: 4,
