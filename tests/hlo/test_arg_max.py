@@ -69,6 +69,28 @@ def test_integers(dtype: Any) -> None:
         np.testing.assert_array_equal(got, want)
 
 
+def test_a_place_that_is_repeated_and_another_order_stay() -> None:
+    def known(a: Any, b: Any) -> Any:
+        first = (a[0] > b[0]) | (a[0] == 5)
+        return jnp.where(first, a[0], b[0]), jnp.where(
+            first | ((a[0] == b[0]) & (a[1] < b[1])), a[1], b[1])
+
+    def better(a: Any, b: Any) -> Any:
+        first = a[0] > b[0]
+        return jnp.where(first, a[0], b[0]), jnp.where(
+            first | ((a[0] == b[0]) & (a[1] < b[1])), a[1], b[1])
+
+    def fn(x: Any, at: Any, body: Any) -> Any:
+        return lax.reduce((x, at), (jnp.iinfo(np.int32).min, np.int32(0)), body, (1,))
+
+    x = np.random.default_rng(4).integers(0, 9, (1, MIN_LINE), np.int32)
+    zeros = lambda x: lax.broadcast_in_dim(lax.iota(np.int32, 1), x.shape, (1,))  # noqa: E731
+    places = lambda x: lax.broadcasted_iota(np.int32, x.shape, 1)  # noqa: E731
+    assert reduces(simple(lambda x: fn(x, places(x), known), x)) == [None]
+    assert reduces(simple(lambda x: fn(x, zeros(x), better), x)) == [None]
+    assert reduces(simple(lambda x: fn(x, places(x), better), x)) == ["maximum", "maximum"]
+
+
 def test_many_lines_are_split_here() -> None:
     x = np.random.default_rng(3).normal(size=(FEW_LINES + 1, MIN_LINE + 5)).astype(np.float32)
     x[3, -1], x[4, 0], x[5, 7] = 9, 9, np.nan

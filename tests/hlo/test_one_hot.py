@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.importer import import_module
@@ -34,7 +35,11 @@ def marked(at: Any, n: int = 10) -> Any:
 @pytest.mark.parametrize("fn", [
     lambda at: jnp.where(marked(at), 2.5, 0).sum(1),
     lambda at: (-jnp.where(marked(at), 2.5, 0)).sum(1),
-    lambda at: jnp.where(marked(at), 7, 0).sum(1)])
+    lambda at: jnp.where(marked(at), 7, 0).sum(1),
+    lambda at: lax.reduce(lax.neg(jnp.where(marked(at), jnp.uint32(7), jnp.uint32(0))),
+                          jnp.uint32(0), lax.add, (1,)),
+    lambda at: jnp.where(jnp.arange(128, dtype=np.int8) == at.astype(np.int8)[:, None], 2.0,
+                         0).sum(1)])
 def test_no_row_is_summed(fn: Callable[..., Any]) -> None:
     """Of places inside and outside of the row."""
     graph = simple(fn, AT)
@@ -47,7 +52,14 @@ def test_no_row_is_summed(fn: Callable[..., Any]) -> None:
     lambda at: jnp.where(marked(at), 2.5, 0).max(1),
     lambda at: jnp.where(marked(at), 2.5, 0).sum(0),
     lambda at: jnp.where(marked(at), jnp.arange(10.0), 0).sum(1),
-    lambda at: jnp.where(2 * jnp.arange(10) == at[:, None], 2.5, 0).sum(1)])
+    lambda at: jnp.where(2 * jnp.arange(10) == at[:, None], 2.5, 0).sum(1),
+    # Fractions are no places; places of 8 bits wrap around; a single place that is repeated.
+    lambda at: jnp.where(jnp.arange(10.0) == at[:, None] + 0.5, 2.5, 0).sum(1),
+    lambda at: jnp.where(lax.iota(np.int8, 300) == at.astype(np.int8)[:, None], 2.5, 0).sum(1),
+    lambda at: jnp.where(lax.broadcast_in_dim(lax.iota(np.int32, 1), (5, 10), (1,))
+                         == at[:, None], 2.5, 0).sum(1),
+    lambda at: jnp.where(lax.broadcasted_iota(np.int32, (5, 10), 1)
+                         == lax.broadcast_in_dim(at[:1], (5, 10), (0,)), 2.5, 0).sum(1)])
 def test_others_are(fn: Callable[..., Any]) -> None:
     graph = simple(fn, AT)
     assert any(isinstance(o, ops.Reduce) for o in graph.ops)

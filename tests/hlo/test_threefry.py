@@ -106,6 +106,24 @@ def test_a_name_is_not_enough(rounds: int, found: int) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("change", ["a word", "a loop without end", "another rank"])
+def test_odd_functions_of_that_name(change: str) -> None:
+    """Values that differ at one word only, too; nothing raises, and nobody waits."""
+    def named(key0: Any, key1: Any, count0: Any, count1: Any) -> Any:
+        if change == "a loop without end":
+            return jax.lax.fori_loop(0, 10**9, lambda _, x: (x[0] + x[1], x[0]), (count0, count1))
+        if change == "another rank":
+            row = jnp.broadcast_to(key0, (100,)) + jnp.uint32(1)
+            return count0 + jnp.broadcast_to(row[:, None], (100, 100)), count1
+        x0, x1 = threefry2x32(key0, key1, count0, count1)
+        return jnp.where(count0 == 7, 0, x0), x1
+
+    named.__name__ = "threefry2x32"
+    counts = np.zeros((100, 100), np.uint32)
+    graph = graph_of(jax.jit(named), KEY[0], KEY[1], counts, counts)
+    assert not any(isinstance(o, ops.Threefry2x32) for o in graph.ops)
+
+
 def test_what_mixes_counts_is_inlined() -> None:
     """Alike for counts that are equal, and for no others: the samples differ."""
     def named(key0: Any, key1: Any, count0: Any, count1: Any) -> Any:

@@ -18,17 +18,21 @@ from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.interp.core import Unsupported
 from jaxmono.hlo.interp.rng import threefry2x32
 from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.passes.counted import counted
 from jaxmono.hlo.rewrite import as_splat, is_splat, splat_value
 from jaxmono.hlo.types import DType, TensorType
+from jaxmono.hlo.verify import HloError, verify
 
 NAME = "threefry2x32"
 """What the function's symbol begins with. That it is the generator says what it computes."""
 
 _LARGE, _SAMPLES = 64, 4
 """Results whose function is looked at with fewer: with so many, and one more, along a dimension."""
-_PLAIN = (ops.Constant, ops.BroadcastInDim, ops.Elementwise, ops.Convert, ops.Slice, ops.Reshape,
-          ops.Compare, ops.While)
-"""Its ops."""
+_PLAIN = (ops.Constant, ops.BroadcastInDim, ops.Convert, ops.Slice, ops.Reshape)
+_KINDS = frozenset({"add", "subtract", "or", "xor", "shift_left", "shift_right_logical"})
+"""Its ops: none that chooses, so that some words tell of all."""
+_TRIPS = 5
+"""Of its loop."""
 
 
 def is_threefry(function: Graph) -> bool:
@@ -41,6 +45,8 @@ def is_threefry(function: Graph) -> bool:
     if result.dtype is not DType.U32 or not result.is_static or function.outputs[1].type != result \
             or not all(_goes_with(v.type, result) for v in function.inputs):
         return False
+    if not _is_plain(function):
+        return False
     if result.size > _LARGE:
         small = _resized(function, result.dims, {})
         if small is None:
@@ -49,10 +55,24 @@ def is_threefry(function: Graph) -> bool:
     random = np.random.default_rng(0)
     words = [random.integers(0, 2**32, v.type.dims, np.uint32) for v in function.inputs]
     try:
+        verify(function)
         found = evaluate(function, words)
-    except Unsupported:
+    except (Unsupported, HloError):
         return False
     return all(np.array_equal(a, b) for a, b in zip(found, threefry2x32(*words), strict=True))
+
+
+def _is_plain(function: Graph) -> bool:
+    """Whether there are only such ops as it has, and a loop of not more trips than its."""
+    for o in function.ops:
+        if isinstance(o, ops.While):
+            found = counted(o, function.producer)
+            if isinstance(found, str) or found.trips > _TRIPS or not _is_plain(o.body):
+                return False
+        elif not isinstance(o, _PLAIN) and not (isinstance(o, ops.Elementwise)
+                                                and o.kind in _KINDS):
+            return False
+    return True
 
 
 def _goes_with(t: TensorType, result: TensorType) -> bool:
@@ -73,8 +93,8 @@ def _resized(graph: Graph, dims: tuple[int, ...], mapping: dict[Value, Value]) -
     mapping = {**mapping, **{v: Value(other(v.type)) for v in graph.inputs}}
     out: list[Op] = []
     for o in graph.ops:
-        if not isinstance(o, _PLAIN) or (isinstance(o, ops.Slice | ops.Reshape) and any(
-                other(v.type) != v.type for v in (o.operand, o.result))):
+        if isinstance(o, ops.Slice | ops.Reshape) and any(
+                other(v.type) != v.type for v in (o.operand, o.result)):
             return None
         mapping.update((r, Value(other(r.type))) for r in o.results)
         made = dataclasses.replace(o.clone(mapping), results=tuple(mapping[r] for r in o.results))

@@ -75,8 +75,8 @@ def _direction(body: Graph, *, may_be_nan: bool) -> str | None:
     if not _any(equal, "EQ", a, b) or not _any(equal, "LT", i, j):
         return None
     made = body.producer.get(better)
-    found = _parts(made, "or", body) if _is(made, "or") else [made]
-    if may_be_nan != _any(found, "NE", a, a):
+    found = _parts(made, "or", body) if may_be_nan else [made]
+    if may_be_nan and not _any(found, "NE", a, a):
         return None
     return next((x for x in _KINDS if _any(found, x, a, b)), None)
 
@@ -98,7 +98,7 @@ def _other(op: Op | None, kind: str, one: Value, body: Graph) -> Op | None:
 
 def _any(found: Sequence[Op | None], direction: str, lhs: Value, rhs: Value) -> bool:
     return any(isinstance(o, ops.Compare) and o.direction == direction
-               and (o.lhs, o.rhs) == (lhs, rhs) for o in found)
+               and o.compare_type != "TOTALORDER" and (o.lhs, o.rhs) == (lhs, rhs) for o in found)
 
 
 def _starts(op: ops.Reduce, direction: str, scope: Scope) -> bool:

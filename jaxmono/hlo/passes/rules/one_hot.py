@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.passes.peephole import Scope
 from jaxmono.hlo.rewrite import binary_kind
-from jaxmono.hlo.types import DType
 
 
 def one_hot_sum(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
-    """Of one dimension, of literals c and 0."""
+    """Of one dimension, of literals c and 0, by integers."""
     if len(op.args) != 1 or len(op.dimensions) != 1 or binary_kind(op.body) != "add" \
             or scope.element(op.inits[0]) != 0:
         return None
@@ -35,16 +36,20 @@ def one_hot_sum(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
         return None
     for at, places in ((hit.lhs, hit.rhs), (hit.rhs, hit.lhs)):
         index = _same_along(at, d, scope)
-        if index is not None and counts_along(places, d, scope):
+        if index is not None and index.type.dtype.is_integer and counts_along(places, d, scope):
             break
     else:
         return None
-    t = op.results[0].type
-    good = scope.compare("LT", index, scope.splat(v.type.dims[d], index.type))
+    t, last = op.results[0].type, v.type.dims[d] - 1
+    if not 0 <= last <= np.iinfo(index.type.dtype.numpy).max:  # where places wrap around
+        return None
+    good = scope.compare("LE", index, scope.splat(last, index.type))
     if index.type.dtype.is_signed:
         good = scope.elementwise("and", good,
                                  scope.compare("GE", index, scope.splat(0, index.type)))
-    return [scope.elementwise("select", good, scope.splat(times * c, t), scope.splat(0, t))]
+    value = scope.splat(c, t)
+    value = scope.elementwise("negate", value) if times < 0 else value
+    return [scope.elementwise("select", good, value, scope.splat(0, t))]
 
 
 def _same_along(v: Value, dimension: int, scope: Scope) -> Value | None:
@@ -53,7 +58,8 @@ def _same_along(v: Value, dimension: int, scope: Scope) -> Value | None:
     if spread is None:
         return None
     kept = [i for i in range(v.type.rank) if i != dimension]
-    if list(spread.dimensions) != kept or spread.operand.type.dtype is DType.PRED:
+    if list(spread.dimensions) != kept \
+            or spread.operand.type.dims != tuple(v.type.dims[i] for i in kept):
         return None
     return spread.operand
 
@@ -62,6 +68,7 @@ def counts_along(v: Value, dimension: int, scope: Scope) -> bool:
     """Whether a value is its place along ``dimension``."""
     if spread := scope.made_by(v, ops.BroadcastInDim):
         iota = scope.made_by(spread.operand, ops.Iota)
-        return iota is not None and spread.dimensions[iota.dimension] == dimension
+        return iota is not None and spread.dimensions[iota.dimension] == dimension \
+            and iota.result.type.dims[iota.dimension] == v.type.dims[dimension]
     iota = scope.made_by(v, ops.Iota)
     return iota is not None and iota.dimension == dimension

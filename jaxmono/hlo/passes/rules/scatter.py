@@ -35,14 +35,14 @@ DENSE = 1 << 24
 COMPARED = 1 << 29
 """Updates times lines, of which each is compared: 40 us."""
 PRODUCT = 80e9
-"""Multiplications and additions of the sums of updates: 0.1 ms of a tensor core's time, what 4096
-updates of 768 elements in 16 bits are."""
+"""Multiplications and additions of the sums of updates in 16 bits: 0.1 ms of tensor cores, what
+4096 updates of 768 elements take. (Products of f32 are none of all its values, and memory adds f32
+by itself.)"""
 WIDE = 256
 """Elements of a line from which on its updates' sums are a product. XLA adds 8192 updates of 64 to
 2708 lines in 15 us where few meet; a product takes 137."""
 
 _NARROW = (DType.F16, DType.BF16)
-_FLOATS = (*_NARROW, DType.F32)
 _KINDS = ("add", "maximum", "minimum", "set")
 
 
@@ -82,30 +82,30 @@ def refusal(op: ops.Scatter) -> str:
     if isinstance(n, str):
         return n
     t = op.args[0].type
+    if t.dtype.is_float and t.dtype.itemsize == 1 and kind != "set":
+        return f"a scatter of {t.dtype.value} is not generated"
     if n.t == 1 or (kind != "set" and n.b * n.v * n.t * n.w <= DENSE):
         return ""
     if n.b * n.v * n.t > COMPARED:
         return f"{n.t} updates of {n.v} lines are too many to compare each with each"
     if kind == "set":
         return ""
-    if kind != "add" or t.dtype not in _FLOATS:
-        return f"{n.t} updates of {n.v} lines are only generated as sums of floats"
+    if kind != "add" or t.dtype not in _NARROW:
+        return f"{n.t} updates of {n.v} lines are only generated as sums of 16-bit floats"
     if n.w < WIDE:
         return f"sums of lines of {n.w} elements (fewer than {WIDE}) are added up in memory"
-    if _flops(n, t.dtype) > PRODUCT:
+    # The sums, and two counts of what is not finite beside them.
+    if 2.0 * 3 * n.b * n.t * n.t * n.w > PRODUCT:
         return f"{n.t} updates are too many for their sums to be a product"
     return ""
-
-
-def _flops(n: _Lines, dtype: DType) -> float:
-    """Of the sums, and of what is not finite beside them; f32 is exact."""
-    return 2.0 * 3 * n.b * n.t * n.t * n.w * (1 if dtype in _NARROW else 6)
 
 
 def scatter(op: ops.Scatter, scope: Scope) -> Sequence[Value] | None:
     """Any that has no `refusal`."""
     if refusal(op):
         return None
+    if not op.args[0].type.size or not op.updates[0].type.size:
+        return [op.args[0]]
     if _is_window(op):
         return [_window(op, scope)]
     n, kind = _lines(op), _kind(op)
@@ -338,10 +338,9 @@ def _sums(n: _Lines, index: Value, update: Value, scope: Scope) -> Value:
         "not", scope.compare(direction, update, zero))) for direction in ("LT", "GT"))
     parts = [scope.elementwise("select", finite, update, zero),
              scope.convert(high, dtype), scope.convert(low, dtype)]
-    precision = "HIGHEST" if dtype is DType.F32 else "DEFAULT"
     made = scope.dot_general(
         scope.convert(same, dtype), scope.concatenate(parts, 2), batch=((0,), (0,)),
-        contract=((2,), (1,)), dtype=DType.F32, precision=(precision, precision))
+        contract=((2,), (1,)), dtype=DType.F32)
     out, high, low = (scope.slice(made, (0, 0, i * n.w), (n.b, n.t, (i + 1) * n.w), (1, 1, 1))
                       for i in range(3))
     none = scope.splat(0, out.type)
