@@ -68,8 +68,8 @@ def supported_ops() -> str:
         f"of types of 64 bits; scatters of several arrays, by products, of windows that are no "
         f"whole lines, or of more updates and lines than can be compared each with each, and sums "
         f"of many lines that are not in 16 bits, of fewer than {scatter.WIDE} elements, or of more "
-        f"than some thousand updates; large products of 8-bit floats whose summed dimension is not the last one of "
-        f"the left operand, or whose weights are [k][n] with n no multiple of 16; "
+        f"than some thousand updates; large products of 8-bit floats whose summed dimension is not "
+        f"the last one of the left operand, or whose weights are [k][n] with n no multiple of 16; "
         f"products of f64 of {support.F64_PRODUCT >> 20} million multiplications and more, of more "
         f"than a few summed elements. `explain()` names each with its reason and source line.")]
     return "\n".join(lines)
