@@ -128,7 +128,8 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize(("how", "lost"), [
-    pytest.param("die", {5}, marks=pytest.mark.slow), ("all die", {5, 6})])
+    pytest.param("die", {5}, marks=pytest.mark.slow),
+    pytest.param("all die", {5, 6}, marks=pytest.mark.slow)])
 def test_workers_share_the_cases_and_a_dead_one_costs_its_own(
         worker: str, tmp_path: Path, how: str, lost: set[int]) -> None:
     out, finished = tmp_path / "out", []

@@ -42,6 +42,7 @@ def test_a_tenth_is_dropped() -> None:
     assert bert.dropped(ones, 0.1, None) is ones
 
 
+@pytest.mark.slow
 def test_the_loss_falls() -> None:
     made = training(create(CONFIG), learning_rate=1e-3)
     carry = (made.weights, made.optimiser.init(made.weights))

@@ -226,7 +226,8 @@ def start(tmp_path: Path, *, picky: bool = False, before: str = "", limit: int =
         env={**os.environ, "PATH": f"{ncu.parent}:{os.environ['PATH']}"})
 
 
-@pytest.mark.parametrize("picky", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("picky", [False, True])
 def test_from_cases_to_the_table(tmp_path: Path, picky: bool) -> None:
     """With metrics of its own; without, where ncu does not take them."""
     done = start(tmp_path, picky=picky)

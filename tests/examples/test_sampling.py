@@ -15,7 +15,8 @@ from examples.models.cache import grown
 from examples.models.sampling import sample
 
 
-@pytest.mark.parametrize(("top_k", "temperature"), [(5, 0.7), (None, 2.0)])
+@pytest.mark.parametrize(("top_k", "temperature"), [
+    (5, 0.7), pytest.param(None, 2.0, marks=pytest.mark.slow)])
 def test_against_a_loop_in_python(top_k: int | None, temperature: float) -> None:
     graphdef, state = nnx.split(gpt2.create(gpt2.tiny(dtype=jnp.float32)))
     model = nnx.merge(graphdef, jax.tree.map(lambda a: a * 10 if a.ndim == 2 else a + 0.1, state))
