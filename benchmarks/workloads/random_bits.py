@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from benchmarks.workloads.function import Function, Shape, of_function
 from benchmarks.workloads.workload import Program, Request, Workload
+from examples.models.sampling import draw
 
 
 def dropped(key: jax.Array, x: jax.Array, rate: float = 0.1) -> jax.Array:
@@ -51,18 +52,6 @@ def dropout_gradients(key: jax.Array, x: jax.Array, back: jax.Array, up: jax.Arr
         return dropped(second, dropped(first, jax.nn.gelu(x @ up)) @ down)
 
     return jax.vjp(layers, x, up, down)[1](back)
-
-
-def draw(key: jax.Array, x: jax.Array) -> jax.Array:
-    """A token of each row of logits. x: [m, n]; i32[m]."""
-    return jax.random.categorical(key, x.astype(jnp.float32))
-
-
-def draw_of(key: jax.Array, x: jax.Array, k: int) -> jax.Array:
-    """One of the k likeliest. x: [m, n]; i32[m]."""
-    largest, places = jax.lax.top_k(x.astype(jnp.float32), k)
-    chosen = jax.random.categorical(key, largest)
-    return jnp.take_along_axis(places, chosen[:, None], axis=1)[:, 0]
 
 
 def head(key: jax.Array, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -110,7 +99,7 @@ WORKLOADS: tuple[Workload, ...] = (
     *(_random(f"draw_{m}_{n}", f"a token of {n}, {m} rows", draw, ((m, n),), ((2, 40000),),
               search=True) for m, n in ((1, 50257), (16, 50257), (1, 128256))),
     *(_random(f"draw_{m}_50257_{k}", f"a token of the {k} likeliest of 50257, {m} rows",
-              partial(draw_of, k=k), ((m, 50257),), ((2, 64),), search=True)
+              partial(draw, top_k=k), ((m, 50257),), ((2, 64),), search=True)
       for m, k in ((1, 50), (16, 40))),
     *(_random(f"head_{m}_50257_768", f"a last layer and a token, {m} rows", head, ((m, 768),),
               ((2, 16),), {"w": (50257, 768)}, {"w": (64, 16)}, search=True) for m in (1, 16)),

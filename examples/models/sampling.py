@@ -56,7 +56,7 @@ def sample(step: Step, logits: jax.Array, cache: Any, prompt: jax.Array, key: ja
 
     def drawn(state: _State, logits: jax.Array) -> _State:
         key, now = jax.random.split(state.key)
-        token = jnp.where(state.going, _draw(now, logits, temperature, top_k), end)
+        token = jnp.where(state.going, draw(now, logits, temperature, top_k), end)
         tokens = jax.lax.dynamic_update_slice(state.tokens, token[:, None], (0, state.length))
         return _State(state.length + 1, tokens, state.going & (token != end), key, state.cache)
 
@@ -72,8 +72,9 @@ def sample(step: Step, logits: jax.Array, cache: Any, prompt: jax.Array, key: ja
     return jax.lax.while_loop(unfinished, trip, drawn(first, logits)).tokens
 
 
-def _draw(key: jax.Array, logits: jax.Array, temperature: float, top_k: int | None) -> jax.Array:
-    """i32[B] of [B, V]."""
+def draw(key: jax.Array, logits: jax.Array, temperature: float = 1.0,
+         top_k: int | None = None) -> jax.Array:
+    """A token of each row: i32[B] of [B, V]. The arguments are those of `sample`."""
     logits = logits.astype(jnp.float32) / temperature
     if top_k is None:
         return jax.random.categorical(key, logits).astype(jnp.int32)

@@ -45,6 +45,7 @@ STENCIL_LOADS = 9
 convolution are 18, those of a pool 9. With such pools on the way to their products Inception-v3 b1
 took 364 us on an H100, with loops of their own 320; GoogLeNet b1 176 and 170, b32 726 and 707."""
 
+
 def materialise(state: State) -> None:
     """Makes a loop draft for every floating value that is to live in a buffer."""
     holders = _holders(state)

@@ -16,8 +16,8 @@ JM_DEVICE void threefry_round(Threefry& c, int r) {
   c.x1 = (c.x1 << r | c.x1 >> (32 - r)) ^ c.x0;
 }
 
-// Four rounds and a part of the key; a, b: which. Unrolled: an element is 75 instructions, and of a
-// loop over the five there would be a third more.
+// Four rounds and a part of the key; a, b: which. Unrolled: an element is 75 instructions, by count,
+// and in a loop over the five a third more.
 template <int I>
 JM_DEVICE void threefry_rounds(Threefry& c, uint32_t a, uint32_t b) {
   constexpr int R[2][4] = {{13, 15, 26, 6}, {17, 29, 16, 24}};

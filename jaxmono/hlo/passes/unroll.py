@@ -45,9 +45,8 @@ on an H200 so, and 2.2 where the next trip reads the piece."""
 MAX_WEIGHTS = 1 << 16
 """Bytes of a part of an array that a product may take in each trip where it is computed on the way
 there, which suits what a recurrent network reads, and not a layer's weights."""
-MAX_CHAIN = 256
-"""Element-wise ops of all trips that are one chain. Those of a random generator are 170: JAX writes
-its rounds as a loop for CPUs."""
+MAX_CHAIN = 128
+"""Element-wise ops of all trips that are one chain."""
 _POINTWISE = (ops.Elementwise, ops.Compare, ops.Convert, ops.Constant, ops.BroadcastInDim)
 _MOVES = (ops.Reshape, ops.Transpose, ops.BroadcastInDim, ops.Convert)
 
@@ -311,10 +310,5 @@ def _without_reshapes(producer: Mapping[Value, Op], v: Value) -> Value:
 
 def _is_chain(body: Graph, trips: int) -> bool:
     """Whether a loop does a few steps on each element, or number, by itself."""
-    return all(isinstance(o, _POINTWISE) or _renames(o) for o in body.ops) and trips * sum(
-        not (isinstance(o, ops.Constant) or _renames(o)) for o in body.ops) <= MAX_CHAIN
-
-
-def _renames(op: Op) -> bool:
-    """Whether an op keeps its elements as they are, or takes one number from an array."""
-    return isinstance(op, ops.Reshape) or (isinstance(op, ops.Slice) and op.result.type.size == 1)
+    return all(isinstance(o, _POINTWISE) for o in body.ops) and trips * sum(
+        not isinstance(o, ops.Constant) for o in body.ops) <= MAX_CHAIN

@@ -19,14 +19,14 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.peephole import Scope
 from jaxmono.hlo.passes.rules.arithmetic import highest, lowest
+from jaxmono.hlo.passes.rules.indices import counts_along
 from jaxmono.hlo.passes.rules.keys import FLOATS, INTEGERS, keys_of, places
-from jaxmono.hlo.passes.rules.one_hot import counts_along
 from jaxmono.hlo.types import DType
 
-MIN_LINE, FEW_LINES, MAX_LINES = 1 << 15, 32, 128
+MIN_LINE, FEW_LINES, MAX_LINES = 1 << 15, 32, 64
 """Elements of a line, and lines, whose reduce the planner splits (fusion/split_reduce.py); more
-lines than these, up to which each is split in `PARTS` here: a row is one block's, and there are as
-many multiprocessors."""
+lines than these, up to which each is split in `PARTS` here. The planner does so with no other
+reduce of as many: a softmax of 64 lines of 50257 would take 83 us of an H100 in place of 30."""
 PARTS = 4
 
 _KINDS = {"GT": "maximum", "LT": "minimum"}

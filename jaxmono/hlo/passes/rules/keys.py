@@ -36,10 +36,12 @@ def keys_of(scope: Scope, x: Value, dimension: int) -> Value:
 
 
 def places(scope: Scope, keys: Value, dtype: DType) -> Value:
+    """Of the elements that have these keys."""
     return scope.convert(scope.elementwise("not", scope.convert(keys, DType.U32)), dtype)
 
 
 def values(scope: Scope, keys: Value, dtype: DType) -> Value:
+    """The elements that have these keys."""
     high = scope.elementwise("shift_right_logical", keys, scope.splat(32, keys.type))
     high = scope.convert(high, DType.U32)
     if dtype not in FLOATS:

@@ -15,6 +15,7 @@ import numpy as np
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.passes.peephole import Scope
+from jaxmono.hlo.passes.rules.indices import counts_along, inside
 from jaxmono.hlo.rewrite import binary_kind
 
 
@@ -43,13 +44,9 @@ def one_hot_sum(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
     t, last = op.results[0].type, v.type.dims[d] - 1
     if not 0 <= last <= np.iinfo(index.type.dtype.numpy).max:  # where places wrap around
         return None
-    good = scope.compare("LE", index, scope.splat(last, index.type))
-    if index.type.dtype.is_signed:
-        good = scope.elementwise("and", good,
-                                 scope.compare("GE", index, scope.splat(0, index.type)))
     value = scope.splat(c, t)
     value = scope.elementwise("negate", value) if times < 0 else value
-    return [scope.elementwise("select", good, value, scope.splat(0, t))]
+    return [scope.elementwise("select", inside(index, last, scope), value, scope.splat(0, t))]
 
 
 def _same_along(v: Value, dimension: int, scope: Scope) -> Value | None:
@@ -63,12 +60,3 @@ def _same_along(v: Value, dimension: int, scope: Scope) -> Value | None:
         return None
     return spread.operand
 
-
-def counts_along(v: Value, dimension: int, scope: Scope) -> bool:
-    """Whether a value is its place along ``dimension``."""
-    if spread := scope.made_by(v, ops.BroadcastInDim):
-        iota = scope.made_by(spread.operand, ops.Iota)
-        return iota is not None and spread.dimensions[iota.dimension] == dimension \
-            and iota.result.type.dims[iota.dimension] == v.type.dims[dimension]
-    iota = scope.made_by(v, ops.Iota)
-    return iota is not None and iota.dimension == dimension
