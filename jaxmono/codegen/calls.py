@@ -76,9 +76,12 @@ class Unit:
         """The slots of its ring and the bytes of each, where nothing that stays lies below them: in
         such a ring the tasks of another Unit may go on. None elsewhere."""
         if self.load is None or not isinstance(self.schedule, DotSchedule) \
-                or self.schedule.family != "wgmma" or self.schedule.resident:
+                or self.schedule.family not in ("wgmma", dot_wgmma_shared.IMAGE) \
+                or self.schedule.resident:
             return None
         panel, slot = dot_wgmma_shared.layout(DotCode.of(self.sig, self.schedule))
+        if self.schedule.family == dot_wgmma_shared.IMAGE:  # has barriers, too
+            return self.schedule.stages, slot, panel
         return None if panel else (self.schedule.stages, slot)
 
     @property

@@ -25,6 +25,7 @@ from jaxmono.codegen.dot_candidates import (
     dot_candidates,
     gemv_bound,
     gemv_candidates,
+    image_candidates,
     late_us,
     mapped_ahead_us,
     reducing,
@@ -47,7 +48,8 @@ FLAGGED_ROWS = 5
 blocks need not meet. Of 5 rows GPT-2's decode step takes 0.89 of the time on an H200, a beam
 search's trip 0.92; of 6 OPT-125M's takes 1.08, of 8 GPT-2's 1.33."""
 
-_PRODUCED = ("wgmma", dot_wgmma_shared.SWAPPED, *dot_wgmma_shared.REGISTERS)
+_PRODUCED = ("wgmma", dot_wgmma_shared.SWAPPED, dot_wgmma_shared.IMAGE,
+             *dot_wgmma_shared.REGISTERS)
 """Families whose operands come from producer warps."""
 
 
@@ -85,6 +87,9 @@ class _Dot:
                 ahead = ahead_us(request, form.m.size, gathered=gathered)
                 if other is not None and other[0] - ahead < cost:
                     cost, s = other[0] - ahead, other[1]
+        image = image_candidates(sig, request)
+        if image and image[0][0] < cost:
+            cost, s = image[0]
         left, ahead = tf32_candidates(sig, request), mapped_ahead_us(request, form.m.size)
         if left and left[0][0] - ahead < cost:
             cost, s = left[0][0] - ahead, left[0][1]

@@ -19,6 +19,7 @@ from jaxmono.codegen.dot_schedule_fma import FMA, candidates_fma
 from jaxmono.codegen.early_loads import bind_early
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
 from jaxmono.codegen.epilogue_reduces import Reduced, reduced_of
+from jaxmono.codegen.image import Arrangement, Image, arrangement, image_of
 from jaxmono.codegen.names import compute, is_f8, vector
 from jaxmono.codegen.operand import (
     Operand,
@@ -80,11 +81,20 @@ class DotCode:
 
     @property
     def tiles_m(self) -> int:
+        if self.s.family == "image":
+            return self.arrangement.tiles
         return math.ceil(self.form.m.size / self.s.bm)
 
     @property
     def tiles_n(self) -> int:
         return math.ceil(self.form.n.size / self.s.bn)
+
+    @cached_property
+    def arrangement(self) -> Arrangement:
+        """Of a tile of the family "image"."""
+        image = image_of(self.sig)
+        assert isinstance(image, Image)
+        return arrangement(image, self.s.bm)
 
     @property
     def k_tiles(self) -> int:
@@ -319,7 +329,7 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
                outputs: Sequence[str], names: Mapping[Var, str],
                read_only: Sequence[Value], early: Sequence[Root] = (),
                source: Root | None = None,
-               then: Callable[[BodyEmitter], None] | None = None) -> None:
+               then: Callable[[BodyEmitter], None] | None = None, row: str = "") -> None:
     """``lanes`` neighbouring elements of a finished tile, at C variables r and c, to the outputs.
 
     ``demanded``: of the result, by one element; with several (a window's), r is the first of as
@@ -329,13 +339,16 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
     computed from what the last ones inside read, and not stored, so that no branch keeps the pieces
     of a thread from each other. ``early``: loads
     that a C variable ``early`` has the results of; ``source``: one that is a C variable ``source``.
-    ``then``: what else happens to the piece, given its emitter.
+    ``then``: what else happens to the piece, given its emitter. ``row``: the row of the product that
+    row r of the tile is, C text, negative where there is none; with "" rows lie one behind the other.
     """
     taps = len(demanded)
-    own = {"m": "m0 + r" if taps == 1 else f"(m0 + r) / {taps}", "n": "n0 + c"}
+    own = {"m": row or ("m0 + r" if taps == 1 else f"(m0 + r) / {taps}"), "n": "n0 + c"}
     checked = [(at, var.size, piece) for at, var, size, piece in (
-        ("m", m, tile_m // taps, 1), ("n", n, tile_n, lanes)) if var.size % size]
-    inside = " && ".join(f"{at} < {size}" for at, size, _ in checked)
+        ("m", m, tile_m // taps, 1), ("n", n, tile_n, lanes))
+        if var.size % size or (row and at == "m")]
+    inside = " && ".join(f"{at} >= 0" if row and at == "m" else f"{at} < {size}"
+                         for at, size, _ in checked)
     if skip or not checked:
         w.line(f"const int m = {own['m']}, n = {own['n']};")
         if checked:
@@ -344,7 +357,8 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
         w.line(f"int m = {own['m']}, n = {own['n']};")
         w.line(f"const bool inside = {inside};")
         for at, size, piece in checked:
-            w.line(f"{at} = min({at}, {size - piece});")
+            w.line(f"{at} = max({at}, 0);" if row and at == "m" else
+                   f"{at} = min({at}, {size - piece});")
     t = compute(result.type.dtype)
     sums = ["acc"] if taps == 1 else [f"acc[{i}]" for i in range(taps)]
     if read:

@@ -22,6 +22,7 @@ from jaxmono.codegen import (
 from jaxmono.codegen.dot import (
     DotCode,
     any_stream,
+    any_tile,
     exact_tiles,
     fma_type,
     matrix_flops,
@@ -39,9 +40,11 @@ from jaxmono.codegen.dot_schedule_gemv import (
     blocks_of,
     candidates_gemv,
 )
+from jaxmono.codegen.dot_schedule_image import candidates_image
 from jaxmono.codegen.dot_schedule_tf32 import MOST_BLOCKS, candidates_tf32
 from jaxmono.codegen.dot_schedule_wgmma import candidates_wgmma
-from jaxmono.codegen.operand import has_rows, is_unaligned
+from jaxmono.codegen.image import image_of, takes_image
+from jaxmono.codegen.operand import PIECE_BYTES, has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Request
 from jaxmono.fusion.plan import DotForm, Sig
 from jaxmono.hlo.types import DType
@@ -87,7 +90,7 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
     skinny = gemv_candidates(sig, request)
     if operand_type(form) is None:
         return varied(choice, [skinny, _exact(sig, request), bf16x6_candidates(sig, request)])
-    return varied(choice, [*_tiles(sig, request), tf32_candidates(sig, request),
+    return varied(choice, [*_tiles(sig, request), image_candidates(sig, request), tf32_candidates(sig, request),
                            swapped_candidates(sig, request), bytes_candidates(sig, request),
                            skinny])
 
@@ -223,6 +226,21 @@ def tf32_candidates(sig: Sig, request: Request) -> list[Costed]:
     return candidates_tf32(request.siblings, form.m.size, form.n.size, form.k.size,
                            device=request.device, shared_bytes=request.shared_bytes,
                            width=dot_wgmma_shared.widths(code)[1])
+
+
+def image_candidates(sig: Sig, request: Request) -> list[Costed]:
+    """What wgmma can do for a convolution whose image stays in shared memory, cheapest first."""
+    form = sig.form
+    assert isinstance(form, DotForm)
+    if not request.wgmma:
+        return []
+    code = any_tile(sig)
+    image = image_of(sig)
+    if takes_image(sig, code.element) is not None or isinstance(image, str) \
+            or code.rhs.param is None or code.rhs.width < PIECE_BYTES or code.rhs.ragged:
+        return []
+    return candidates_image(image, request.siblings, form.n.size, device=request.device,
+                            shared_bytes=request.shared_bytes, k_major=code.rhs.k_major)
 
 
 def bytes_candidates(sig: Sig, request: Request) -> list[Costed]:

@@ -21,6 +21,7 @@ from jaxmono.codegen.dot_wgmma_shared import (
     BF16X6,
     BYTES,
     CONSUMERS,
+    IMAGE,
     LOW_BYTES,
     REGISTERS,
     SWAPPED,
@@ -46,6 +47,7 @@ from jaxmono.codegen.early_loads import (
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.epilogue_reduces import declare, emit_take, refusal
 from jaxmono.codegen.epilogue_source import source_operand
+from jaxmono.codegen.image import emit_image, emit_row
 from jaxmono.codegen.loaders import emit_element_loader, emit_loader
 from jaxmono.codegen.operand import Operand, has_rows
 from jaxmono.codegen.panel import Panel
@@ -103,7 +105,9 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     weights = code.element if code.rhs_element is None or pair else code.rhs_element
     emit_loader(w, "load_b", body, code.rhs, weights, pointers, names, read_only, tiles,
                 strided=True, pair=pair)
-    if panel_columns(code):
+    if s.family == IMAGE:
+        emit_image(w, code.arrangement, pointers)
+    elif panel_columns(code):
         w.line("const auto load_a = [](void*, int, int) {};  // consumers compute the panel")
     else:
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles,
@@ -114,6 +118,10 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
         ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * line))) \
             if s.family in _ON_THE_LEFT else max(1, _AHEAD_BYTES // (s.bn * deep(code)))
     w.line("const auto ready = [&] { roles->await_open(at); };")
+    if s.family == IMAGE:
+        w.line(f"G::produce<{ahead}>(smem, roles, at, n0, ready, image, load_b);")
+        w.line("return at;")
+        return
     w.line(f"G::produce<{ahead}>(smem, roles, at, m0, n0, k0, k_tiles, ready, load_a, load_b);")
     if besides := source_of(code):
         t = besides.value.type.dtype
@@ -188,7 +196,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     piece = partial(emit_piece, w, body, stores, result=form.dot.result, demanded=code.demanded,
                     m=form.rows, n=form.n, tile_m=s.bm, tile_n=s.bn, read="", accumulator=t,
                     skip="", pointers=pointers, outputs=outputs, names=names,
-                    read_only=read_only)
+                    read_only=read_only, row="row(r)" if s.family == IMAGE else "")
     again = _emit_again(w, code, pointers, read_only, names)
     if _leaves_as_fragments(code):
         lanes = 4 if s.bn % 32 == 0 and _lanes(code, 4) == 4 else 2
@@ -213,6 +221,8 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     root = (source.value, source.index) if source else None
     result = bias.total if bias else form.dot.result
     reduces = code.reduced_roots
+    if s.family == IMAGE:
+        emit_row(w, code.arrangement)
     across = s.bm // s.warps[0] if s.family in REGISTERS else s.bn // s.warps[1]
     early = early_loads(body, stores, result, form.n, lanes, () if small else read_only,
                         form.m if across <= WIDE else None, besides=root,
@@ -220,7 +230,8 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     # What is reduced goes by rows: not as fragments leave.
     none = "NoEarly" if reduces else no_loads(body, stores, result)
     emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
-               pointers=pointers, names=names, none=none)
+               pointers=pointers, names=names, none=none,
+               row="row(r)" if s.family == IMAGE else "")
     if small:
         w.line(f"const auto first = G::first<{lanes}>(fetch);")
     else:
@@ -413,6 +424,10 @@ def _gemm(code: DotCode) -> str:
         return (f"GemmBytes<{c_type(code.rhs_element)}, {c_type(code.element)}, {s.bm}, {s.bn}, "
                 f"{s.stages}, {', '.join(map(str, s.warps))}, {_cpp(code.rhs.k_major)}"
                 f"{f', {lines}' if panel or lines > 1 else ''}{f', {panel}' if panel else ''}>")
+    if s.family == IMAGE:
+        return (f"GemmImage<{c_type(code.element)}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, "
+                f"{s.warps[0]}, {s.warps[1]}, {_cpp(code.rhs.k_major)}, "
+                f"{code.arrangement.image.channels // s.bk}, {code.arrangement.shape()}>")
     if s.family == BF16X6:
         return (f"GemmBf16x6<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "
                 f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}>")

@@ -27,6 +27,8 @@ tf32 when they are in shared memory (device/gemm_tf32.cuh)."""
 BYTES = "bytes"
 """Family of products whose weights are stored as bytes, on the left and in registers, beside rows
 of bytes or of 16 bits (device/gemm_bytes.cuh)."""
+IMAGE = "image"
+"""Family of convolutions whose image stays in shared memory (device/gemm_image.cuh)."""
 BF16X6 = "bf16x6"
 """Family of exact products of f32, as six products of bf16 parts, with the weights on the left and
 in registers (device/gemm_bf16x6.cuh)."""
@@ -62,6 +64,8 @@ def shared_bytes(code: DotCode) -> int:
 def layout(code: DotCode) -> tuple[int, int]:
     """Bytes of the panel and of a slot."""
     s, (a_k, b_k) = code.s, shared_k_major(code)
+    if s.family == IMAGE:
+        return image_bytes(code.arrangement.copied, s.bk), operand_bytes(s.bn, s.bk, b_k, 16)
     panel = panel_columns(code)
     if s.family == BYTES:
         rows = s.bm * deep(code)
@@ -148,6 +152,11 @@ def together_bytes(rows: int, k_warpgroups: int) -> int:
     """The same of `StagedTogether` (device/staged_together.cuh)."""
     chunk = 32 if k_warpgroups == 2 and rows % 32 == 0 else 16
     return (2 if k_warpgroups == 2 else 4) * chunk * 68 * 4
+
+
+def image_bytes(positions: int, channels: int) -> int:
+    """Of two images (`GemmImage::PANEL_BYTES`)."""
+    return math.ceil(2 * (positions | 1) * channels * 2 / 1024) * 1024
 
 
 def parts_slot_bytes(bm: int, bn: int) -> int:

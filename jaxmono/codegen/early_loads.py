@@ -126,11 +126,13 @@ def is_vector(value: Value, index: IndexMap, lane: Lane) -> bool:
 
 def emit_fetch(w: Writer, body: Graph, loads: Sequence[Root], *, m: Var, n: Var, tile_m: int,
                tile_n: int, lanes: int, pointers: Mapping[Value, str],
-               names: Mapping[Var, str], name: str = "fetch", none: str = "NoEarly") -> None:
+               names: Mapping[Var, str], name: str = "fetch", none: str = "NoEarly",
+               row: str = "") -> None:
     """``const auto NAME = [&](int r, int c)``: a struct with a member x0, x1... per load, or an
     empty one of type ``none``.
 
-    Pieces outside the operand load what the last ones inside load; nobody uses it.
+    Pieces outside the operand load what the last ones inside load; nobody uses it. ``row``: as of
+    `emit_piece`.
     """
     if not loads:
         w.line(f"const auto {name} = [](int, int) {{ return {none}{{}}; }};")
@@ -144,6 +146,9 @@ def emit_fetch(w: Writer, body: Graph, loads: Sequence[Root], *, m: Var, n: Var,
     with w.block(f"const auto {name} = [&](int r, int c)", "};"):
         for of, at, var, tile, piece in (("m", "m0 + r", m, tile_m, 1),
                                          ("n", "n0 + c", n, tile_n, lanes)):
+            if row and of == "m":
+                w.line(f"const int m = max({row}, 0);")
+                continue
             w.line(f"const int {of} = " + (f"min({at}, {var.size - piece});"
                                            if var.size % tile else f"{at};"))
         w.line("(void)m, (void)n;")

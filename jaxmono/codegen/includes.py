@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from jaxmono.codegen.calls import Unit
 from jaxmono.codegen.dot_schedule_fma import FMA
-from jaxmono.codegen.dot_wgmma_shared import BF16X6, BYTES, SWAPPED, TF32
+from jaxmono.codegen.dot_wgmma_shared import BF16X6, BYTES, IMAGE, SWAPPED, TF32
 from jaxmono.hlo import ops
 
 _KINDS = {
@@ -16,7 +16,7 @@ _KINDS = {
 }
 _FAMILIES = {"gemv": ("gemv",), FMA: ("gemm_fma",), "few": ("attention_few",),
              SWAPPED: ("gemm_swapped",), TF32: ("gemm_tf32",), BYTES: ("gemm_bytes",),
-             BF16X6: ("gemm_bf16x6",)}
+             BF16X6: ("gemm_bf16x6",), IMAGE: ("gemm_image",)}
 """Besides those of their kind."""
 
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from jaxmono.codegen.calls import has_own_mail
-from jaxmono.codegen.dot_wgmma_shared import REGISTERS, SWAPPED
+from jaxmono.codegen.dot_wgmma_shared import IMAGE, REGISTERS, SWAPPED
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import code_for
@@ -56,4 +56,4 @@ def apart(plan: Plan, schedule: KernelSchedule) -> set[tuple[int, int]]:
 def has_producers(sig: Sig, sigs: Mapping[str, Any]) -> bool:
     """Whether its schedule has producer warps."""
     return getattr(sigs[sig.key], "family", "") in (
-        "wgmma", SWAPPED, *REGISTERS, "back_to_back")
+        "wgmma", SWAPPED, IMAGE, *REGISTERS, "back_to_back")

@@ -171,7 +171,7 @@ def views_of_params(body: Graph, value: Value, index: IndexMap,
         if isinstance(op, ops.DynamicUpdateSlice) and updates is not None:
             updates.append(first)
             first = list(needs)[-1]
-        elif isinstance(op, ops.Pad) and _is_zero(body, op.padding_value):
+        elif isinstance(op, ops.Pad) and is_zero(body, op.padding_value):
             guard.extend(_open(first.guard))
         elif len(needs) != 1 or first.guard.bounds or not _selects(op.opcode):
             return None
@@ -197,7 +197,7 @@ def _open(guard: Guard) -> list[Bound]:
     return [x for x in guard.bounds if not guard_holds(Guard((x,)))]
 
 
-def _is_zero(body: Graph, value: Value) -> bool:
+def is_zero(body: Graph, value: Value) -> bool:
     """Whether a scalar is the literal 0, all bits of which are zeros."""
     op = body.producer.get(value)
     return (isinstance(op, ops.Constant) and op.value.size > 0 and is_splat(op.value)

@@ -236,39 +236,6 @@ struct GemmWgmma
 
   // HELD: slots that the epilogue's source takes (Source::GROUPS).
   template <int HELD = 0>
-  JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
-                                Accumulators& acc) {
-#pragma unroll
-    for (int j = 0; j < NT; ++j)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) acc.x[j][e] = 0.0f;
-    multiply<HELD>(smem, roles, at, tiles, acc);
-  }
-
-  // The same, and bias(c), of 16 bits each, is added to columns c and c + 1 of the tile. It is asked for
-  // before the products.
-  template <int HELD = 0, class Columns>
-  JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
-                                Accumulators& acc, const Columns& bias) {
-    const int column = first_col() + fresh(lane_id()) % 4 * 2;
-    const bool adds = WG_K == 1 || warpgroup() == 0;
-    decltype(bias(0)) two[NT];
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-      two[j] = bias(column + 8 * j);
-      if (!adds) two[j] = {};
-    }
-    consume<HELD>(smem, roles, at, tiles, acc);
-    wgmma_results(acc.x);
-#pragma unroll
-    for (int j = 0; j < NT; ++j) {
-      const Vec<float, 2> x = convert<float>(two[j]);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) acc.x[j][e] += x.x[e % 2];
-    }
-  }
-
-  template <int HELD = 0>
   JM_DEVICE static void multiply(unsigned char* smem, Roles* roles, Place& at, int tiles,
                                  Accumulators& acc) {
     // Known to be uniform, so that descriptors are made in uniform registers: by each thread, with an

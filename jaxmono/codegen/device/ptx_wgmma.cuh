@@ -10,6 +10,9 @@
 //   [k][rows] (MN)        16-bit elements only, in panels of 64 rows. A descriptor points at a panel's
 //                         first row, k % 8 == 0; stride_bytes = 1024 (8 k), lead_bytes: from panel to
 //                         panel
+// Or pieces are not permuted: a K-major operand of 16-bit elements as [8 k][rows] pieces of 16 bytes, each
+// eight rows one behind the other, stride_bytes from eight to eight, lead_bytes from 8 k to 8 k. It begins
+// at any row.
 //
 // ptxas lets products overlap only where it can follow their registers: between the first
 // wgmma_fence and wgmma_wait<0> nothing else touches the accumulators, and no path reaches that wait
@@ -42,13 +45,14 @@ JM_DEVICE void wgmma_results(float (&d)[NT][4]) {
     asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
 }
 
-// LINE: bytes that are permuted, 128 or 64.
+// LINE: bytes that are permuted, 128 or 64; 16: none.
 template <int LINE = 128>
 JM_DEVICE uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t stride_bytes) {
-  static_assert(LINE == 128 || LINE == 64, "");
+  static_assert(LINE == 128 || LINE == 64 || LINE == 16, "");
   return static_cast<uint64_t>((shared_address(smem) & 0x3ffff) >> 4) |
          static_cast<uint64_t>(lead_bytes >> 4) << 16 |
-         static_cast<uint64_t>(stride_bytes >> 4) << 32 | (LINE == 128 ? 1ull : 2ull) << 62;
+         static_cast<uint64_t>(stride_bytes >> 4) << 32 |
+         (LINE == 128 ? 1ull : LINE == 64 ? 2ull : 0ull) << 62;
 }
 
 // The operand `bytes` behind (or before, within shared memory) that of a descriptor. Only the low word

@@ -1,8 +1,9 @@
-// How the sums of a tile of wgmma leave the registers of two warpgroups: by rows, by windows of rows, as
-// fragments, or shared with the blocks of other parts of k.
+// How the sums of a tile of wgmma begin, and leave the registers of two warpgroups: by rows, by windows of
+// rows, as fragments, or shared with the blocks of other parts of k.
 #pragma once
 #include "jaxmono/opaque.cuh"
 #include "jaxmono/platform.cuh"
+#include "jaxmono/ptx_wgmma.cuh"
 #include "jaxmono/roles.cuh"
 #include "jaxmono/split_k.cuh"
 #include "jaxmono/staged_rows.cuh"
@@ -12,9 +13,42 @@
 
 namespace jaxmono {
 
-// G: a GemmWgmma, which has these as its own; Sums: its Accumulators.
+// G: a GemmWgmma or GemmImage, which has these as its own; Sums: its Accumulators.
 template <class G>
 struct WgmmaFinish {
+  // HELD: slots that the epilogue's source takes (Source::GROUPS).
+  template <int HELD = 0, class Sums>
+  JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles, Sums& acc) {
+#pragma unroll
+    for (int j = 0; j < G::NT; ++j)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc.x[j][e] = 0.0f;
+    G::template multiply<HELD>(smem, roles, at, tiles, acc);
+  }
+
+  // The same, and bias(c), of 16 bits each, is added to columns c and c + 1 of the tile. It is asked for
+  // before the products.
+  template <int HELD = 0, class Sums, class Columns>
+  JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles, Sums& acc,
+                                const Columns& bias) {
+    const int column = G::first_col() + fresh(lane_id()) % 4 * 2;
+    const bool adds = !G::SHARED_K || G::warpgroup() == 0;
+    decltype(bias(0)) two[G::NT];
+#pragma unroll
+    for (int j = 0; j < G::NT; ++j) {
+      two[j] = bias(column + 8 * j);
+      if (!adds) two[j] = {};
+    }
+    consume<HELD>(smem, roles, at, tiles, acc);
+    wgmma_results(acc.x);
+#pragma unroll
+    for (int j = 0; j < G::NT; ++j) {
+      const Vec<float, 2> x = convert<float>(two[j]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) acc.x[j][e] += x.x[e % 2];
+    }
+  }
+
   // Where the warpgroups share k: requests what the first pieces of the epilogue load, fetch(r, c), before
   // `consume`, so that it comes while the sums are made. (Larger tiles were slower with it: BERT-base b16
   // 993 -> 1033 us, ResNet-50 b32 1253 -> 1356 with 1.4 KB of spills.)

@@ -1,0 +1,235 @@
+"""A convolution whose image stays in shared memory while its taps pass (device/gemm_image.cuh).
+
+    window(pad(x)) of stride 1    rows of the product are places of the image, its k are (tap, channel)
+
+    positions   every place of the padded image has a number; a tap is a constant distance in it
+    box         a tile is 8 x 8, 16 x 8 or 8 x 16 places of one image and copies what lies around it
+    line        a tile is neighbouring positions of all images, one behind the other: a zero column behind
+                each line is the next one's margin, zero lines behind each image are those of the next
+
+        w w w 0        3 x 3 taps, 2 x 3 places: lines of 4, images of 3 lines. Of a line's tile, what
+        w w w 0        falls on a margin is not stored: of 56 x 56 places 3.6 %, of 14 x 14 15 %
+        0 0 0 0        (boxes: where 8 does not divide the image)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from jaxmono.codegen.operand import is_zero
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.indexing import Index, delinearize
+from jaxmono.fusion.plan import DotForm, Sig
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Value
+from jaxmono.hlo.types import DType
+
+_FITS = 1 << 31
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a convolution reads: ``images`` x ``height`` x ``width`` x ``channels`` of a buffer.
+
+    Attributes:
+      param: the buffer.
+      low: zeros above and to the left.
+      out: places of an image, down and across.
+      taps, dilation: down and across.
+    """
+
+    param: Value
+    images: int
+    height: int
+    width: int
+    channels: int
+    low: tuple[int, int]
+    out: tuple[int, int]
+    taps: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @property
+    def margin(self) -> tuple[int, int]:
+        """Zeros between two lines, and between two images, that serve both."""
+        y, x = ((o + (t - 1) * d - low - size, low) for o, t, d, low, size in zip(
+            self.out, self.taps, self.dilation, self.low, (self.height, self.width), strict=True))
+        return max(*y, 0), max(*x, 0)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """The positions of a tile of ``rows`` rows.
+
+    Attributes:
+      tall: lines of 8 places in a box; 0: a line.
+      pitch: positions from a line to the next.
+      tiles: of all images.
+      copied: positions that a tile copies.
+    """
+
+    image: Image
+    rows: int
+    tall: int
+    pitch: int
+    tiles: int
+    copied: int
+
+    @property
+    def wide(self) -> int:
+        """Places of a box across."""
+        return self.rows // self.tall
+
+    @property
+    def group(self) -> int:
+        """Positions from eight rows to the next eight."""
+        return self.pitch if self.tall else 8
+
+    @property
+    def second(self) -> int:
+        """Those of the second 64 rows: below, to the right, or behind the first."""
+        return (8 * self.pitch if self.tall == 16 else 8) if self.tall else 64
+
+    def shape(self) -> str:
+        """C++ type."""
+        (ty, tx), (dy, dx) = self.image.taps, self.image.dilation
+        return (f"ImageShape<{self.copied}, {ty}, {tx}, {dy * self.pitch}, {dx}, {self.group}, "
+                f"{self.second if self.rows > 64 else 0}>")
+
+
+@lru_cache(maxsize=64)
+def image_of(sig: Sig) -> Image | str:
+    """The image of a Sig's left operand, or why it is none."""
+    form, body = sig.form, sig.body
+    assert isinstance(form, DotForm)
+    window = body.producer.get(form.dot.lhs)
+    if not isinstance(window, ops.Window):
+        return "rows are no windows"
+    rank = window.operand.type.rank
+    spatial = window.dimensions
+    if spatial not in ((rank - 2,), (rank - 3,), (rank - 3, rank - 2)):
+        return "windows are not over one or two dimensions in front of the channels"
+    if any(s != 1 for s in window.strides):
+        return "windows are not one place apart"
+    source, low = window.operand, (0,) * rank
+    pad = body.producer.get(source)
+    if isinstance(pad, ops.Pad):
+        if any(pad.interior) or min(*pad.low, *pad.high) < 0 or not is_zero(body, pad.padding_value):
+            return "the padding is not zeros around the image"
+        if any(pad.low[d] or pad.high[d] for d in range(rank) if d not in spatial):
+            return "images or channels are padded"
+        source, low = pad.operand, pad.low
+    if source not in body.inputs:
+        return "the image is computed"
+    dims, channels = form.dot.lhs.type.dims, source.type.dims[-1]
+    m = delinearize(Index.of(form.m), dims[:rank - 1])
+    *tap, channel = delinearize(Index.of(form.k), (*window.sizes, channels))
+    if tuple(form.lhs_index) != (*m, channel, *tap) or form.m.size != math.prod(dims[:rank - 1]):
+        return "rows or taps come in another order"
+    # Down and across; a dimension that has no windows is down where it lies between.
+    first, one = spatial[0], (1,) * (rank - 1 - spatial[0] == 1)
+    sizes, apart = ((*one, *(x[spatial.index(d)] if d in spatial else 1
+                             for d in range(first, rank - 1)))
+                    for x in (window.sizes, window.dilations))
+    made = Image(source, math.prod(dims[:first]), *one, *source.type.dims[first:rank - 1], channels,
+                 (*(0 for _ in one), *low[first:rank - 1]), (*one, *dims[first:rank - 1]),
+                 tuple(sizes), tuple(apart))
+    (down, right), (oh, ow) = made.margin, made.out
+    if oh > made.height + down or ow > made.width + right:
+        return "it has more places than lines with a margin"
+    if made.images * (made.height + down) * (made.width + right) * channels >= _FITS:
+        return "its elements do not count in 31 bits"
+    return made
+
+
+def takes_image(sig: Sig, element: DType | None) -> str | None:
+    """Why the image of a contraction cannot stay in shared memory; None if it can."""
+    form = sig.form
+    assert isinstance(form, DotForm)
+    if element not in (DType.BF16, DType.F16):
+        return "images have 16 bits"
+    if form.batch.size > 1 or form.row_prologue or form.taps > 1 or form.reduced:
+        return "rows are normalised, read in windows, reduced or a batch's own"
+    made = image_of(sig)
+    if isinstance(made, str):
+        return made
+    if made.channels % 16:
+        return "channels are no multiple of 16"
+    return "there is one tap" if math.prod(made.taps) == 1 else None
+
+
+def arrangement(image: Image, rows: int) -> Arrangement:
+    """That of the fewest tiles, and of these the one that copies the fewest positions."""
+    (oh, ow), (ty, tx), (dy, dx) = image.out, image.taps, image.dilation
+    down, right = image.margin
+    pitch, lines = image.width + right, image.height + down
+    last = ((image.images - 1) * lines + oh - 1) * pitch + ow
+    found = [Arrangement(image, rows, 0, pitch, math.ceil(last / rows),
+                         rows + (ty - 1) * dy * pitch + (tx - 1) * dx)]
+    for tall in (8,) if rows == 64 else (16, 8):
+        wide = rows // tall
+        pitch = wide + (tx - 1) * dx
+        found.append(Arrangement(
+            image, rows, tall, pitch, image.images * math.ceil(oh / tall) * math.ceil(ow / wide),
+            (tall + (ty - 1) * dy) * pitch))
+    return min(found, key=lambda a: (a.tiles, a.copied))
+
+
+def emit_image(w: Writer, a: Arrangement, pointers: Mapping[Value, str]) -> None:
+    """``const auto image = [&](void* to, int p, int channel)``: 8 channels of a position of the tile
+    whose first row is m0, or zeros."""
+    x = a.image
+    with w.block("const auto image = [&](void* to, int p, int channel)", "};"):
+        if a.tall:
+            _emit_box(w, a)
+            w.line(f"const int y = y0 + p / {a.pitch}{_minus(x.low[0])}, "
+                   f"x = x0 + p % {a.pitch}{_minus(x.low[1])};")
+            inside = []
+        else:
+            _emit_position(w, a, "p")
+            w.line(f"const int y = line{_minus(x.low[0])}, x = place{_minus(x.low[1])};")
+            inside = [f"n < {x.images}"]
+        inside += [f"static_cast<unsigned>(y) < {x.height}u", f"static_cast<unsigned>(x) < {x.width}u"]
+        w.line(f"cp_async_16(to, {pointers[x.param]} + (((n * {x.height} + y) * {x.width} + x) * "
+               f"{x.channels} + channel), {' && '.join(inside)});")
+
+
+def emit_row(w: Writer, a: Arrangement) -> None:
+    """``const auto row = [&](int r)``: the row of the product that row r of the tile is, or -1."""
+    x, (oh, ow) = a.image, a.image.out
+    with w.block("const auto row = [&](int r)", "};"):
+        if a.tall:
+            _emit_box(w, a)
+            down, across = ("r / 8", "r % 8") if a.tall == 16 or a.rows == 64 else \
+                ("r % 64 / 8", "r / 64 * 8 + r % 8")
+            w.line(f"const int line = y0 + {down}, place = x0 + {across};")
+            inside = []
+        else:
+            _emit_position(w, a, "r")
+            inside = [f"n < {x.images}"]
+        inside += [f"line < {oh}", f"place < {ow}"]
+        w.line(f"return {' && '.join(inside)} ? (n * {oh} + line) * {ow} + place : -1;")
+
+
+def _emit_position(w: Writer, a: Arrangement, of: str) -> None:
+    """Of a line: n, line, place of position m0 + ``of``, margins counted."""
+    lines = a.image.height + a.image.margin[0]
+    w.line(f"const int n = udiv<{lines * a.pitch}>(m0 + {of}), "
+           f"rest = umod<{lines * a.pitch}>(m0 + {of});")
+    w.line(f"const int line = udiv<{a.pitch}>(rest), place = umod<{a.pitch}>(rest);")
+
+
+def _emit_box(w: Writer, a: Arrangement) -> None:
+    """n, y0, x0 of the box whose first row is m0."""
+    (oh, ow) = a.image.out
+    down, across = math.ceil(oh / a.tall), math.ceil(ow / a.wide)
+    w.line(f"const int box = m0 / {a.rows}, n = udiv<{down * across}>(box);")
+    w.line(f"const int y0 = umod<{down}>(udiv<{across}>(box)) * {a.tall}, "
+           f"x0 = umod<{across}>(box) * {a.wide};")
+
+
+def _minus(x: int) -> str:
+    return f" - {x}" if x else ""
+

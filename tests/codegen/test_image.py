@@ -1,0 +1,132 @@
+"""Convolutions whose image stays in shared memory, in the emulator: every arrangement, exact."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contraction_harness import (
+    build,
+    check_exact,
+    dot_sigs,
+    in_order,
+    plan_of,
+    small_integers,
+)
+from jax import lax
+
+from jaxmono.codegen.dot import DotCode
+from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule_image import candidates_image
+from jaxmono.codegen.image import Image, arrangement, image_of, takes_image
+from jaxmono.fusion.plan import Device, Plan
+from jaxmono.hlo.types import DType
+
+Spec = jax.ShapeDtypeStruct
+BF16, F16 = jnp.bfloat16, jnp.float16
+NUMBERS = {3: ("NWC", "WIO", "NWC"), 4: ("NHWC", "HWIO", "NHWC")}
+
+
+def conv(x: Any, w: Any, padding: Any = "SAME", stride: int = 1, dilation: Any = None,
+         numbers: Any = None) -> Any:
+    rank = x.ndim - 2
+    return lax.conv_general_dilated(x, w, (stride,) * rank, padding, rhs_dilation=dilation,
+                                    dimension_numbers=numbers or NUMBERS[x.ndim])
+
+
+def image(bm: int, bn: int, bk: int, slots: int = 3) -> DotSchedule:
+    return DotSchedule("image", bm, bn, bk, slots, (2, 1, 1) if bm == 128 else (1, 2, 1))
+
+
+def plan(x: tuple[int, ...], w: tuple[int, ...], dtype: Any = BF16, **kw: Any) -> Plan:
+    def fn(x: Any, w: Any, b: Any) -> Any:
+        return jax.nn.relu(conv(x, w, **kw) + b)
+
+    return plan_of(fn, Spec(x, dtype), Spec(w, dtype), Spec((w[-1],), dtype))
+
+
+def arranged(p: Plan, s: DotSchedule) -> int:
+    """Lines of its boxes; 0: it is a line."""
+    return DotCode.of(dot_sigs(p)[0], s).arrangement.tall
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("x", "w", "s", "tall", "kw"), [
+    ((2, 13, 11, 48), (3, 3, 48, 32), image(128, 32, 48), 0, {}),
+    ((2, 13, 11, 32), (3, 3, 32, 40), image(64, 128, 32, 2), 0, {}),
+    ((1, 16, 24, 32), (3, 3, 32, 32), image(128, 32, 32), 16, {}),
+    ((1, 24, 32, 32), (3, 3, 32, 16), image(128, 16, 32), 8, {}),
+    ((3, 8, 8, 16), (3, 3, 16, 128), image(64, 128, 16), 8, {}),
+    ((2, 12, 9, 96), (5, 3, 96, 16), image(128, 16, 32), 0, {"padding": ((1, 3), (2, 0))}),
+    ((1, 12, 20, 64), (2, 4, 64, 24), image(128, 32, 64, 6), 0,
+     {"padding": "VALID", "dilation": (3, 2)}),
+    ((2, 40, 32), (7, 32, 48), image(128, 48, 16), 0, {}),
+    ((2, 9, 9, 32), (3, 3, 32, 40), image(128, 48, 32), 0, {"dtype": F16}),
+    ((2, 9, 12, 32), (7, 1, 32, 16), image(128, 16, 32), 0, {}),
+    ((2, 9, 12, 32), (1, 7, 32, 16), image(128, 16, 32, 7), 0, {}),
+])
+def test_arrangements(x: tuple[int, ...], w: tuple[int, ...], s: DotSchedule, tall: int,
+                      kw: dict[str, Any]) -> None:
+    """Lines and boxes; one image of the channels and several; margins of all kinds."""
+    p = plan(x, w, **kw)
+    assert arranged(p, s) == tall
+    check_exact(p, build(p, in_order(p, s), threads=256), seeds=(0, 1, 2), blocks=(1, 3))
+
+
+def test_weights_with_their_channels_last() -> None:
+    """[n][k] weights: not transposed on their way."""
+    def fn(x: Any, w: Any) -> Any:
+        return conv(x, w, numbers=("NHWC", "OHWI", "NHWC"))
+
+    p = plan_of(fn, Spec((2, 9, 12, 64), BF16), Spec((48, 3, 3, 64), BF16))
+    made = build(p, in_order(p, image(128, 48, 64)), threads=256)
+    assert "GemmImage<bf16, 128, 48, 64, 3, 2, 1, true, 1," in made.source
+    check_exact(p, made, blocks=(1, 3))
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_layers_behind_each_other(alike: bool) -> None:
+    """Rings that go on from stage to stage, and rings that do not; an odd number of images, so that
+    the next stage begins with the other buffer."""
+    def fn(x: Any, u: Any, v: Any, w: Any) -> Any:
+        return conv(jax.nn.relu(conv(jax.nn.relu(conv(x, u)), v)), w)
+
+    p = plan_of(fn, Spec((1, 9, 8, 48), BF16), *(Spec((3, 3, 48, 48), BF16),) * 3)
+    assert len(p.stages) == 3
+    schedules = [image(128, 48, 16), image(128, 48, 16) if alike else image(64, 128, 48, 4)]
+    made = build(p, in_order(p, *schedules, image(128, 48, 16)), threads=256)
+    x, u, v, w = small_integers(p.graph)
+    at = np.random.default_rng(2).integers(0, 9 * 48, (2, 48))
+    for weights, one in ((u, at[0]), (v, at[1])):  # a single 1 a column: exact in bf16
+        weights.reshape(-1, 48)[:] = np.arange(9 * 48)[:, None] == one
+    check_exact(p, made, seeds=(0, 1, 2, 3), blocks=(1, 2), inputs=[x, u, v, w])
+
+
+@pytest.mark.parametrize(("x", "w", "kw", "why"), [
+    ((1, 8, 8, 32), (3, 3, 32, 16), {"stride": 2}, "one place apart"),
+    ((1, 8, 8, 24), (3, 3, 24, 16), {}, "multiple of 16"),
+    ((1, 8, 8, 32), (1, 1, 32, 16), {}, "no windows"),
+    ((1, 8, 8, 32), (3, 3, 32, 16), {"padding": ((-1, 1), (1, 1))}, "zeros around"),
+    ((1, 8, 8, 32), (2, 2, 32, 16), {"padding": ((4, 4), (4, 4))}, "more places"),
+])
+def test_refusals(x: tuple[int, ...], w: tuple[int, ...], kw: dict[str, Any], why: str) -> None:
+    p = plan(x, w, **kw)
+    reason = takes_image(dot_sigs(p)[0], DType.BF16)
+    assert reason is not None and why in reason
+
+
+def test_the_fewest_tiles() -> None:
+    """Of 56 x 56 places a line, whose margins are fewer than what boxes of 8 x 16 leave; of 112 x 112
+    boxes, which copy less."""
+    found = []
+    for size in (56, 112):
+        made = image_of(dot_sigs(plan((2, size, size, 64), (3, 3, 64, 64)))[0])
+        assert isinstance(made, Image)
+        found.append(arrangement(made, 128))
+    assert [(a.tall, a.tiles, a.copied) for a in found] == [(0, 51, 244), (16, 196, 180)]
+    costs = candidates_image(found[0].image, 1, 64, device=Device(), shared_bytes=227 << 10,
+                             k_major=False)
+    assert costs == sorted(costs, key=lambda x: x[0]) and costs[0][1].family == "image"
