@@ -58,17 +58,19 @@ class Chain:
 NONE = Chain(0, 0, frozenset(), (0, 0))
 
 
-def chains(graph: Graph, holders: Collection[Op]) -> tuple[dict[Value, Chain], dict[Value, int]]:
+def chains(graph: Graph, holders: Collection[Op], ends: Collection[Op] = (),
+           ) -> tuple[dict[Value, Chain], dict[Value, int]]:
     """The chain of each value that no op of ``holders`` makes; and lane operations of one element
     of those whose chains read no array from memory, but for what is the same for `ALIKE` elements.
+    What ``ends`` make is stored.
     """
     found: dict[Value, Chain] = {}
     light: dict[Value, int] = {}
     for op in graph.ops:
         if op in holders:
             continue
-        if isinstance(op, (ops.Stored, *IN_MEMORY)):  # a chain ends there
-            found[op.result] = NONE
+        if op in ends or isinstance(op, (ops.Stored, *IN_MEMORY)):  # a chain ends there
+            found.update(dict.fromkeys(op.results, NONE))
             continue
         found.update(dict.fromkeys(op.results, _behind(op, found)))
         if isinstance(op, ops.BroadcastInDim) \

@@ -48,9 +48,19 @@ took 364 us on an H100, with loops of their own 320; GoogLeNet b1 176 and 170, b
 
 def materialise(state: State) -> None:
     """Makes a loop draft for every floating value that is to live in a buffer."""
+    made, early = _decided(state, frozenset())
+    if early:  # known when all readers are, whose chains are no longer as long
+        made, _ = _decided(state, early)
+    state.drafts.extend(made)
+
+
+def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset[Op]]:
+    """The loop drafts, which store ``early`` in any case; and which of theirs are early."""
     holders = _holders(state)
     outputs = state.outputs_set()
     behind, light = chains(state.graph, holders)
+    copied = chains(state.graph, holders, early)[0] if early else behind
+    given = _given(state.graph, holders)
     taps = _taps(state, holders)
     contractions = frozenset(id(d) for d in state.drafts if d.kind in ("dot", "attention"))
     evals: dict[Value, int] = {}
@@ -69,8 +79,10 @@ def materialise(state: State) -> None:
         # Of a view: decide at what it looks at.
         worth = op not in state.views and op not in widened and cost.weight(op) > 0 \
             and not isinstance(op, ops.Pad) and (
-            (not _is_free(op, light) and (_repeats(op, evals, sinks, behind, state.device)
-                                         or _is_early(state, op, sinks, behind)))
+            op in early
+            or (not _is_free(op, light) and (
+                _repeats(op, evals, sinks, behind, copied, state.device)
+                or _is_early(op, sinks, behind, given)))
             or _is_awaited(op, slower, state.device)
             or _is_stencil(op, taps, sinks, contractions))
         parts = _parts(op, behind, slower) if worth and op in joins else None
@@ -91,7 +103,8 @@ def materialise(state: State) -> None:
             if times:
                 for v in op.uses:  # slices of one value take different elements of it
                     _need(evals, sinks, v, times, into, isinstance(op, (ops.Slice, ops.Pad)))
-    state.drafts.extend(reversed(made))
+    return made[::-1], frozenset(d.anchor for d in made if d.anchor is not None
+                                 and _is_early(d.anchor, sinks, behind, given))
 
 
 def _holders(state: State) -> dict[Op, list[Draft]]:
@@ -170,15 +183,21 @@ def _is_free(op: Op, light: Mapping[Value, int]) -> bool:
 
 
 def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]],
-             behind: Mapping[Value, Chain], device: Device) -> bool:
-    """Whether recomputing ``op`` wherever it is needed costs more than storing it."""
+             behind: Mapping[Value, Chain], copied: Mapping[Value, Chain],
+             device: Device) -> bool:
+    """Whether recomputing ``op`` wherever it is needed costs more than storing it.
+
+    ``copied``: chains that end at what is early; only their ops are copied. Lane operations are
+    those of the whole chain, though. Without those of sines and cosines GPT-J and Llama (16 rows)
+    would rotate queries and keys on the way to attention: fewer stages, but nobody measured them.
+    """
     for r in op.results:
         if r.type.rank == 0:
             continue
         extra = (evals.get(r, 0) - r.type.size) * behind[r].weight
         if cost.lane_us(extra, device) > device.phase_us / 2:
             return True
-        if len(sinks.get(r, ())) > 1 and behind[r].count > MAX_INLINE_OPS:
+        if len(sinks.get(r, ())) > 1 and copied[r].count > MAX_INLINE_OPS:
             return True
     return False
 
@@ -206,19 +225,31 @@ def _is_awaited(op: Op, slower: Mapping[Value, float], device: Device) -> bool:
     return any(slower.get(r, 0.0) > cost.stored_us(r.type.nbytes, device) for r in op.results)
 
 
-def _is_early(state: State, op: Op, sinks: dict[Value, frozenset[int]],
-              behind: Mapping[Value, Chain]) -> bool:
+def _given(graph: Graph, holders: Collection[Op]) -> frozenset[Op]:
+    """Floating ops that program inputs alone determine, with nothing stored in between."""
+    out = set[Op]()
+    for op in graph.ops:
+        if op not in holders and not isinstance(op, (ops.Stored, *IN_MEMORY)) and all(
+                (made := graph.producer.get(v)) is None or made in out for v in op.uses):
+            out.add(op)
+    return frozenset(out)
+
+
+def _is_early(op: Op, sinks: Mapping[Value, frozenset[int]], behind: Mapping[Value, Chain],
+              given: Collection[Op]) -> bool:
     """Whether many groups need an expensive value that program inputs alone determine.
 
         angles = position * frequencies        every layer rotates its keys and queries by them
         sine(angles), cosine(angles)
+        repeated = labels[:-1] == labels[1:]   every trip of CTC's loop asks which labels repeat
 
     Stored by the first stage they cost nothing. In a stage of a layer everybody waits for them:
-    Llama-1B b1, 8 elements a thread in both halves of a head, 32 calls in turn, about 3 us.
+    Llama-1B b1, 8 elements a thread in both halves of a head, 32 calls in turn, about 3 us. And a
+    trip whose chains are long with them is cut into more stages: CTC's took 5 in place of 2.
     """
-    return cost.weight(op) >= EARLY_WEIGHT and all(
-        r.type.rank and behind[r].weight < CAP and len(sinks.get(r, ())) >= EARLY_READERS
-        for r in op.results) and all(state.pot_of(v) == 0 for v in op.uses)
+    return op in given and all(
+        r.type.rank and EARLY_WEIGHT <= behind[r].weight < CAP
+        and len(sinks.get(r, ())) >= EARLY_READERS for r in op.results)
 
 
 def _parts(op: Op, behind: Mapping[Value, Chain], slower: Mapping[Value, float],

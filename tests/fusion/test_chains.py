@@ -11,7 +11,7 @@ import models
 import numpy as np
 
 from jaxmono.fusion import make_plan
-from jaxmono.fusion.chains import MAX_LINKS, PATHS, Chain, chains
+from jaxmono.fusion.chains import MAX_LINKS, NONE, PATHS, Chain, chains
 from jaxmono.fusion.interp import run_plan
 from jaxmono.fusion.plan import Device, Plan
 from jaxmono.hlo.interp import evaluate
@@ -58,6 +58,15 @@ def test_other_elements_are_evaluated_each() -> None:
     """Of a reversed operand; a scalar is the same wherever it is asked for."""
     assert behind(lambda x: jnp.exp(x) + jnp.exp(x)[::-1], f32(8)).once[0] == 1 + 16 + 16
     assert behind(lambda x, y: y * jnp.exp(x[0]) + jnp.exp(x[0]), f32(1), f32(8)).once[0] == 18
+
+
+def test_a_chain_ends_at_what_is_stored() -> None:
+    graph = models.graph_of(lambda x: x - jnp.exp(x), f32(8))
+    exponential, difference = graph.ops
+    found, light = chains(graph, (), {exponential})
+    assert found[exponential.results[0]] == NONE
+    assert found[difference.results[0]].once == (1, 1)
+    assert not light
 
 
 def test_a_chain_without_end_is_counted_in_parts() -> None:

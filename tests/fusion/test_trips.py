@@ -16,6 +16,7 @@ from jaxmono.fusion import make_plan
 from jaxmono.fusion.interp import run_plan
 from jaxmono.fusion.plan import Plan
 from jaxmono.fusion.regions import find_regions
+from jaxmono.hlo import ops
 from jaxmono.hlo.interp import evaluate
 
 X = Any
@@ -75,6 +76,29 @@ def test_a_loop_is_a_loop_of_stages(fn: Any, rows: int, columns: int, stages: in
     # The first trips begin beside what else there is to do, the last is the last.
     assert sum(x.trips for x in loops) >= TRIPS - 4
     assert len(plan.stages) <= TRIPS * stages + 6
+
+
+def test_what_every_trip_needs_does_not_cut_trips() -> None:
+    """It is stored by the first stage, and a trip has the stages that it has without it: CTC's loop
+    asks which labels repeat."""
+    def aligned(x: X, marks: X) -> X:
+        labels = (jnp.abs(marks) * 1000).astype(jnp.int32) % 31
+        again = jnp.pad(labels[:, 1:] == labels[:, :-1], ((0, 0), (0, 1))).astype(x.dtype)
+
+        def step(carry: tuple[X, X], now: X) -> tuple[tuple[X, X], X]:
+            blank, label = carry
+            entered = jnp.logaddexp(blank, label - 1e5 * again)
+            label = now + jnp.logaddexp(jnp.pad(entered[:, :-1], ((0, 0), (1, 0))), label)
+            return (entered + now[:, :1], label), label
+
+        return lax.scan(step, (x[0], x[1]), x)[1]
+
+    plan = plan_of(aligned, f32(TRIPS, 8, 40), f32(8, 40))
+    readers = [i for i, s in enumerate(plan.stages) for g in s.groups
+               if any(isinstance(o, ops.Elementwise) and o.kind == "remainder"
+                      for o in g.sig.body.ops)]
+    assert readers == [0]
+    assert len(plan.stages) <= TRIPS + 2
 
 
 def test_code_does_not_grow_with_the_trips() -> None:
