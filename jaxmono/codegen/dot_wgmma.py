@@ -106,7 +106,7 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     emit_loader(w, "load_b", body, code.rhs, weights, pointers, names, read_only, tiles,
                 strided=True, pair=pair)
     if s.family == IMAGE:
-        emit_image(w, code.arrangement, pointers)
+        emit_image(w, code.arrangement)
     elif panel_columns(code):
         w.line("const auto load_a = [](void*, int, int) {};  // consumers compute the panel")
     else:
@@ -119,7 +119,8 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
             if s.family in _ON_THE_LEFT else max(1, _AHEAD_BYTES // (s.bn * deep(code)))
     w.line("const auto ready = [&] { roles->await_open(at); };")
     if s.family == IMAGE:
-        w.line(f"G::produce<{ahead}>(smem, roles, at, n0, ready, image, load_b);")
+        image = pointers[code.arrangement.image.param]
+        w.line(f"G::produce<{ahead}>(smem, roles, at, n0, ready, {image}, place, load_b);")
         w.line("return at;")
         return
     w.line(f"G::produce<{ahead}>(smem, roles, at, m0, n0, k0, k_tiles, ready, load_a, load_b);")

@@ -156,7 +156,7 @@ def together_bytes(rows: int, k_warpgroups: int) -> int:
 
 def image_bytes(positions: int, channels: int) -> int:
     """Of two images (`GemmImage::PANEL_BYTES`)."""
-    return math.ceil(2 * (positions | 1) * channels * 2 / 1024) * 1024
+    return 2 * tile_bytes(math.ceil(positions / 8) * 8, channels)
 
 
 def parts_slot_bytes(bm: int, bn: int) -> int:

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -177,11 +176,11 @@ def arrangement(image: Image, rows: int) -> Arrangement:
     return min(found, key=lambda a: (a.tiles, a.copied))
 
 
-def emit_image(w: Writer, a: Arrangement, pointers: Mapping[Value, str]) -> None:
-    """``const auto image = [&](void* to, int p, int channel)``: 8 channels of a position of the tile
-    whose first row is m0, or zeros."""
+def emit_image(w: Writer, a: Arrangement) -> None:
+    """``const auto place = [&](int p)``: the first element of position p of the tile whose first row
+    is m0; -1 where it is zeros."""
     x = a.image
-    with w.block("const auto image = [&](void* to, int p, int channel)", "};"):
+    with w.block("const auto place = [&](int p)", "};"):
         if a.tall:
             _emit_box(w, a)
             w.line(f"const int y = y0 + p / {a.pitch}{_minus(x.low[0])}, "
@@ -192,8 +191,8 @@ def emit_image(w: Writer, a: Arrangement, pointers: Mapping[Value, str]) -> None
             w.line(f"const int y = line{_minus(x.low[0])}, x = place{_minus(x.low[1])};")
             inside = [f"n < {x.images}"]
         inside += [f"static_cast<unsigned>(y) < {x.height}u", f"static_cast<unsigned>(x) < {x.width}u"]
-        w.line(f"cp_async_16(to, {pointers[x.param]} + (((n * {x.height} + y) * {x.width} + x) * "
-               f"{x.channels} + channel), {' && '.join(inside)});")
+        w.line(f"return {' && '.join(inside)} ? ((n * {x.height} + y) * {x.width} + x) * "
+               f"{x.channels} : -1;")
 
 
 def emit_row(w: Writer, a: Arrangement) -> None:

@@ -1,18 +1,18 @@
 // A convolution on Hopper's wgmma whose image stays in shared memory while the taps pass: implicit GEMM
 // without the copies that gathered rows (gemm_wgmma.cuh) make of an image, one for each tap.
 //
-//   positions     of the padded image, a number each; a tile's are copied once for CHANNELS channels, as
-//                 [8 channels][position], pieces of 16 bytes that are not permuted
+//   positions     of the padded image, a number each; a tile's are copied once for BK channels, a line of
+//                 128 bytes for 64 of them
 //   output tile   BM of them: eight neighbours make eight rows of wgmma, those of a warpgroup's eights lie
 //                 GROUP apart
-//   tap (y, x)    the same rows, y * DOWN + x * RIGHT positions further on: a descriptor may begin anywhere
+//   tap (y, x)    the same rows, y * DOWN + x * RIGHT positions further on: a descriptor may begin at any line
 //
-//   producers: weights of tap 0, 1, ... (ring)    image of the first channels | of the next ones
+//   producers: weights of tap 0, 1, ... (ring); with the last ones the image of the next channels
 //   consumers: wait for an image; for each tap: wait for its weights, multiply, give the slot back
 //
-// A 3x3 convolution reads 1.4 images of 8 x 16 positions from L2 so, not 9; 64 rows and 64 columns multiply
-// as fast as with permuted lines (H200: 256 cycles for 2 x 64 x 64 x 64, 1024 for 2 x 64 x 256 x 64,
-// wherever the rows begin).
+// A 3x3 convolution reads 1.4 images of 8 x 16 positions so, not 9, and as many fewer bytes pass through
+// shared memory. As [8 channels][position], pieces that are not permuted, the products are as fast, but
+// cp.async takes 15 times as long: it writes lines (H200: 22.5 KB of 128 threads in 6250 cycles, 417 so).
 #pragma once
 #include "jaxmono/marching.cuh"
 #include "jaxmono/opaque.cuh"
@@ -34,8 +34,6 @@ struct ImageShape {
   static constexpr int POSITIONS = POSITIONS_, TAPS_Y = TAPS_Y_, TAPS_X = TAPS_X_, DOWN = DOWN_;
   static constexpr int RIGHT = RIGHT_, GROUP = GROUP_, SECOND = SECOND_;
   static constexpr int TAPS = TAPS_Y * TAPS_X;
-  // Odd: the pieces of a position fall on different banks.
-  static constexpr int PITCH = POSITIONS | 1;
 };
 
 // T: bf16 or f16. BK: channels of an image, and of a slot of the ring. CHUNKS: images of all channels.
@@ -43,8 +41,7 @@ template <class T, int BM_, int BN_, int BK_, int SLOTS_, int WG_M, int WG_N, bo
           class Shape>
 struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B_K, CHUNKS, Shape>> {
   static constexpr int BM = BM_, BN = BN_, BK = BK_, SLOTS = SLOTS_;
-  static constexpr int N = BN / WG_N, NT = N / 8, PIECES = BK / 8, TAPS = Shape::TAPS;
-  static constexpr int IMAGES = 2;
+  static constexpr int N = BN / WG_N, NT = N / 8, TAPS = Shape::TAPS, IMAGES = 2;
   static_assert(WG_M * WG_N == 2 && BM == 64 * WG_M, "two warpgroups of 64 rows");
   static_assert(N % 16 == 0 && N <= 256 && BK % 16 == 0, "");
   static_assert(SLOTS >= 2 && SLOTS + IMAGES <= MAX_SLOTS, "the images have barriers of the ring's");
@@ -52,9 +49,9 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
   static constexpr bool SHARED_K = false, HALVES = false;  // of WgmmaFinish
   static constexpr int OWN = NT;
 
+  using TileA = SwizzledTile<T, (Shape::POSITIONS + 7) / 8 * 8, BK>;
   using TileB = SwizzledTile<T, B_K ? BN : BK, B_K ? BK : BN>;
-  static constexpr int STAGE_BYTES = TileB::BYTES, IMAGE_BYTES = Shape::PITCH * PIECES * 16;
-  static constexpr int PANEL_BYTES = (IMAGES * IMAGE_BYTES + 1023) / 1024 * 1024;
+  static constexpr int STAGE_BYTES = TileB::BYTES, PANEL_BYTES = IMAGES * TileA::BYTES;
   using Staged = StagedRows<OWN, false>;
   static constexpr int PITCH = Staged::PITCH, STAGING_BYTES = 8 * Staged::BYTES;
 
@@ -76,11 +73,19 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
 
   // ---- producers -----------------------------------------------------------------------------
 
-  // AHEAD: taps whose weights are requested before ready() returns, which waits until the image may be
-  // read. image(to, position of the tile, channel): copies 8 channels, or zeros.
-  template <int AHEAD, class Ready, class Image, class LoadB>
+  // Eight threads copy a position, a warp four; where these are, a thread finds for one position and hands
+  // to the eight, PER times four positions at a time.
+  static constexpr int STEP = PRODUCERS / 8, PER = 8;
+  static constexpr int COUNT = (Shape::POSITIONS + STEP - 1) / STEP, PARTS = (COUNT + PER - 1) / PER;
+  // Taps before the image of the next channels: its buffer is free when the consumers have seen a tap of
+  // these ones.
+  static constexpr int SOON = SLOTS + 1 < TAPS ? SLOTS + 1 : TAPS - 1;
+
+  // AHEAD: taps whose weights are requested before a grid barrier opens. ready(): waits for it. place(p):
+  // the first element of position p of the tile, less than 0 where it is zeros. from: element 0.
+  template <int AHEAD, class Ready, class Where, class LoadB>
   JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int col0, const Ready& ready,
-                                const Image& image, const LoadB& load_b) {
+                                const T* from, const Where& place, const LoadB& load_b) {
     const int thread = thread_id() - CONSUMERS;
     const Marching<T, TileB, BK, B_K, false, 0, LoadB> b(thread, col0, 0, load_b);
     const auto weights = [&](int chunk, int tap) {
@@ -89,33 +94,51 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
       cp_async_mbarrier_arrive(&roles->full[at.slot]);
       at.template next<SLOTS>();
     };
-    const auto picture = [&](int chunk) {
+    const auto part = [&](int chunk, int i) {
       const int number = next_image(at);
-      mbarrier_wait(&roles->empty[SLOTS + number], at.parity(SLOTS + number) ^ 1);
-      unsigned char* const to = smem + number * IMAGE_BYTES;
-#pragma unroll 2
-      for (int i = thread; i < Shape::POSITIONS * PIECES; i += PRODUCERS) {
-        const int position = static_cast<int>(static_cast<unsigned>(i) / PIECES);
-        const int piece = static_cast<int>(static_cast<unsigned>(i) % PIECES);
-        image(static_cast<void*>(to + (piece * Shape::PITCH + position) * 16), position,
-              chunk * BK + piece * 8);
-      }
+      if (i == 0) mbarrier_wait(&roles->empty[SLOTS + number], at.parity(SLOTS + number) ^ 1);
+      copy(smem + number * TileA::BYTES, thread, i * PER, from + chunk * BK, place);
+      if (i + 1 < PARTS) return;
       cp_async_mbarrier_arrive(&roles->full[SLOTS + number]);
       pass_image(at);
     };
     constexpr int FIRST = AHEAD < SLOTS ? AHEAD < TAPS ? AHEAD : TAPS : SLOTS < TAPS ? SLOTS : TAPS;
+    int chunk = 0, tap = 0;
+    if (at.closed()) {
 #pragma unroll 1
-    for (int tap = 0; tap < FIRST; ++tap) weights(0, tap);
+      for (; tap < FIRST; ++tap) weights(0, tap);
+    }
     ready();
-    picture(0);
-    int chunk = 0, tap = FIRST;
 #pragma unroll 1
-    for (int t = FIRST; t < CHUNKS * TAPS; ++t, ++tap) {
-      if (tap == TAPS) {
-        tap = 0;
-        picture(++chunk);
+    for (int i = 0; i < PARTS; ++i) part(0, i);
+    int next = 0;
+#pragma unroll 1
+    for (; chunk < CHUNKS; ++chunk, tap = 0) {
+#pragma unroll 1
+      for (; tap < TAPS || (next < PARTS && chunk + 1 < CHUNKS); ++tap) {
+        if (tap < TAPS) weights(chunk, tap);
+        if (tap >= SOON && next < PARTS && chunk + 1 < CHUNKS) part(chunk + 1, next++);
       }
-      weights(chunk, tap);
+      next = 0;
+    }
+  }
+
+  // PER copies of each thread, the first one that of position `first` * STEP and further.
+  template <class Where>
+  JM_DEVICE static void copy(unsigned char* image, int thread, int first, const T* from,
+                             const Where& place) {
+    const int lane = fresh(lane_id()), row = static_cast<int>(static_cast<unsigned>(thread) / 8);
+    const int own = place((first + lane / 4) * STEP + row - lane / 8 + lane % 4);
+#pragma unroll
+    for (int i = 0; i < PER; ++i) {
+      const int found = shfl_idx(own, i * 4 + lane / 8), p = row + (first + i) * STEP;
+      if (p >= Shape::POSITIONS) continue;
+#pragma unroll
+      for (int col = 0; col < BK; col += TileA::ACROSS) {
+        const int c = col + lane % 8 * TileA::PIECE;
+        if (col + TileA::ACROSS <= BK || c < BK)
+          cp_async_16(TileA::at(image, p, c), from + (found + c), found >= 0);
+      }
     }
   }
 
@@ -139,8 +162,8 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
     static_assert(HELD == 0, "sources come through a ring whose slots they fit");
     const int wg = uniform(warpgroup());
     const bool speaks = speaks_for_warpgroup();
-    const uint64_t a0 = wgmma_descriptor<16>(smem + (WG_M == 2 ? wg * (Shape::SECOND * 16) : 0),
-                                             Shape::PITCH * 16, Shape::GROUP * 16);
+    const uint64_t a0 = wgmma_descriptor(smem + (WG_M == 2 ? wg * (Shape::SECOND * 128) : 0), 16,
+                                         Shape::GROUP * 128);
     const uint64_t b0 = operand_slice<TileB, B_K>(slot(smem, 0), WG_N == 2 ? wg * N : 0, 0);
     int before = -1, passed = -1;  // the slot and the image whose products may still run
     int number = 0, tap = 0, across = 0, from = 0;
@@ -152,12 +175,12 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
         pass_image(at);
       }
       mbarrier_wait(&roles->full[at.slot], at.parity());
-      const uint64_t a = wgmma_descriptor_at(a0, number * IMAGE_BYTES + from * 16);
+      const uint64_t a = wgmma_descriptor_at(a0, number * TileA::BYTES + from * 128);
       const uint64_t b = wgmma_descriptor_at(b0, at.slot * STAGE_BYTES);
       wgmma_fence();
 #pragma unroll
       for (int s = 0; s < BK / 16; ++s)
-        wgmma<T, false, !B_K>(acc.x, wgmma_descriptor_at(a, s * 2 * Shape::PITCH * 16),
+        wgmma<T, false, !B_K>(acc.x, operand_slice<TileA, true>(a, 0, s * 16),
                               operand_slice<TileB, B_K>(b, 0, s * 16));
       wgmma_commit();
       wgmma_wait<1>();

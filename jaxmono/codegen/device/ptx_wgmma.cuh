@@ -3,16 +3,16 @@
 //
 // Tiles have the 128-byte swizzle: rows of 128 bytes whose 16-byte pieces are permuted, piece p of
 // row r at place p ^ (r % 8). A tile begins at a multiple of 1024 bytes. An operand is stored as
-//   [rows][k] (K-major)   in panels of 64 k. A descriptor points at row % 8 == 0, k % 16 == 0;
-//                         stride_bytes = 1024 (8 rows); lead_bytes is not used, say 16
+//   [rows][k] (K-major)   in panels of 64 k. A descriptor points at any row, k % 16 == 0; stride_bytes
+//                         = 1024 (8 rows), or any other multiple of 128 from eight rows to the next
+//                         eight: what is permuted is the address (its base offset stays 0; all rows
+//                         from 0 to 57 and strides of 8, 10 and 11 rows on an H200, none slower);
+//                         lead_bytes is not used, say 16
 //                         (in lines of 64 bytes, whose pieces are at p ^ r / 2 % 4: 512)
 //                         (f32: panels of 32 k, k % 8 == 0; bytes: 128 and 32)
 //   [k][rows] (MN)        16-bit elements only, in panels of 64 rows. A descriptor points at a panel's
 //                         first row, k % 8 == 0; stride_bytes = 1024 (8 k), lead_bytes: from panel to
 //                         panel
-// Or pieces are not permuted: a K-major operand of 16-bit elements as [8 k][rows] pieces of 16 bytes, each
-// eight rows one behind the other, stride_bytes from eight to eight, lead_bytes from 8 k to 8 k. It begins
-// at any row.
 //
 // ptxas lets products overlap only where it can follow their registers: between the first
 // wgmma_fence and wgmma_wait<0> nothing else touches the accumulators, and no path reaches that wait
@@ -45,14 +45,13 @@ JM_DEVICE void wgmma_results(float (&d)[NT][4]) {
     asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
 }
 
-// LINE: bytes that are permuted, 128 or 64; 16: none.
+// LINE: bytes that are permuted, 128 or 64.
 template <int LINE = 128>
 JM_DEVICE uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t stride_bytes) {
-  static_assert(LINE == 128 || LINE == 64 || LINE == 16, "");
+  static_assert(LINE == 128 || LINE == 64, "");
   return static_cast<uint64_t>((shared_address(smem) & 0x3ffff) >> 4) |
          static_cast<uint64_t>(lead_bytes >> 4) << 16 |
-         static_cast<uint64_t>(stride_bytes >> 4) << 32 |
-         (LINE == 128 ? 1ull : LINE == 64 ? 2ull : 0ull) << 62;
+         static_cast<uint64_t>(stride_bytes >> 4) << 32 | (LINE == 128 ? 1ull : 2ull) << 62;
 }
 
 // The operand `bytes` behind (or before, within shared memory) that of a descriptor. Only the low word

@@ -20,12 +20,11 @@ struct Operand {
 };
 Operand operand(uint64_t bits) {
   const auto field = [&](int at) { return static_cast<uint32_t>(bits >> at & 0x3fff) << 4; };
-  return {field(0), field(16), field(32), bits >> 62 == 2 ? 64u : bits >> 62 == 0 ? 16u : 128u};
+  return {field(0), field(16), field(32), bits >> 62 == 2 ? 64u : 128u};
 }
 
 // Where 8 elements are: k .. k + 7 of row n (K-major), or rows n .. n + 7 of k (MN).
 uint32_t piece_address(const Operand& o, bool mn, uint32_t n, uint32_t k) {
-  if (o.line == 16) return o.start + n / 8 * o.stride + n % 8 * 16 + k / 8 * o.lead;
   const uint32_t at = mn ? o.start + n / 64 * o.lead + k / 8 * o.stride + k % 8 * 128 + n % 64 * 2
                          : o.start + n / 8 * o.stride + n % 8 * o.line + k * 2;
   return at ^ (at >> 3 & (o.line - 16));  // the 128-byte swizzle, or that of 64
@@ -35,15 +34,12 @@ void check_operand(const Lane& me, uint64_t bits, bool mn, uint32_t rows, const 
   const Operand o = operand(bits);
   const char* wrong = nullptr;
   const uint64_t form = bits & ~0x3fff3fff3fffull;
-  const bool plain = form == 0;
-  if (!plain && form != 1ull << 62 && form != 2ull << 62) wrong = "its swizzle is not that of 128 or 64 bytes";
-  else if (plain && mn) wrong = "it is MN-major and not permuted";
+  if (form != 1ull << 62 && form != 2ull << 62) wrong = "its swizzle is not that of 128 or 64 bytes";
   else if (mn && o.line != 128) wrong = "lines of 64 bytes are K-major here";
   else if (mn && o.start % 1024 != 0) wrong = "it does not begin at a panel's first row, k % 8 == 0";
-  else if (!mn && !plain && o.start % (8 * o.line) > o.line - 32) wrong = "it does not begin at row % 8 == 0 and k % 16 == 0";
-  else if (!mn && !plain && o.start % 32 != 0) wrong = "it does not begin at k % 16 == 0";
+  else if (!mn && o.start % 32 != 0) wrong = "it does not begin at k % 16 == 0";
   const uint32_t last = mn ? o.start + (rows - 1) / 64 * o.lead + o.stride + 1024
-                           : o.start + (rows / 8 - 1) * o.stride + 7 * o.line + (plain ? 16 + o.lead : 32);
+                           : o.start + (rows / 8 - 1) * o.stride + 7 * o.line + 32;
   if (wrong == nullptr && last > me.shared_bytes) wrong = "it ends outside shared memory";
   if (wrong != nullptr)
     fail("wgmma, operand %s of block %d warp %d: shared memory offset %u, lead %u, stride %u: %s",

@@ -26,8 +26,7 @@ inline uint64_t wgmma_descriptor(const void* smem, uint32_t lead_bytes, uint32_t
   emulate::check_shared(emulate::self(), smem, 16, "wgmma_descriptor");
   const uint64_t offset = static_cast<const unsigned char*>(smem) - emulate::self().shared;
   return offset >> 4 | static_cast<uint64_t>(lead_bytes >> 4) << 16 |
-         static_cast<uint64_t>(stride_bytes >> 4) << 32 |
-         (LINE == 128 ? 1ull : LINE == 64 ? 2ull : 0ull) << 62;
+         static_cast<uint64_t>(stride_bytes >> 4) << 32 | (LINE == 128 ? 1ull : 2ull) << 62;
 }
 
 inline uint64_t wgmma_descriptor_at(uint64_t first, int bytes) {
