@@ -63,6 +63,10 @@ def _costed(image: Image, siblings: int, n: int, device: Device, shared_bytes: i
         if slots >= min(_LEAST_SLOTS, math.prod(image.taps)):
             s = DotSchedule(IMAGE, 64 * wm, bn, bk, slots, (wm, wn, 1))
             yield _cost(a, s, siblings, n, device, k_major), s
+        if siblings == 1 and n <= bn and a.tiles > device.sm_count \
+                and math.prod(image.taps) * image.channels // bk * slot <= room:
+            s = DotSchedule(IMAGE, 64 * wm, bn, bk, 0, (wm, wn, 1), resident=True)
+            yield _cost(a, s, siblings, n, device, k_major), s
 
 
 def _depths(channels: int) -> list[int]:
@@ -78,11 +82,14 @@ def _cost(a: Arrangement, s: DotSchedule, siblings: int, n: int, device: Device,
     tiles = siblings * a.tiles * math.ceil(n / s.bn)
     waves = math.ceil(tiles / device.sm_count)
     wide = s.bn if k_major else math.ceil(s.bn / 64) * 64
-    size = 2 * (a.copied * channels + k * min(wide, n))
-    load = max(size / _LOAD_BYTES + k / s.bk * _TAP_US,
+    weights, once = 2 * k * min(wide, n), 0.0
+    if s.resident:
+        weights, once = 0, weights / _LOAD_BYTES
+    size = 2 * a.copied * channels + weights
+    load = max(size / _LOAD_BYTES + (0.0 if s.resident else k / s.bk * _TAP_US),
                min(tiles, device.sm_count) * size / (_L2_READS * device.read_bytes_per_us))
     wm, wn, _ = s.warps
-    passed = 2 * (k * (wm * wn * (64 + s.bn / wn) + wide) + a.copied * channels)
+    passed = 2 * (k * wm * wn * (64 + s.bn / wn)) + size
     work = max(2.0 * s.bm * s.bn * k / _FLOPS, passed / _SHARED_BYTES)
     epilogue = s.bm * s.bn * 4 / _EPILOGUE_BYTES
-    return _LATENCY_US + waves * (max(load, work) + epilogue) + _AGAIN_US * (waves - 1)
+    return _LATENCY_US + once + waves * (max(load, work) + epilogue) + _AGAIN_US * (waves - 1)

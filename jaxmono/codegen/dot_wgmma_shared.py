@@ -65,7 +65,9 @@ def layout(code: DotCode) -> tuple[int, int]:
     """Bytes of the panel and of a slot."""
     s, (a_k, b_k) = code.s, shared_k_major(code)
     if s.family == IMAGE:
-        return image_bytes(code.arrangement.copied, s.bk), operand_bytes(s.bn, s.bk, b_k, 16)
+        b = operand_bytes(s.bn, s.bk, b_k, 16)
+        return (image_bytes(code.arrangement.copied, s.bk) + (code.k_tiles * b if s.resident else 0),
+                0 if s.resident else b)
     panel = panel_columns(code)
     if s.family == BYTES:
         rows = s.bm * deep(code)

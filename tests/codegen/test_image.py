@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -39,6 +40,11 @@ def conv(x: Any, w: Any, padding: Any = "SAME", stride: int = 1, dilation: Any =
 
 def image(bm: int, bn: int, bk: int, slots: int = 3) -> DotSchedule:
     return DotSchedule("image", bm, bn, bk, slots, (2, 1, 1) if bm == 128 else (1, 2, 1))
+
+
+def resident(bm: int, bn: int, bk: int) -> DotSchedule:
+    """All weights stay."""
+    return dataclasses.replace(image(bm, bn, bk, 0), resident=True)
 
 
 def plan(x: tuple[int, ...], w: tuple[int, ...], dtype: Any = BF16, **kw: Any) -> Plan:
@@ -87,6 +93,14 @@ def test_weights_with_their_channels_last() -> None:
     check_exact(p, made, blocks=(1, 3))
 
 
+@pytest.mark.parametrize(("s", "channels"), [
+    (resident(128, 32, 48), 48), (resident(128, 32, 16), 48), (resident(64, 128, 32), 32)])
+def test_weights_that_stay(s: DotSchedule, channels: int) -> None:
+    """For all tasks of a block, of one image of the channels and of several."""
+    p = plan((3, 13, 11, channels), (3, 3, channels, 32))
+    check_exact(p, build(p, in_order(p, s), threads=256), seeds=(0, 1, 2), blocks=(1, 2))
+
+
 @pytest.mark.parametrize("alike", [True, False])
 def test_layers_behind_each_other(alike: bool) -> None:
     """Rings that go on from stage to stage, and rings that do not; an odd number of images, so that
@@ -96,8 +110,9 @@ def test_layers_behind_each_other(alike: bool) -> None:
 
     p = plan_of(fn, Spec((1, 9, 8, 48), BF16), *(Spec((3, 3, 48, 48), BF16),) * 3)
     assert len(p.stages) == 3
-    schedules = [image(128, 48, 16), image(128, 48, 16) if alike else image(64, 128, 48, 4)]
-    made = build(p, in_order(p, *schedules, image(128, 48, 16)), threads=256)
+    schedules = [image(128, 48, 16)] * 3 if alike else [
+        image(128, 48, 16), resident(128, 48, 16), image(64, 128, 48, 4)]
+    made = build(p, in_order(p, *schedules), threads=256)
     x, u, v, w = small_integers(p.graph)
     at = np.random.default_rng(2).integers(0, 9 * 48, (2, 48))
     for weights, one in ((u, at[0]), (v, at[1])):  # a single 1 a column: exact in bf16

@@ -37,6 +37,7 @@ struct ImageShape {
 };
 
 // T: bf16 or f16. BK: channels of an image, and of a slot of the ring. CHUNKS: images of all channels.
+// SLOTS: 0 if all weights stay, which producers load once for all of a block's tasks.
 template <class T, int BM_, int BN_, int BK_, int SLOTS_, int WG_M, int WG_N, bool B_K, int CHUNKS,
           class Shape>
 struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B_K, CHUNKS, Shape>> {
@@ -44,7 +45,8 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
   static constexpr int N = BN / WG_N, NT = N / 8, TAPS = Shape::TAPS, IMAGES = 2;
   static_assert(WG_M * WG_N == 2 && BM == 64 * WG_M, "two warpgroups of 64 rows");
   static_assert(N % 16 == 0 && N <= 256 && BK % 16 == 0, "");
-  static_assert(SLOTS >= 2 && SLOTS + IMAGES <= MAX_SLOTS, "the images have barriers of the ring's");
+  static_assert(SLOTS != 1 && SLOTS + IMAGES <= MAX_SLOTS, "the images have barriers of the ring's");
+  static constexpr bool RESIDENT = SLOTS == 0;
   static_assert(B_K || WG_N == 1 || N % 64 == 0, "a slice along n begins at a panel of 64 columns");
   static constexpr bool SHARED_K = false, HALVES = false;  // of WgmmaFinish
   static constexpr int OWN = NT;
@@ -52,16 +54,17 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
   using TileA = SwizzledTile<T, (Shape::POSITIONS + 7) / 8 * 8, BK>;
   using TileB = SwizzledTile<T, B_K ? BN : BK, B_K ? BK : BN>;
   static constexpr int STAGE_BYTES = TileB::BYTES, PANEL_BYTES = IMAGES * TileA::BYTES;
+  static constexpr int TILES_B = RESIDENT ? CHUNKS * TAPS : SLOTS;
   using Staged = StagedRows<OWN, false>;
   static constexpr int PITCH = Staged::PITCH, STAGING_BYTES = 8 * Staged::BYTES;
 
-  // Layout: images | ring | staging.
-  static constexpr int SHARED_BYTES = PANEL_BYTES + SLOTS * STAGE_BYTES + STAGING_BYTES;
+  // Layout: images | ring, or all weights in the order of their products | staging.
+  static constexpr int SHARED_BYTES = PANEL_BYTES + TILES_B * STAGE_BYTES + STAGING_BYTES;
   JM_DEVICE static unsigned char* slot(unsigned char* smem, int i) {
     return smem + PANEL_BYTES + i * STAGE_BYTES;
   }
   JM_DEVICE static float* staging(unsigned char* smem) {
-    return reinterpret_cast<float*>(slot(smem, SLOTS));
+    return reinterpret_cast<float*>(slot(smem, TILES_B));
   }
 
   // Both roles: the buffer of the image that comes next, and its barriers' number.
@@ -89,10 +92,14 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
     const int thread = thread_id() - CONSUMERS;
     const Marching<T, TileB, BK, B_K, false, 0, LoadB> b(thread, col0, 0, load_b);
     const auto weights = [&](int chunk, int tap) {
-      mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
-      b.fill(slot(smem, at.slot), tap * CHUNKS + chunk);
-      cp_async_mbarrier_arrive(&roles->full[at.slot]);
-      at.template next<SLOTS>();
+      if constexpr (RESIDENT) {
+        b.fill(slot(smem, chunk * TAPS + tap), tap * CHUNKS + chunk);
+      } else {
+        mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
+        b.fill(slot(smem, at.slot), tap * CHUNKS + chunk);
+        cp_async_mbarrier_arrive(&roles->full[at.slot]);
+        at.template next<SLOTS>();
+      }
     };
     const auto part = [&](int chunk, int i) {
       const int number = next_image(at);
@@ -102,6 +109,21 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
       cp_async_mbarrier_arrive(&roles->full[SLOTS + number]);
       pass_image(at);
     };
+    const auto whole = [&](int chunk) {
+#pragma unroll 1
+      for (int i = 0; i < PARTS; ++i) part(chunk, i);
+    };
+    if constexpr (RESIDENT) {
+      ready();
+      if (at.fresh) {  // landed when the first image has
+#pragma unroll 1
+        for (int t = 0; t < CHUNKS * TAPS; ++t) weights(t / TAPS, t % TAPS);
+        at.fresh = false;
+      }
+#pragma unroll 1
+      for (int chunk = 0; chunk < CHUNKS; ++chunk) whole(chunk);
+      return;
+    }
     constexpr int FIRST = AHEAD < SLOTS ? AHEAD < TAPS ? AHEAD : TAPS : SLOTS < TAPS ? SLOTS : TAPS;
     int chunk = 0, tap = 0;
     if (at.closed()) {
@@ -109,8 +131,7 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
       for (; tap < FIRST; ++tap) weights(0, tap);
     }
     ready();
-#pragma unroll 1
-    for (int i = 0; i < PARTS; ++i) part(0, i);
+    whole(0);
     int next = 0;
 #pragma unroll 1
     for (; chunk < CHUNKS; ++chunk, tap = 0) {
@@ -157,52 +178,95 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
   JM_DEVICE static int own_col() { return first_col(); }
 
   template <int HELD = 0>
-  JM_DEVICE static void multiply(unsigned char* smem, Roles* roles, Place& at, int tiles,
-                                 Accumulators& acc) {
+  JM_DEVICE static void multiply(unsigned char* smem, Roles* roles, Place& at, int, Accumulators& acc) {
     static_assert(HELD == 0, "sources come through a ring whose slots they fit");
     const int wg = uniform(warpgroup());
-    const bool speaks = speaks_for_warpgroup();
     const uint64_t a0 = wgmma_descriptor(smem + (WG_M == 2 ? wg * (Shape::SECOND * 128) : 0), 16,
                                          Shape::GROUP * 128);
     const uint64_t b0 = operand_slice<TileB, B_K>(slot(smem, 0), WG_N == 2 ? wg * N : 0, 0);
-    int before = -1, passed = -1;  // the slot and the image whose products may still run
-    int number = 0, tap = 0, across = 0, from = 0;
-#pragma unroll 1
-    for (int t = 0; t < tiles; ++t) {
-      if (tap == 0) {
-        number = next_image(at);
-        mbarrier_wait(&roles->full[SLOTS + number], at.parity(SLOTS + number));
-        pass_image(at);
-      }
-      mbarrier_wait(&roles->full[at.slot], at.parity());
-      const uint64_t a = wgmma_descriptor_at(a0, number * TileA::BYTES + from * 128);
-      const uint64_t b = wgmma_descriptor_at(b0, at.slot * STAGE_BYTES);
-      wgmma_fence();
-#pragma unroll
-      for (int s = 0; s < BK / 16; ++s)
-        wgmma<T, false, !B_K>(acc.x, operand_slice<TileA, true>(a, 0, s * 16),
-                              operand_slice<TileB, B_K>(b, 0, s * 16));
-      wgmma_commit();
-      wgmma_wait<1>();
-      if (before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
-      if (passed >= 0 && speaks) mbarrier_arrive(&roles->empty[SLOTS + passed]);
-      passed = -1;
-      before = at.slot;
-      at.template next<SLOTS>();
+    if constexpr (RESIDENT) by_image(roles, at, acc, a0, b0);
+    else by_tap(roles, at, acc, a0, b0);
+  }
+
+ private:
+  // Walks over the taps, from the first position of one to that of the next.
+  struct Walk {
+    int tap = 0, across = 0, from = 0;
+    JM_DEVICE void next() {
       from += Shape::RIGHT;
       if (++across == Shape::TAPS_X) {
         across = 0;
         from += Shape::DOWN - Shape::TAPS_X * Shape::RIGHT;
       }
-      if (++tap == TAPS) {
-        tap = 0;
-        from = 0;
-        passed = number;
+      if (++tap == TAPS) tap = from = 0;
+    }
+  };
+
+  JM_DEVICE static int await_image(Roles* roles, Place& at) {
+    const int number = next_image(at);
+    mbarrier_wait(&roles->full[SLOTS + number], at.parity(SLOTS + number));
+    pass_image(at);
+    return number;
+  }
+
+  JM_DEVICE static void products(Accumulators& acc, uint64_t a, uint64_t b) {
+    wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < BK / 16; ++s)
+      wgmma<T, false, !B_K>(acc.x, operand_slice<TileA, true>(a, 0, s * 16),
+                            operand_slice<TileB, B_K>(b, 0, s * 16));
+    wgmma_commit();
+  }
+
+  // Products of taps that may be in flight behind those that are issued: of small ones a third has to wait
+  // for a warp that waits for the first.
+  static constexpr int LAG = SLOTS > 3 && BK * N <= 64 * 96 ? 2 : 1;
+
+  JM_DEVICE static void by_tap(Roles* roles, Place& at, Accumulators& acc, uint64_t a0, uint64_t b0) {
+    const bool speaks = speaks_for_warpgroup();
+    int before = -1, earlier = -1, passed = -1;  // slots and an image whose products may still run
+    int number = 0;
+    Walk walk;
+#pragma unroll 1
+    for (int t = 0; t < CHUNKS * TAPS; ++t) {
+      const int tap = walk.tap;
+      if (tap == 0) {
+        if (t > 0) passed = number;
+        number = await_image(roles, at);
       }
+      mbarrier_wait(&roles->full[at.slot], at.parity());
+      products(acc, wgmma_descriptor_at(a0, number * TileA::BYTES + walk.from * 128),
+               wgmma_descriptor_at(b0, at.slot * STAGE_BYTES));
+      wgmma_wait<LAG>();
+      const int done = LAG == 2 ? earlier : before;
+      if (done >= 0 && speaks) mbarrier_arrive(&roles->empty[done]);
+      if (tap == LAG - 1 && passed >= 0 && speaks) mbarrier_arrive(&roles->empty[SLOTS + passed]);
+      earlier = before;
+      before = at.slot;
+      at.template next<SLOTS>();
+      walk.next();
     }
     wgmma_wait<0>();
-    if (before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
-    if (passed >= 0 && speaks) mbarrier_arrive(&roles->empty[SLOTS + passed]);
+    if (LAG == 2 && earlier >= 0 && speaks) mbarrier_arrive(&roles->empty[earlier]);
+    if (speaks) mbarrier_arrive(&roles->empty[before]);
+    if (speaks) mbarrier_arrive(&roles->empty[SLOTS + number]);
+  }
+
+  // All weights stay: nothing is waited for between the taps of an image.
+  JM_DEVICE static void by_image(Roles* roles, Place& at, Accumulators& acc, uint64_t a0, uint64_t b0) {
+#pragma unroll 1
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+      const int number = await_image(roles, at);
+      Walk walk;
+#pragma unroll 1
+      for (int tap = 0; tap < TAPS; ++tap) {
+        products(acc, wgmma_descriptor_at(a0, number * TileA::BYTES + walk.from * 128),
+                 wgmma_descriptor_at(b0, (chunk * TAPS + tap) * STAGE_BYTES));
+        walk.next();
+      }
+      wgmma_wait<0>();
+      if (speaks_for_warpgroup()) mbarrier_arrive(&roles->empty[SLOTS + number]);
+    }
   }
 };
 
