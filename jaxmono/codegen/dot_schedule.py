@@ -97,6 +97,18 @@ class DotSchedule:
     resident: bool = False
 
 
+@dataclass(frozen=True)
+class ImageSchedule(DotSchedule):
+    """Of a convolution whose image stays in shared memory ("image", dot_schedule_image.py): bk are
+    channels, stages may be none (``resident``).
+
+    Attributes:
+      images: buffers, 2 or 4.
+    """
+
+    images: int = 2
+
+
 def mma_type(lhs: DType, rhs: DType, precision: tuple[str, str], algorithm: str) -> DType | None:
     """Operand type of the tensor-core path, or None where only ordinary arithmetic is exact enough.
 

@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule import DotSchedule, ImageSchedule
 from jaxmono.codegen.dot_wgmma_shared import (
     IMAGE,
     LOW_BYTES,
@@ -36,7 +36,7 @@ _LAYOUTS = ((2, 1), (1, 2))
 """Warpgroups along rows and columns."""
 _COLUMNS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
 """Of a warpgroup."""
-_LEAST_SLOTS = 3
+_LEAST_SLOTS, _MANY_SLOTS = 3, 6
 
 
 def candidates_image(image: Image, siblings: int, n: int, *, device: Device, shared_bytes: int,
@@ -57,16 +57,23 @@ def _costed(image: Image, siblings: int, n: int, device: Device, shared_bytes: i
         if (wn == 2 and not k_major and columns % 64) or (bn > 16 and bn >= 2 * n):
             continue
         slot = operand_bytes(bn, bk, k_major, 16)
-        room = shared_bytes - ROLES_BYTES - LOW_BYTES - image_bytes(a.copied, bk) \
-            - staging_bytes(columns, 1)
-        slots = min(room // slot, MAX_SLOTS - 2, math.prod(image.taps))
-        if slots >= min(_LEAST_SLOTS, math.prod(image.taps)):
-            s = DotSchedule(IMAGE, 64 * wm, bn, bk, slots, (wm, wn, 1))
-            yield _cost(a, s, siblings, n, device, k_major), s
-        if siblings == 1 and n <= bn and a.tiles > device.sm_count \
-                and math.prod(image.taps) * image.channels // bk * slot <= room:
-            s = DotSchedule(IMAGE, 64 * wm, bn, bk, 0, (wm, wn, 1), resident=True)
-            yield _cost(a, s, siblings, n, device, k_major), s
+        taps = math.prod(image.taps)
+        for images in (4, 2):
+            room = shared_bytes - ROLES_BYTES - LOW_BYTES - staging_bytes(columns, 1) \
+                - image_bytes(a.copied, bk, images)
+            slots = min(room // slot, MAX_SLOTS - images, taps)
+            if slots >= (_LEAST_SLOTS if images == 2 else min(_MANY_SLOTS, taps)):
+                s = ImageSchedule(IMAGE, 64 * wm, bn, bk, slots, (wm, wn, 1), images=images)
+                yield _cost(a, s, siblings, n, device, k_major), s
+                break
+        for images in (4, 2):
+            room = shared_bytes - ROLES_BYTES - LOW_BYTES - staging_bytes(columns, 1) \
+                - image_bytes(a.copied, bk, images)
+            if siblings == 1 and n <= bn and a.tiles > device.sm_count \
+                    and taps * image.channels // bk * slot <= room:
+                s = ImageSchedule(IMAGE, 64 * wm, bn, bk, 0, (wm, wn, 1), resident=True, images=images)
+                yield _cost(a, s, siblings, n, device, k_major), s
+                break
 
 
 def _depths(channels: int) -> list[int]:

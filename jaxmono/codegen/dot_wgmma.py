@@ -16,7 +16,7 @@ from typing import Any
 from jaxmono.codegen.bias import Bias, bias_of, emit_bias
 from jaxmono.codegen.dot import DotCode, emit_epilogue, emit_piece, legal_lanes
 from jaxmono.codegen.dot_function import emit_split
-from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule import DotSchedule, ImageSchedule
 from jaxmono.codegen.dot_wgmma_shared import (
     BF16X6,
     BYTES,
@@ -426,7 +426,8 @@ def _gemm(code: DotCode) -> str:
                 f"{s.stages}, {', '.join(map(str, s.warps))}, {_cpp(code.rhs.k_major)}"
                 f"{f', {lines}' if panel or lines > 1 else ''}{f', {panel}' if panel else ''}>")
     if s.family == IMAGE:
-        return (f"GemmImage<{c_type(code.element)}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, "
+        assert isinstance(s, ImageSchedule)
+        return (f"GemmImage<{c_type(code.element)}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, {s.images}, "
                 f"{s.warps[0]}, {s.warps[1]}, {_cpp(code.rhs.k_major)}, "
                 f"{code.arrangement.image.channels // s.bk}, {code.arrangement.shape()}>")
     if s.family == BF16X6:

@@ -8,6 +8,7 @@ import math
 
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.emit import c_type
+from jaxmono.codegen.dot_schedule import ImageSchedule
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.operand import Operand, copied_bytes, is_unaligned
 from jaxmono.hlo.types import DType
@@ -66,7 +67,8 @@ def layout(code: DotCode) -> tuple[int, int]:
     s, (a_k, b_k) = code.s, shared_k_major(code)
     if s.family == IMAGE:
         b = operand_bytes(s.bn, s.bk, b_k, 16)
-        return (image_bytes(code.arrangement.copied, s.bk) + (code.k_tiles * b if s.resident else 0),
+        assert isinstance(s, ImageSchedule)
+        return (image_bytes(code.arrangement.copied, s.bk, s.images) + (code.k_tiles * b if s.resident else 0),
                 0 if s.resident else b)
     panel = panel_columns(code)
     if s.family == BYTES:
@@ -156,9 +158,9 @@ def together_bytes(rows: int, k_warpgroups: int) -> int:
     return (2 if k_warpgroups == 2 else 4) * chunk * 68 * 4
 
 
-def image_bytes(positions: int, channels: int) -> int:
-    """Of two images (`GemmImage::PANEL_BYTES`)."""
-    return 2 * tile_bytes(math.ceil(positions / 8) * 8, channels)
+def image_bytes(positions: int, channels: int, images: int) -> int:
+    """Of so many images (`GemmImage::PANEL_BYTES`)."""
+    return images * tile_bytes(math.ceil(positions / 8) * 8, channels)
 
 
 def parts_slot_bytes(bm: int, bn: int) -> int:

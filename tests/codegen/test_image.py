@@ -20,7 +20,7 @@ from contraction_harness import (
 from jax import lax
 
 from jaxmono.codegen.dot import DotCode
-from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule import DotSchedule, ImageSchedule
 from jaxmono.codegen.dot_schedule_image import candidates_image
 from jaxmono.codegen.image import Image, arrangement, image_of, takes_image
 from jaxmono.fusion.plan import Device, Plan
@@ -38,13 +38,14 @@ def conv(x: Any, w: Any, padding: Any = "SAME", stride: int = 1, dilation: Any =
                                     dimension_numbers=numbers or NUMBERS[x.ndim])
 
 
-def image(bm: int, bn: int, bk: int, slots: int = 3) -> DotSchedule:
-    return DotSchedule("image", bm, bn, bk, slots, (2, 1, 1) if bm == 128 else (1, 2, 1))
+def image(bm: int, bn: int, bk: int, slots: int = 3, images: int = 2) -> ImageSchedule:
+    return ImageSchedule("image", bm, bn, bk, slots, (2, 1, 1) if bm == 128 else (1, 2, 1),
+                         images=images)
 
 
-def resident(bm: int, bn: int, bk: int) -> DotSchedule:
+def resident(bm: int, bn: int, bk: int, images: int = 2) -> ImageSchedule:
     """All weights stay."""
-    return dataclasses.replace(image(bm, bn, bk, 0), resident=True)
+    return dataclasses.replace(image(bm, bn, bk, 0, images), resident=True)
 
 
 def plan(x: tuple[int, ...], w: tuple[int, ...], dtype: Any = BF16, **kw: Any) -> Plan:
@@ -62,7 +63,9 @@ def arranged(p: Plan, s: DotSchedule) -> int:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("x", "w", "s", "tall", "kw"), [
     ((2, 13, 11, 48), (3, 3, 48, 32), image(128, 32, 48), 0, {}),
-    ((2, 13, 11, 32), (3, 3, 32, 40), image(64, 128, 32, 2), 0, {}),
+    ((2, 13, 11, 32), (3, 3, 32, 40), image(64, 128, 32, 2, 4), 0, {}),
+    ((2, 13, 11, 48), (3, 3, 48, 32), image(128, 32, 16, 6, 4), 0, {}),
+    ((2, 13, 11, 64), (3, 3, 64, 80), image(128, 80, 32, 4), 0, {}),
     ((1, 16, 24, 32), (3, 3, 32, 32), image(128, 32, 32), 16, {}),
     ((1, 24, 32, 32), (3, 3, 32, 16), image(128, 16, 32), 8, {}),
     ((3, 8, 8, 16), (3, 3, 16, 128), image(64, 128, 16), 8, {}),
@@ -89,12 +92,12 @@ def test_weights_with_their_channels_last() -> None:
 
     p = plan_of(fn, Spec((2, 9, 12, 64), BF16), Spec((48, 3, 3, 64), BF16))
     made = build(p, in_order(p, image(128, 48, 64)), threads=256)
-    assert "GemmImage<bf16, 128, 48, 64, 3, 2, 1, true, 1," in made.source
+    assert "GemmImage<bf16, 128, 48, 64, 3, 2, 2, 1, true, 1," in made.source
     check_exact(p, made, blocks=(1, 3))
 
 
 @pytest.mark.parametrize(("s", "channels"), [
-    (resident(128, 32, 48), 48), (resident(128, 32, 16), 48), (resident(64, 128, 32), 32)])
+    (resident(128, 32, 48), 48), (resident(128, 32, 16, 4), 48), (resident(64, 128, 32), 32)])
 def test_weights_that_stay(s: DotSchedule, channels: int) -> None:
     """For all tasks of a block, of one image of the channels and of several."""
     p = plan((3, 13, 11, channels), (3, 3, channels, 32))
@@ -111,7 +114,7 @@ def test_layers_behind_each_other(alike: bool) -> None:
     p = plan_of(fn, Spec((1, 9, 8, 48), BF16), *(Spec((3, 3, 48, 48), BF16),) * 3)
     assert len(p.stages) == 3
     schedules = [image(128, 48, 16)] * 3 if alike else [
-        image(128, 48, 16), resident(128, 48, 16), image(64, 128, 48, 4)]
+        image(128, 48, 16, images=4), resident(128, 48, 16), image(64, 128, 48, 4)]
     made = build(p, in_order(p, *schedules), threads=256)
     x, u, v, w = small_integers(p.graph)
     at = np.random.default_rng(2).integers(0, 9 * 48, (2, 48))

@@ -37,13 +37,15 @@ struct ImageShape {
 };
 
 // T: bf16 or f16. BK: channels of an image, and of a slot of the ring. CHUNKS: images of all channels.
-// SLOTS: 0 if all weights stay, which producers load once for all of a block's tasks.
-template <class T, int BM_, int BN_, int BK_, int SLOTS_, int WG_M, int WG_N, bool B_K, int CHUNKS,
-          class Shape>
-struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B_K, CHUNKS, Shape>> {
+// IMAGES: buffers, 2 or 4. SLOTS: 0 if all weights stay, which producers load once for all of a block's tasks.
+template <class T, int BM_, int BN_, int BK_, int SLOTS_, int IMAGES, int WG_M, int WG_N, bool B_K,
+          int CHUNKS, class Shape>
+struct GemmImage
+    : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, IMAGES, WG_M, WG_N, B_K, CHUNKS, Shape>> {
   static constexpr int BM = BM_, BN = BN_, BK = BK_, SLOTS = SLOTS_;
-  static constexpr int N = BN / WG_N, NT = N / 8, TAPS = Shape::TAPS, IMAGES = 2;
+  static constexpr int N = BN / WG_N, NT = N / 8, TAPS = Shape::TAPS;
   static_assert(WG_M * WG_N == 2 && BM == 64 * WG_M, "two warpgroups of 64 rows");
+  static_assert(IMAGES == 2 || IMAGES == 4, "their number counts modulo 4");
   static_assert(N % 16 == 0 && N <= 256 && BK % 16 == 0, "");
   static_assert(SLOTS != 1 && SLOTS + IMAGES <= MAX_SLOTS, "the images have barriers of the ring's");
   static constexpr bool RESIDENT = SLOTS == 0;
@@ -68,21 +70,23 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
   }
 
   // Both roles: the buffer of the image that comes next, and its barriers' number.
-  JM_DEVICE static int next_image(const Place& at) { return static_cast<int>(at.parity(IMAGE)); }
+  JM_DEVICE static int next_image(const Place& at) {
+    return static_cast<int>(at.phase >> IMAGE & (IMAGES - 1));
+  }
   JM_DEVICE static void pass_image(Place& at) {
     at.flip(SLOTS + next_image(at));
-    at.flip(IMAGE);
+    at.phase = (at.phase & ~(3u << IMAGE)) | (at.phase + (1u << IMAGE) & 3u << IMAGE);
   }
 
   // ---- producers -----------------------------------------------------------------------------
 
-  // Eight threads copy a position, a warp four; where these are, a thread finds for one position and hands
-  // to the eight, PER times four positions at a time.
+  // Eight threads copy a position, a warp four. Where they are, each thread finds once a task for one of
+  // PER times four, and hands to the eight.
   static constexpr int STEP = PRODUCERS / 8, PER = 8;
   static constexpr int COUNT = (Shape::POSITIONS + STEP - 1) / STEP, PARTS = (COUNT + PER - 1) / PER;
-  // Taps before the image of the next channels: its buffer is free when the consumers have seen a tap of
-  // these ones.
-  static constexpr int SOON = SLOTS + 1 < TAPS ? SLOTS + 1 : TAPS - 1;
+  // Taps before the image of the next channels: of two buffers its own is free when the consumers have seen
+  // a tap of these ones.
+  static constexpr int SOON = IMAGES > 2 ? 0 : SLOTS + 1 < TAPS ? SLOTS + 1 : TAPS - 1;
 
   // AHEAD: taps whose weights are requested before a grid barrier opens. ready(): waits for it. place(p):
   // the first element of position p of the tile, less than 0 where it is zeros. from: element 0.
@@ -101,17 +105,16 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
         at.template next<SLOTS>();
       }
     };
-    const auto part = [&](int chunk, int i) {
+    int places[PARTS];
+    const int lane = fresh(lane_id()), first = static_cast<int>(static_cast<unsigned>(thread) / 8) - lane / 8;
+#pragma unroll
+    for (int i = 0; i < PARTS; ++i) places[i] = place((i * PER + lane / 4) * STEP + first + lane % 4);
+    const auto picture = [&](int chunk) {
       const int number = next_image(at);
-      if (i == 0) mbarrier_wait(&roles->empty[SLOTS + number], at.parity(SLOTS + number) ^ 1);
-      copy(smem + number * TileA::BYTES, thread, i * PER, from + chunk * BK, place);
-      if (i + 1 < PARTS) return;
+      mbarrier_wait(&roles->empty[SLOTS + number], at.parity(SLOTS + number) ^ 1);
+      copy(smem + number * TileA::BYTES, first + lane / 8, lane, places, from + chunk * BK);
       cp_async_mbarrier_arrive(&roles->full[SLOTS + number]);
       pass_image(at);
-    };
-    const auto whole = [&](int chunk) {
-#pragma unroll 1
-      for (int i = 0; i < PARTS; ++i) part(chunk, i);
     };
     if constexpr (RESIDENT) {
       ready();
@@ -121,7 +124,7 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
         at.fresh = false;
       }
 #pragma unroll 1
-      for (int chunk = 0; chunk < CHUNKS; ++chunk) whole(chunk);
+      for (int chunk = 0; chunk < CHUNKS; ++chunk) picture(chunk);
       return;
     }
     constexpr int FIRST = AHEAD < SLOTS ? AHEAD < TAPS ? AHEAD : TAPS : SLOTS < TAPS ? SLOTS : TAPS;
@@ -131,29 +134,27 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
       for (; tap < FIRST; ++tap) weights(0, tap);
     }
     ready();
-    whole(0);
-    int next = 0;
+    picture(0);
 #pragma unroll 1
     for (; chunk < CHUNKS; ++chunk, tap = 0) {
+      int next = chunk + 1;
 #pragma unroll 1
-      for (; tap < TAPS || (next < PARTS && chunk + 1 < CHUNKS); ++tap) {
+      for (; tap < TAPS || next < CHUNKS; ++tap) {
         if (tap < TAPS) weights(chunk, tap);
-        if (tap >= SOON && next < PARTS && chunk + 1 < CHUNKS) part(chunk + 1, next++);
+        if (tap < SOON || next == CHUNKS) continue;
+        picture(next);
+        next = CHUNKS;
       }
-      next = 0;
     }
   }
 
-  // PER copies of each thread, the first one that of position `first` * STEP and further.
-  template <class Where>
-  JM_DEVICE static void copy(unsigned char* image, int thread, int first, const T* from,
-                             const Where& place) {
-    const int lane = fresh(lane_id()), row = static_cast<int>(static_cast<unsigned>(thread) / 8);
-    const int own = place((first + lane / 4) * STEP + row - lane / 8 + lane % 4);
+  // row: of this thread's first position. places: as above.
+  JM_DEVICE static void copy(unsigned char* image, int row, int lane, const int (&places)[PARTS],
+                             const T* from) {
 #pragma unroll
-    for (int i = 0; i < PER; ++i) {
-      const int found = shfl_idx(own, i * 4 + lane / 8), p = row + (first + i) * STEP;
-      if (p >= Shape::POSITIONS) continue;
+    for (int i = 0; i < COUNT; ++i) {
+      const int found = shfl_idx(places[i / PER], i % PER * 4 + lane / 8), p = row + i * STEP;
+      if (Shape::POSITIONS % STEP != 0 && p >= Shape::POSITIONS) continue;
 #pragma unroll
       for (int col = 0; col < BK; col += TileA::ACROSS) {
         const int c = col + lane % 8 * TileA::PIECE;
@@ -189,19 +190,6 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
   }
 
  private:
-  // Walks over the taps, from the first position of one to that of the next.
-  struct Walk {
-    int tap = 0, across = 0, from = 0;
-    JM_DEVICE void next() {
-      from += Shape::RIGHT;
-      if (++across == Shape::TAPS_X) {
-        across = 0;
-        from += Shape::DOWN - Shape::TAPS_X * Shape::RIGHT;
-      }
-      if (++tap == TAPS) tap = from = 0;
-    }
-  };
-
   JM_DEVICE static int await_image(Roles* roles, Place& at) {
     const int number = next_image(at);
     mbarrier_wait(&roles->full[SLOTS + number], at.parity(SLOTS + number));
@@ -220,49 +208,60 @@ struct GemmImage : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, WG_M, WG_N, B
 
   // Products of taps that may be in flight behind those that are issued: of small ones a third has to wait
   // for a warp that waits for the first.
-  static constexpr int LAG = SLOTS > 3 && BK * N <= 64 * 96 ? 2 : 1;
+  static constexpr int LAG = SLOTS > 3 && Shape::TAPS_X > 1 && BK * N <= 64 * 96 ? 2 : 1;
 
   JM_DEVICE static void by_tap(Roles* roles, Place& at, Accumulators& acc, uint64_t a0, uint64_t b0) {
     const bool speaks = speaks_for_warpgroup();
+    at.phase = opaque(at.phase);  // in the uniform datapath its ops would wait longer for each other
     int before = -1, earlier = -1, passed = -1;  // slots and an image whose products may still run
-    int number = 0;
-    Walk walk;
 #pragma unroll 1
-    for (int t = 0; t < CHUNKS * TAPS; ++t) {
-      const int tap = walk.tap;
-      if (tap == 0) {
-        if (t > 0) passed = number;
-        number = await_image(roles, at);
+    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+      const int number = await_image(roles, at);
+      uint64_t a = wgmma_descriptor_at(a0, number * TileA::BYTES);
+#pragma unroll 1
+      for (int y = 0; y < Shape::TAPS_Y; ++y) {
+#pragma unroll
+        for (int x = 0; x < Shape::TAPS_X; ++x) {
+          mbarrier_wait(&roles->full[at.slot], at.parity());
+          products(acc, wgmma_descriptor_at(a, x * Shape::RIGHT * 128),
+                   wgmma_descriptor_at(b0, at.slot * STAGE_BYTES));
+          wgmma_wait<LAG>();
+          const int done = LAG == 2 ? earlier : before;
+          if (done >= 0 && speaks) mbarrier_arrive(&roles->empty[done]);
+          if (x == LAG - 1 && passed >= 0) {  // that of the chunk before
+            if (speaks) mbarrier_arrive(&roles->empty[SLOTS + passed]);
+            passed = -1;
+          }
+          earlier = before;
+          before = at.slot;
+          at.template next<SLOTS>();
+        }
+        a = wgmma_descriptor_at(a, Shape::DOWN * 128);
       }
-      mbarrier_wait(&roles->full[at.slot], at.parity());
-      products(acc, wgmma_descriptor_at(a0, number * TileA::BYTES + walk.from * 128),
-               wgmma_descriptor_at(b0, at.slot * STAGE_BYTES));
-      wgmma_wait<LAG>();
-      const int done = LAG == 2 ? earlier : before;
-      if (done >= 0 && speaks) mbarrier_arrive(&roles->empty[done]);
-      if (tap == LAG - 1 && passed >= 0 && speaks) mbarrier_arrive(&roles->empty[SLOTS + passed]);
-      earlier = before;
-      before = at.slot;
-      at.template next<SLOTS>();
-      walk.next();
+      passed = number;
     }
     wgmma_wait<0>();
     if (LAG == 2 && earlier >= 0 && speaks) mbarrier_arrive(&roles->empty[earlier]);
     if (speaks) mbarrier_arrive(&roles->empty[before]);
-    if (speaks) mbarrier_arrive(&roles->empty[SLOTS + number]);
+    if (speaks) mbarrier_arrive(&roles->empty[SLOTS + passed]);
   }
 
   // All weights stay: nothing is waited for between the taps of an image.
   JM_DEVICE static void by_image(Roles* roles, Place& at, Accumulators& acc, uint64_t a0, uint64_t b0) {
+    at.phase = opaque(at.phase);
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
       const int number = await_image(roles, at);
-      Walk walk;
+      uint64_t a = wgmma_descriptor_at(a0, number * TileA::BYTES);
+      uint64_t b = wgmma_descriptor_at(b0, chunk * TAPS * STAGE_BYTES);
 #pragma unroll 1
-      for (int tap = 0; tap < TAPS; ++tap) {
-        products(acc, wgmma_descriptor_at(a0, number * TileA::BYTES + walk.from * 128),
-                 wgmma_descriptor_at(b0, (chunk * TAPS + tap) * STAGE_BYTES));
-        walk.next();
+      for (int y = 0; y < Shape::TAPS_Y; ++y) {
+#pragma unroll
+        for (int x = 0; x < Shape::TAPS_X; ++x)
+          products(acc, wgmma_descriptor_at(a, x * Shape::RIGHT * 128),
+                   wgmma_descriptor_at(b, x * STAGE_BYTES));
+        a = wgmma_descriptor_at(a, Shape::DOWN * 128);
+        b = wgmma_descriptor_at(b, Shape::TAPS_X * STAGE_BYTES);
       }
       wgmma_wait<0>();
       if (speaks_for_warpgroup()) mbarrier_arrive(&roles->empty[SLOTS + number]);

@@ -44,7 +44,7 @@ constexpr int SPEAKERS = 1;
 #endif
 constexpr int MAX_SLOTS = 16;
 constexpr int TURN = 24;  // bit of Place's phase for Roles::turn
-constexpr int IMAGE = 25;  // which of two buffers has the next image (gemm_image.cuh)
+constexpr int IMAGE = 25;  // and of the next one: how many images there were, modulo 4 (gemm_image.cuh)
 constexpr int LAG_BARRIER = 2;      // of attention
 constexpr int MEETING_BARRIER = 4;  // by __syncthreads ptxas did not end
 constexpr int SOURCE_BARRIER = 5;   // and the next: of a warpgroup
