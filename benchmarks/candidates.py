@@ -140,5 +140,5 @@ def _told(entry: dict[str, Any], rank: int) -> str:
     if rank == 0:
         return ""
     first, best = (entry["candidates"][n]["schedule"] for n in (0, rank))
-    changed = {k: (first[k], best[k]) for k in best if first.get(k) != best[k]}
+    changed = {k: (first.get(k), v) for k, v in best.items() if first.get(k) != v}
     return "; " + ", ".join(f"{k} {a} -> {b}" for k, (a, b) in changed.items())

@@ -185,7 +185,7 @@ struct GemmImage
     const uint64_t a0 = wgmma_descriptor(smem + (WG_M == 2 ? wg * (Shape::SECOND * 128) : 0), 16,
                                          Shape::GROUP * 128);
     const uint64_t b0 = operand_slice<TileB, B_K>(slot(smem, 0), WG_N == 2 ? wg * N : 0, 0);
-    if constexpr (RESIDENT) by_image(roles, at, acc, a0, b0);
+    if constexpr (RESIDENT) by_image(roles, at, acc, wg, a0, b0);
     else by_tap(roles, at, acc, a0, b0);
   }
 
@@ -246,12 +246,16 @@ struct GemmImage
     if (speaks) mbarrier_arrive(&roles->empty[SLOTS + passed]);
   }
 
-  // All weights stay: nothing is waited for between the taps of an image.
-  JM_DEVICE static void by_image(Roles* roles, Place& at, Accumulators& acc, uint64_t a0, uint64_t b0) {
+  // All weights stay: nothing is waited for between the taps of an image. The second warpgroup begins when
+  // the products of the first one are done, and from then on multiplies beside its epilogue.
+  JM_DEVICE static void by_image(Roles* roles, Place& at, Accumulators& acc, int wg, uint64_t a0,
+                                 uint64_t b0) {
     at.phase = opaque(at.phase);
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
       const int number = await_image(roles, at);
+      if (wg == 1) mbarrier_wait(&roles->turns[number], at.parity(TURNS + number));
+      at.flip(TURNS + number);
       uint64_t a = wgmma_descriptor_at(a0, number * TileA::BYTES);
       uint64_t b = wgmma_descriptor_at(b0, chunk * TAPS * STAGE_BYTES);
 #pragma unroll 1
@@ -264,6 +268,7 @@ struct GemmImage
         b = wgmma_descriptor_at(b, Shape::TAPS_X * STAGE_BYTES);
       }
       wgmma_wait<0>();
+      if (wg == 0 && speaks_for_warpgroup()) mbarrier_arrive(&roles->turns[number]);
       if (speaks_for_warpgroup()) mbarrier_arrive(&roles->empty[SLOTS + number]);
     }
   }

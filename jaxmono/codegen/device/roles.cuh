@@ -42,8 +42,9 @@ constexpr int SPEAKERS = 128;
 #else
 constexpr int SPEAKERS = 1;
 #endif
-constexpr int MAX_SLOTS = 16;
+constexpr int MAX_SLOTS = 16, MAX_IMAGES = 4;
 constexpr int TURN = 24;  // bit of Place's phase for Roles::turn
+constexpr int TURNS = 16;  // the first of those of Roles::turns
 constexpr int IMAGE = 25;  // and of the next one: how many images there were, modulo 4 (gemm_image.cuh)
 constexpr int LAG_BARRIER = 2;      // of attention
 constexpr int MEETING_BARRIER = 4;  // by __syncthreads ptxas did not end
@@ -90,6 +91,8 @@ struct Roles {
   // The first warpgroup has issued the last products of a task. (With a named barrier in its place, beside
   // other tests on the GPU, racecheck 2025.3 reported what later barriers order: VGG-16 b2, in two runs.)
   uint64_t turn;
+  // The same of each buffer of an image (gemm_image.cuh).
+  uint64_t turns[MAX_IMAGES];
   // Of kernels that have tensor maps: the next one is written here.
   Mapped mapped;
   alignas(128) uint32_t map[32];
@@ -104,6 +107,7 @@ struct Roles {
         mbarrier_init(&empty[i], CONSUMERS / 128 * SPEAKERS);
       }
       mbarrier_init(&turn, SPEAKERS);
+      for (int i = 0; i < MAX_IMAGES; ++i) mbarrier_init(&turns[i], SPEAKERS);
       mbarrier_fence_init();
     }
     sync_all_threads();
