@@ -199,6 +199,8 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                     skip="", pointers=pointers, outputs=outputs, names=names,
                     read_only=read_only, row="row(r)" if s.family == IMAGE else "")
     again = _emit_again(w, code, pointers, read_only, names)
+    if s.family == IMAGE:
+        emit_row(w, code.arrangement)
     if _leaves_as_fragments(code):
         lanes = 4 if s.bn % 32 == 0 and _lanes(code, 4) == 4 else 2
         w.line("G::consume(smem, roles, at, k_tiles, sums);")
@@ -222,8 +224,6 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     root = (source.value, source.index) if source else None
     result = bias.total if bias else form.dot.result
     reduces = code.reduced_roots
-    if s.family == IMAGE:
-        emit_row(w, code.arrangement)
     across = s.bm // s.warps[0] if s.family in REGISTERS else s.bn // s.warps[1]
     early = early_loads(body, stores, result, form.n, lanes, () if small else read_only,
                         form.m if across <= WIDE else None, besides=root,

@@ -20,6 +20,7 @@ from functools import lru_cache
 
 from jaxmono.codegen.operand import is_zero
 from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.demand import demands
 from jaxmono.fusion.indexing import Index, delinearize
 from jaxmono.fusion.plan import DotForm, Sig
 from jaxmono.hlo import ops
@@ -38,6 +39,7 @@ class Image:
       low: zeros above and to the left.
       out: places of an image, down and across.
       taps, dilation: down and across.
+      pooled: rows are in the order of windows of 2 x 2 (fusion/window_rows.py).
     """
 
     param: Value
@@ -49,6 +51,7 @@ class Image:
     out: tuple[int, int]
     taps: tuple[int, int]
     dilation: tuple[int, int]
+    pooled: bool = False
 
     @property
     def margin(self) -> tuple[int, int]:
@@ -103,7 +106,10 @@ def image_of(sig: Sig) -> Image | str:
     """The image of a Sig's left operand, or why it is none."""
     form, body = sig.form, sig.body
     assert isinstance(form, DotForm)
-    window = body.producer.get(form.dot.lhs)
+    value, index = form.dot.lhs, form.lhs_index
+    while isinstance(op := body.producer.get(value), ops.Transpose | ops.Reshape):
+        ((value, index),) = ((d.value, d.index) for d in demands(op, index) or ())
+    window = body.producer.get(value)
     if not isinstance(window, ops.Window):
         return "rows are no windows"
     rank = window.operand.type.rank
@@ -122,10 +128,14 @@ def image_of(sig: Sig) -> Image | str:
         source, low = pad.operand, pad.low
     if source not in body.inputs:
         return "the image is computed"
-    dims, channels = form.dot.lhs.type.dims, source.type.dims[-1]
-    m = delinearize(Index.of(form.m), dims[:rank - 1])
+    dims, channels = window.result.type.dims, source.type.dims[-1]
     *tap, channel = delinearize(Index.of(form.k), (*window.sizes, channels))
-    if tuple(form.lhs_index) != (*m, channel, *tap) or form.m.size != math.prod(dims[:rank - 1]):
+    m, pooled = delinearize(Index.of(form.m), dims[:rank - 1]), form.taps == 4 and rank > 2
+    if pooled:
+        *outer, high, wide = dims[:rank - 1]
+        *m, y, x, dy, dx = delinearize(Index.of(form.m), (*outer, high // 2, wide // 2, 2, 2))
+        m = (*m, y * 2 + dy, x * 2 + dx)
+    if tuple(index) != (*m, channel, *tap) or form.m.size != math.prod(dims[:rank - 1]):
         return "rows or taps come in another order"
     # Down and across; a dimension that has no windows is down where it lies between.
     first, one = spatial[0], (1,) * (rank - 1 - spatial[0] == 1)
@@ -134,7 +144,7 @@ def image_of(sig: Sig) -> Image | str:
                     for x in (window.sizes, window.dilations))
     made = Image(source, math.prod(dims[:first]), *one, *source.type.dims[first:rank - 1], channels,
                  (*(0 for _ in one), *low[first:rank - 1]), (*one, *dims[first:rank - 1]),
-                 tuple(sizes), tuple(apart))
+                 tuple(sizes), tuple(apart), pooled)
     (down, right), (oh, ow) = made.margin, made.out
     if oh > made.height + down or ow > made.width + right:
         return "it has more places than lines with a margin"
@@ -149,11 +159,13 @@ def takes_image(sig: Sig, element: DType | None) -> str | None:
     assert isinstance(form, DotForm)
     if element not in (DType.BF16, DType.F16):
         return "images have 16 bits"
-    if form.batch.size > 1 or form.row_prologue or form.taps > 1 or form.reduced:
-        return "rows are normalised, read in windows, reduced or a batch's own"
+    if form.batch.size > 1 or form.row_prologue or form.reduced:
+        return "rows are normalised, reduced or a batch's own"
     made = image_of(sig)
     if isinstance(made, str):
         return made
+    if form.taps > 1 and not made.pooled:
+        return "rows are read in windows, not of 2 x 2"
     if made.channels % 16:
         return "channels are no multiple of 16"
     return "there is one tap" if math.prod(made.taps) == 1 else None
@@ -165,8 +177,9 @@ def arrangement(image: Image, rows: int) -> Arrangement:
     down, right = image.margin
     pitch, lines = image.width + right, image.height + down
     last = ((image.images - 1) * lines + oh - 1) * pitch + ow
-    found = [Arrangement(image, rows, 0, pitch, math.ceil(last / rows),
-                         rows + (ty - 1) * dy * pitch + (tx - 1) * dx)]
+    found = [] if image.pooled else [Arrangement(
+        image, rows, 0, pitch, math.ceil(last / rows),
+        rows + (ty - 1) * dy * pitch + (tx - 1) * dx)]
     for tall in (8,) if rows == 64 else (16, 8):
         wide = rows // tall
         pitch = wide + (tx - 1) * dx
@@ -196,7 +209,8 @@ def emit_image(w: Writer, a: Arrangement) -> None:
 
 
 def emit_row(w: Writer, a: Arrangement) -> None:
-    """``const auto row = [&](int r)``: the row of the product that row r of the tile is, or -1."""
+    """``const auto row = [&](int r)``: the row of the product that row r of the tile is, or -1; of
+    the first of a window the window's number."""
     x, (oh, ow) = a.image, a.image.out
     with w.block("const auto row = [&](int r)", "};"):
         if a.tall:
@@ -209,7 +223,9 @@ def emit_row(w: Writer, a: Arrangement) -> None:
             _emit_position(w, a, "r")
             inside = [f"n < {x.images}"]
         inside += [f"line < {oh}", f"place < {ow}"]
-        w.line(f"return {' && '.join(inside)} ? (n * {oh} + line) * {ow} + place : -1;")
+        at = f"(n * {oh // 2} + line / 2) * {ow // 2} + place / 2" if x.pooled \
+            else f"(n * {oh} + line) * {ow} + place"
+        w.line(f"return {' && '.join(inside)} ? {at} : -1;")
 
 
 def _emit_position(w: Writer, a: Arrangement, of: str) -> None:

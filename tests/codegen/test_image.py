@@ -96,6 +96,19 @@ def test_weights_with_their_channels_last() -> None:
     check_exact(p, made, blocks=(1, 3))
 
 
+@pytest.mark.parametrize("s", [image(128, 48, 32), image(64, 128, 32), resident(128, 48, 32)])
+def test_pooled(s: DotSchedule) -> None:
+    """Windows of 2 x 2: of two lines of a box, a warp's own rows."""
+    def fn(x: Any, w: Any) -> Any:
+        y = jax.nn.relu(conv(x, w))
+        return lax.reduce_window(y, jnp.asarray(-jnp.inf, y.dtype), lax.max, (1, 2, 2, 1),
+                                 (1, 2, 2, 1), "VALID")
+
+    p = plan_of(fn, Spec((2, 12, 18, 32), BF16), Spec((3, 3, 32, 40), BF16))
+    assert [f.form.taps for f in dot_sigs(p)] == [4]
+    check_exact(p, build(p, in_order(p, s), threads=256), seeds=(0, 1, 2), blocks=(1, 3))
+
+
 @pytest.mark.parametrize(("s", "channels"), [
     (resident(128, 32, 48), 48), (resident(128, 32, 16, 4), 48), (resident(64, 128, 32), 32)])
 def test_weights_that_stay(s: DotSchedule, channels: int) -> None:

@@ -51,7 +51,7 @@ struct GemmImage
   static constexpr bool RESIDENT = SLOTS == 0;
   static_assert(B_K || WG_N == 1 || N % 64 == 0, "a slice along n begins at a panel of 64 columns");
   static constexpr bool SHARED_K = false, HALVES = false;  // of WgmmaFinish
-  static constexpr int OWN = NT;
+  static constexpr int OWN = NT, WINDOW_LINE = 8;
 
   using TileA = SwizzledTile<T, (Shape::POSITIONS + 7) / 8 * 8, BK>;
   using TileB = SwizzledTile<T, B_K ? BN : BK, B_K ? BK : BN>;

@@ -96,7 +96,7 @@ struct GemmWgmma
   static constexpr int EXCHANGE_BYTES = HALVES ? CONSUMERS * QUARTER * 16 : 0;
 
   using Staged = StagedRows<OWN, SHARED_K && !HALVES>;
-  static constexpr int PITCH = Staged::PITCH;
+  static constexpr int PITCH = Staged::PITCH, WINDOW_LINE = 0;
   static constexpr int STAGING_BYTES =
       8 * Staged::BYTES > EXCHANGE_BYTES ? 8 * Staged::BYTES : EXCHANGE_BYTES;
 

@@ -228,8 +228,9 @@ struct StagedRows {
     }
   }
 
-  // Calls f(r, c, sums) for every LANES neighbouring columns of every TAPS neighbouring rows.
-  template <int TAPS, int LANES, class F>
+  // Calls f(r, c, sums) for every LANES neighbouring columns of every TAPS neighbouring rows, or of every 2
+  // and the 2 that lie LINE rows below.
+  template <int TAPS, int LANES, int LINE = 0, class F>
   JM_DEVICE static void windows(float* own, float (&x)[NT][4], const F& f) {
     constexpr int PER_ROW = CHUNK / LANES, PIECES = 16 / TAPS * PER_ROW;
 #pragma unroll 1
@@ -238,9 +239,9 @@ struct StagedRows {
       syncwarp();
 #pragma unroll 1
       for (int i = fresh(lane_id()); i < PIECES; i += WARP) {
-        const int r = i / PER_ROW * TAPS, c = i % PER_ROW * LANES;
+        const int r = i / PER_ROW * (LINE ? 2 : TAPS), c = i % PER_ROW * LANES;
         float sums[TAPS][LANES];
-        window<TAPS, LANES>(sums, own + r * PITCH, c);
+        window<TAPS, LANES, LINE>(sums, own + r * PITCH, c);
         f(r, c0 + c, sums);
       }
       syncwarp();
@@ -249,11 +250,11 @@ struct StagedRows {
   }
 
   // LANES neighbouring columns of TAPS rows.
-  template <int TAPS, int LANES>
+  template <int TAPS, int LANES, int LINE = 0>
   JM_DEVICE static void window(float (&sums)[TAPS][LANES], const float* row, int c) {
 #pragma unroll
     for (int t = 0; t < TAPS; ++t) {
-      const Vec<float, LANES> piece = get<LANES>(row + t * PITCH, c);
+      const Vec<float, LANES> piece = get<LANES>(row + (LINE ? t / 2 * LINE + t % 2 : t) * PITCH, c);
 #pragma unroll
       for (int e = 0; e < LANES; ++e) sums[t][e] = piece.x[e];
     }

@@ -96,12 +96,12 @@ struct WgmmaFinish {
         source);
   }
 
-  // As `finish`, for every LANES neighbouring columns of TAPS neighbouring rows: f(r, c, sums) with
-  // sums[TAPS][LANES].
+  // As `finish`, for every LANES neighbouring columns of TAPS neighbouring rows, or (G::WINDOW_LINE) of
+  // windows of two lines of places: f(r, c, sums) with sums[TAPS][LANES].
   template <int TAPS, int LANES, class Sums, class F>
   JM_DEVICE static void finish_windows(unsigned char* smem, Sums& acc, const F& f) {
     const auto own_rows = [&](float (&x)[G::OWN][4]) {
-      G::Staged::template windows<TAPS, LANES>(
+      G::Staged::template windows<TAPS, LANES, G::WINDOW_LINE>(
           G::staging(smem) + fresh(warp_id()) * 16 * G::PITCH, x,
           [&](int r, int c, const float (&sums)[TAPS][LANES]) {
             f(G::first_row() + r, G::own_col() + c, sums);
