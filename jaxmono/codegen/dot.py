@@ -14,12 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from jaxmono.codegen.dot_schedule import F8_FLOPS, DotSchedule, best_mma, choose_simt, mma_type
+from jaxmono.codegen.dot_schedule import (
+    F8_FLOPS,
+    DotSchedule,
+    ImageSchedule,
+    best_mma,
+    choose_simt,
+    mma_type,
+)
 from jaxmono.codegen.dot_schedule_fma import FMA, candidates_fma
 from jaxmono.codegen.early_loads import bind_early
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
 from jaxmono.codegen.epilogue_reduces import Reduced, reduced_of
-from jaxmono.codegen.image import Arrangement, Image, arrangement, image_of
+from jaxmono.codegen.image import Arrangement, Image, arrangements, image_of
 from jaxmono.codegen.names import compute, is_f8, vector
 from jaxmono.codegen.operand import (
     Operand,
@@ -92,9 +99,9 @@ class DotCode:
     @cached_property
     def arrangement(self) -> Arrangement:
         """Of a tile of the family "image"."""
-        image = image_of(self.sig)
-        assert isinstance(image, Image)
-        return arrangement(image, self.s.bm)
+        image, s = image_of(self.sig), self.s
+        assert isinstance(image, Image) and isinstance(s, ImageSchedule)
+        return next(a for a in arrangements(image, s.bm) if a.tall == s.tall)
 
     @property
     def k_tiles(self) -> int:

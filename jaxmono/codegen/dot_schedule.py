@@ -104,9 +104,11 @@ class ImageSchedule(DotSchedule):
 
     Attributes:
       images: buffers, 2 or 4.
+      tall: lines of the box that a tile is, 8 or 16; 0: it is a line (codegen/image.py).
     """
 
     images: int = 2
+    tall: int = 0
 
 
 def mma_type(lhs: DType, rhs: DType, precision: tuple[str, str], algorithm: str) -> DType | None:

@@ -18,7 +18,7 @@ from jaxmono.codegen.dot_wgmma_shared import (
     operand_bytes,
     staging_bytes,
 )
-from jaxmono.codegen.image import Arrangement, Image, arrangement
+from jaxmono.codegen.image import Arrangement, Image, arrangements
 from jaxmono.fusion.plan import Device
 
 _LOAD_BYTES = 109_000.0
@@ -51,29 +51,26 @@ def candidates_image(image: Image, siblings: int, n: int, *, device: Device, sha
 
 
 def _costed(image: Image, siblings: int, n: int, device: Device, shared_bytes: int, k_major: bool,
-            ) -> Iterator[tuple[float, DotSchedule]]:
-    for (wm, wn), columns, bk in itertools.product(_LAYOUTS, _COLUMNS, _depths(image.channels)):
-        a, bn = arrangement(image, 64 * wm), columns * wn
+            ) -> Iterator[tuple[float, ImageSchedule]]:
+    taps, tiles = math.prod(image.taps), [(w, a) for w in _LAYOUTS
+                                          for a in arrangements(image, 64 * w[0])]
+    for ((wm, wn), a), columns, bk in itertools.product(tiles, _COLUMNS, _depths(image.channels)):
+        bn = columns * wn
         if (wn == 2 and not k_major and columns % 64) or (bn > 16 and bn >= 2 * n):
             continue
         slot = operand_bytes(bn, bk, k_major, 16)
-        taps = math.prod(image.taps)
-        for images in (4, 2):
-            room = shared_bytes - ROLES_BYTES - LOW_BYTES - staging_bytes(columns, 1) \
-                - image_bytes(a.copied, bk, images)
-            slots = min(room // slot, MAX_SLOTS - images, taps)
-            if slots >= (_LEAST_SLOTS if images == 2 else min(_MANY_SLOTS, taps)):
-                s = ImageSchedule(IMAGE, 64 * wm, bn, bk, slots, (wm, wn, 1), images=images)
-                yield _cost(a, s, siblings, n, device, k_major), s
-                break
-        for images in (4, 2):
-            room = shared_bytes - ROLES_BYTES - LOW_BYTES - staging_bytes(columns, 1) \
-                - image_bytes(a.copied, bk, images)
-            if siblings == 1 and n <= bn and a.tiles > device.sm_count \
-                    and taps * image.channels // bk * slot <= room:
-                s = ImageSchedule(IMAGE, 64 * wm, bn, bk, 0, (wm, wn, 1), resident=True, images=images)
-                yield _cost(a, s, siblings, n, device, k_major), s
-                break
+        room = {images: shared_bytes - ROLES_BYTES - LOW_BYTES - staging_bytes(columns, 1)
+                - image_bytes(a.copied, bk, images) for images in (4, 2)}
+        # (images, slots), 0 of these: all weights stay.
+        found = [(i, min(room[i] // slot, MAX_SLOTS - i, taps)) for i in room]
+        rings = [(i, slots) for i, slots in found
+                 if slots >= (_LEAST_SLOTS if i == 2 else min(_MANY_SLOTS, taps))][:1]
+        if siblings == 1 and n <= bn and a.tiles > device.sm_count:
+            rings += [(i, 0) for i in room if taps * image.channels // bk * slot <= room[i]][:1]
+        for images, slots in rings:
+            s = ImageSchedule(IMAGE, 64 * wm, bn, bk, slots, (wm, wn, 1), 1, slots == 0, images,
+                              a.tall)
+            yield _cost(a, s, siblings, n, device, k_major), s
 
 
 def _depths(channels: int) -> list[int]:

@@ -171,8 +171,8 @@ def takes_image(sig: Sig, element: DType | None) -> str | None:
     return "there is one tap" if math.prod(made.taps) == 1 else None
 
 
-def arrangement(image: Image, rows: int) -> Arrangement:
-    """That of the fewest tiles, and of these the one that copies the fewest positions."""
+def arrangements(image: Image, rows: int) -> list[Arrangement]:
+    """Those of tiles of so many rows."""
     (oh, ow), (ty, tx), (dy, dx) = image.out, image.taps, image.dilation
     down, right = image.margin
     pitch, lines = image.width + right, image.height + down
@@ -186,7 +186,7 @@ def arrangement(image: Image, rows: int) -> Arrangement:
         found.append(Arrangement(
             image, rows, tall, pitch, image.images * math.ceil(oh / tall) * math.ceil(ow / wide),
             (tall + (ty - 1) * dy) * pitch))
-    return min(found, key=lambda a: (a.tiles, a.copied))
+    return found
 
 
 def emit_image(w: Writer, a: Arrangement) -> None:

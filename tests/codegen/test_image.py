@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -19,10 +18,9 @@ from contraction_harness import (
 )
 from jax import lax
 
-from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule, ImageSchedule
 from jaxmono.codegen.dot_schedule_image import candidates_image
-from jaxmono.codegen.image import Image, arrangement, image_of, takes_image
+from jaxmono.codegen.image import Image, arrangements, image_of, takes_image
 from jaxmono.fusion.plan import Device, Plan
 from jaxmono.hlo.types import DType
 
@@ -38,14 +36,15 @@ def conv(x: Any, w: Any, padding: Any = "SAME", stride: int = 1, dilation: Any =
                                     dimension_numbers=numbers or NUMBERS[x.ndim])
 
 
-def image(bm: int, bn: int, bk: int, slots: int = 3, images: int = 2) -> ImageSchedule:
-    return ImageSchedule("image", bm, bn, bk, slots, (2, 1, 1) if bm == 128 else (1, 2, 1),
-                         images=images)
+def image(bm: int, bn: int, bk: int, slots: int = 3, images: int = 2, tall: int = 0,
+          ) -> ImageSchedule:
+    return ImageSchedule("image", bm, bn, bk, slots, (2, 1, 1) if bm == 128 else (1, 2, 1), 1,
+                         not slots, images, tall)
 
 
-def resident(bm: int, bn: int, bk: int, images: int = 2) -> ImageSchedule:
+def resident(bm: int, bn: int, bk: int, images: int = 2, tall: int = 0) -> ImageSchedule:
     """All weights stay."""
-    return dataclasses.replace(image(bm, bn, bk, 0, images), resident=True)
+    return image(bm, bn, bk, 0, images, tall)
 
 
 def plan(x: tuple[int, ...], w: tuple[int, ...], dtype: Any = BF16, **kw: Any) -> Plan:
@@ -55,33 +54,29 @@ def plan(x: tuple[int, ...], w: tuple[int, ...], dtype: Any = BF16, **kw: Any) -
     return plan_of(fn, Spec(x, dtype), Spec(w, dtype), Spec((w[-1],), dtype))
 
 
-def arranged(p: Plan, s: DotSchedule) -> int:
-    """Lines of its boxes; 0: it is a line."""
-    return DotCode.of(dot_sigs(p)[0], s).arrangement.tall
-
-
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize(("x", "w", "s", "tall", "kw"), [
-    ((2, 13, 11, 48), (3, 3, 48, 32), image(128, 32, 48), 0, {}),
-    ((2, 13, 11, 32), (3, 3, 32, 40), image(64, 128, 32, 2, 4), 0, {}),
-    ((2, 13, 11, 48), (3, 3, 48, 32), image(128, 32, 16, 6, 4), 0, {}),
-    ((2, 13, 11, 64), (3, 3, 64, 80), image(128, 80, 32, 4), 0, {}),
-    ((1, 16, 24, 32), (3, 3, 32, 32), image(128, 32, 32), 16, {}),
-    ((1, 24, 32, 32), (3, 3, 32, 16), image(128, 16, 32), 8, {}),
-    ((3, 8, 8, 16), (3, 3, 16, 128), image(64, 128, 16), 8, {}),
-    ((2, 12, 9, 96), (5, 3, 96, 16), image(128, 16, 32), 0, {"padding": ((1, 3), (2, 0))}),
-    ((1, 12, 20, 64), (2, 4, 64, 24), image(128, 32, 64, 6), 0,
+@pytest.mark.parametrize(("x", "w", "s", "kw"), [
+    ((2, 13, 11, 48), (3, 3, 48, 32), image(128, 32, 48), {}),
+    ((2, 13, 11, 32), (3, 3, 32, 40), image(64, 128, 32, 2, 4), {}),
+    ((2, 13, 11, 48), (3, 3, 48, 32), image(128, 32, 16, 6, 4), {}),
+    ((2, 13, 11, 64), (3, 3, 64, 80), image(128, 80, 32, 4), {}),
+    ((1, 16, 24, 32), (3, 3, 32, 32), image(128, 32, 32, tall=16), {}),
+    ((1, 24, 32, 32), (3, 3, 32, 16), image(128, 16, 32, tall=8), {}),
+    ((3, 8, 8, 16), (3, 3, 16, 128), image(64, 128, 16, tall=8), {}),
+    ((2, 12, 9, 96), (5, 3, 96, 16), image(128, 16, 32), {"padding": ((1, 3), (2, 0))}),
+    ((1, 12, 20, 64), (2, 4, 64, 24), image(128, 32, 64, 6),
      {"padding": "VALID", "dilation": (3, 2)}),
-    ((2, 40, 32), (7, 32, 48), image(128, 48, 16), 0, {}),
-    ((2, 9, 9, 32), (3, 3, 32, 40), image(128, 48, 32), 0, {"dtype": F16}),
-    ((2, 9, 12, 32), (7, 1, 32, 16), image(128, 16, 32), 0, {}),
-    ((2, 9, 12, 32), (1, 7, 32, 16), image(128, 16, 32, 7), 0, {}),
+    ((2, 40, 32), (7, 32, 48), image(128, 48, 16), {}),
+    ((2, 9, 9, 32), (3, 3, 32, 40), image(128, 48, 32), {"dtype": F16}),
+    ((2, 9, 12, 32), (7, 1, 32, 16), image(128, 16, 32), {}),
+    ((2, 13, 11, 32), (3, 3, 32, 40), image(128, 48, 32, tall=8), {}),
+    ((2, 13, 21, 32), (5, 3, 32, 40), image(64, 128, 32, tall=8), {}),
+    ((2, 9, 12, 32), (1, 7, 32, 16), image(128, 16, 32, 7), {}),
 ])
-def test_arrangements(x: tuple[int, ...], w: tuple[int, ...], s: DotSchedule, tall: int,
+def test_arrangements(x: tuple[int, ...], w: tuple[int, ...], s: DotSchedule,
                       kw: dict[str, Any]) -> None:
     """Lines and boxes; one image of the channels and several; margins of all kinds."""
     p = plan(x, w, **kw)
-    assert arranged(p, s) == tall
     check_exact(p, build(p, in_order(p, s), threads=256), seeds=(0, 1, 2), blocks=(1, 3))
 
 
@@ -96,7 +91,9 @@ def test_weights_with_their_channels_last() -> None:
     check_exact(p, made, blocks=(1, 3))
 
 
-@pytest.mark.parametrize("s", [image(128, 48, 32), image(64, 128, 32), resident(128, 48, 32)])
+@pytest.mark.parametrize("s", [
+    image(128, 48, 32, tall=16), image(128, 48, 32, tall=8), image(64, 128, 32, tall=8),
+    resident(128, 48, 32, tall=8)])
 def test_pooled(s: DotSchedule) -> None:
     """Windows of 2 x 2: of two lines of a box, a warp's own rows."""
     def fn(x: Any, w: Any) -> Any:
@@ -149,15 +146,12 @@ def test_refusals(x: tuple[int, ...], w: tuple[int, ...], kw: dict[str, Any], wh
     assert reason is not None and why in reason
 
 
-def test_the_fewest_tiles() -> None:
-    """Of 56 x 56 places a line, whose margins are fewer than what boxes of 8 x 16 leave; of 112 x 112
-    boxes, which copy less."""
-    found = []
-    for size in (56, 112):
-        made = image_of(dot_sigs(plan((2, size, size, 64), (3, 3, 64, 64)))[0])
-        assert isinstance(made, Image)
-        found.append(arrangement(made, 128))
-    assert [(a.tall, a.tiles, a.copied) for a in found] == [(0, 51, 244), (16, 196, 180)]
-    costs = candidates_image(found[0].image, 1, 64, device=Device(), shared_bytes=227 << 10,
-                             k_major=False)
+def test_margins_are_shared() -> None:
+    """Positions and tiles of 56 x 56 places: a line has one column and one line more, a box what 16
+    and 8 leave."""
+    made = image_of(dot_sigs(plan((2, 56, 56, 64), (3, 3, 64, 64)))[0])
+    assert isinstance(made, Image)
+    assert [(a.tall, a.tiles, a.copied) for a in arrangements(made, 128)] == [
+        (0, 51, 244), (16, 56, 180), (8, 56, 180)]
+    costs = candidates_image(made, 1, 64, device=Device(), shared_bytes=227 << 10, k_major=False)
     assert costs == sorted(costs, key=lambda x: x[0]) and costs[0][1].family == "image"
