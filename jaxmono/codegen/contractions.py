@@ -88,7 +88,7 @@ class _Dot:
                 if other is not None and other[0] - ahead < cost:
                     cost, s = other[0] - ahead, other[1]
         image = image_candidates(sig, request)
-        if image and image[0][0] < cost:
+        if image and (image[0][0] < cost or not dot_wgmma_shared.comes(dot.any_tile(sig).lhs)):
             cost, s = image[0]
         left, ahead = tf32_candidates(sig, request), mapped_ahead_us(request, form.m.size)
         if left and left[0][0] - ahead < cost:

@@ -90,6 +90,8 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
     skinny = gemv_candidates(sig, request)
     if operand_type(form) is None:
         return varied(choice, [skinny, _exact(sig, request), bf16x6_candidates(sig, request)])
+    if choice.family == dot_wgmma_shared.IMAGE and not dot_wgmma_shared.comes(any_tile(sig).lhs):
+        return varied(choice, [image_candidates(sig, request)])  # others compute each element often
     return varied(choice, [*_tiles(sig, request), image_candidates(sig, request), tf32_candidates(sig, request),
                            swapped_candidates(sig, request), bytes_candidates(sig, request),
                            skinny])

@@ -96,7 +96,7 @@ def panel_columns(code: DotCode) -> int:
     are copied."""
     if code.form.row_prologue:
         return code.k_tiles * code.s.bk
-    return 0 if comes(code.lhs) else code.split_tiles * code.s.bk
+    return 0 if code.s.family == IMAGE or comes(code.lhs) else code.split_tiles * code.s.bk
 
 
 def comes(x: Operand) -> bool:

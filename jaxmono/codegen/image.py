@@ -39,6 +39,7 @@ class Image:
       low: zeros above and to the left.
       out: places of an image, down and across.
       taps, dilation: down and across.
+      inner: channels that the buffer has; ``channels``: with zeros behind them.
       pooled: rows are in the order of windows of 2 x 2 (fusion/window_rows.py).
     """
 
@@ -51,7 +52,13 @@ class Image:
     out: tuple[int, int]
     taps: tuple[int, int]
     dilation: tuple[int, int]
+    inner: int
     pooled: bool = False
+
+    @property
+    def width_bytes(self) -> int:
+        """Of a copy: 16, or what all places are aligned to."""
+        return math.gcd(self.inner * 2, 16)
 
     @property
     def margin(self) -> tuple[int, int]:
@@ -97,8 +104,10 @@ class Arrangement:
     def shape(self) -> str:
         """C++ type."""
         (ty, tx), (dy, dx) = self.image.taps, self.image.dilation
+        width = self.image.width_bytes
+        unaligned = f", {width}, {self.image.inner}" if width < 16 else ""
         return (f"ImageShape<{self.copied}, {ty}, {tx}, {dy * self.pitch}, {dx}, {self.group}, "
-                f"{self.second if self.rows > 64 else 0}>")
+                f"{self.second if self.rows > 64 else 0}{unaligned}>")
 
 
 @lru_cache(maxsize=64)
@@ -123,12 +132,13 @@ def image_of(sig: Sig) -> Image | str:
     if isinstance(pad, ops.Pad):
         if any(pad.interior) or min(*pad.low, *pad.high) < 0 or not is_zero(body, pad.padding_value):
             return "the padding is not zeros around the image"
-        if any(pad.low[d] or pad.high[d] for d in range(rank) if d not in spatial):
-            return "images or channels are padded"
+        if any(pad.low[d] or (pad.high[d] and d < rank - 1)
+               for d in range(rank) if d not in spatial):
+            return "images are padded, or channels in front"
         source, low = pad.operand, pad.low
     if source not in body.inputs:
         return "the image is computed"
-    dims, channels = window.result.type.dims, source.type.dims[-1]
+    dims, channels = window.result.type.dims, window.operand.type.dims[-1]
     *tap, channel = delinearize(Index.of(form.k), (*window.sizes, channels))
     m, pooled = delinearize(Index.of(form.m), dims[:rank - 1]), form.taps == 4 and rank > 2
     if pooled:
@@ -144,7 +154,7 @@ def image_of(sig: Sig) -> Image | str:
                     for x in (window.sizes, window.dilations))
     made = Image(source, math.prod(dims[:first]), *one, *source.type.dims[first:rank - 1], channels,
                  (*(0 for _ in one), *low[first:rank - 1]), (*one, *dims[first:rank - 1]),
-                 tuple(sizes), tuple(apart), pooled)
+                 tuple(sizes), tuple(apart), source.type.dims[-1], pooled)
     (down, right), (oh, ow) = made.margin, made.out
     if oh > made.height + down or ow > made.width + right:
         return "it has more places than lines with a margin"
@@ -168,6 +178,8 @@ def takes_image(sig: Sig, element: DType | None) -> str | None:
         return "rows are read in windows, not of 2 x 2"
     if made.channels % 16:
         return "channels are no multiple of 16"
+    if made.width_bytes < 4:
+        return "channels in memory are an odd number"
     return "there is one tap" if math.prod(made.taps) == 1 else None
 
 
@@ -205,7 +217,7 @@ def emit_image(w: Writer, a: Arrangement) -> None:
             inside = [f"n < {x.images}"]
         inside += [f"static_cast<unsigned>(y) < {x.height}u", f"static_cast<unsigned>(x) < {x.width}u"]
         w.line(f"return {' && '.join(inside)} ? ((n * {x.height} + y) * {x.width} + x) * "
-               f"{x.channels} : -1;")
+               f"{x.inner} : -1;")
 
 
 def emit_row(w: Writer, a: Arrangement) -> None:

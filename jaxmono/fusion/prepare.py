@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from jaxmono.fusion.epilogue_reduces import of_contractions
 from jaxmono.fusion.orient import orient
+from jaxmono.fusion.padded_images import padded_images
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.round_rows import round_rows
 from jaxmono.fusion.share_k import share_k
@@ -23,7 +24,7 @@ OPTIONAL = ("round_rows", "share_k", "window_rows")
 def prepare(graph: Graph, device: Device, without: Collection[str] = (),
             ) -> tuple[Graph, tuple[str, ...]]:
     """Takes loops apart, drops optimization barriers and dead ops, splits long reduces, orients
-    contractions, puts their rows in the order of the windows that read them, rounds what
+    contractions, reads images where they lie that stay in shared memory, puts rows in the order of the windows that read them, rounds what
     convolutions of f32 read where it is written, and takes those contractions apart whose shares of
     k a norm can add up.
 
@@ -37,7 +38,7 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     # Those of a contraction's results may begin in its epilogue: known once there are groups.
     later = () if "epilogue_reduces" in without else of_contractions(graph)
     graph, whole = split_reduces(graph, device, later)
-    graph = orient(graph)
+    graph = padded_images(orient(graph), device)
     graph = graph if "window_rows" in without else order_rows(graph)
     graph, kept = (graph, ()) if "round_rows" in without else round_rows(graph, device)
     graph, alone = (graph, ()) if "share_k" in without else share_k(graph, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -16,12 +17,15 @@ from contraction_harness import (
     plan_of,
     small_integers,
 )
+from harness import DEVICE
 from jax import lax
 
 from jaxmono.codegen.dot_schedule import DotSchedule, ImageSchedule
 from jaxmono.codegen.dot_schedule_image import candidates_image
 from jaxmono.codegen.image import Image, arrangements, image_of, takes_image
+from jaxmono.fusion import padded_images
 from jaxmono.fusion.plan import Device, Plan
+from jaxmono.hlo.passes.rules import alignment
 from jaxmono.hlo.types import DType
 
 Spec = jax.ShapeDtypeStruct
@@ -89,6 +93,28 @@ def test_weights_with_their_channels_last() -> None:
     made = build(p, in_order(p, image(128, 48, 64)), threads=256)
     assert "GemmImage<bf16, 128, 48, 64, 3, 2, 2, 1, true, 1," in made.source
     check_exact(p, made, blocks=(1, 3))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("channels", "padding", "s", "copy"), [
+    (46, "SAME", image(128, 32, 48), "4, 46"), (44, "VALID", image(64, 128, 48, tall=8), "8, 44"),
+    (42, "SAME", resident(128, 32, 48), "4, 42"), (174, "SAME", image(128, 32, 64), "4, 174")])
+def test_channels_that_begin_anywhere(channels: int, padding: str, s: DotSchedule, copy: str,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied as they lie in memory, zeros behind them: no padded copy, no stage for it."""
+    monkeypatch.setattr(alignment, "MIN_ELEMENTS", 0)
+    monkeypatch.setattr(padded_images, "MIN_ROWS", 0)
+
+    def fn(x: Any, w: Any) -> Any:
+        return conv(x, w, padding)
+
+    args = Spec((2, 9, 11, channels), BF16), Spec((3, 3, channels, 32), BF16)
+    assert len(plan_of(fn, *args, device=dataclasses.replace(DEVICE, wgmma=False)).stages) == 2
+    p = plan_of(fn, *args, device=dataclasses.replace(DEVICE, wgmma=True))
+    assert len(p.stages) == 1
+    made = build(p, in_order(p, s), threads=256)
+    assert f", {copy}>" in made.source
+    check_exact(p, made, seeds=(0, 1, 2), blocks=(1, 3))
 
 
 @pytest.mark.parametrize("s", [

@@ -28,9 +28,12 @@
 namespace jaxmono {
 
 // How the positions of a tile lie (codegen/image.py). POSITIONS: that are copied. SECOND: the first one of
-// the second warpgroup, where they share the rows.
-template <int POSITIONS_, int TAPS_Y_, int TAPS_X_, int DOWN_, int RIGHT_, int GROUP_, int SECOND_>
+// the second warpgroup, where they share the rows. COPY: bytes that are aligned at all positions, of whose
+// channels INNER are in memory; with fewer than 16 the others are zeros.
+template <int POSITIONS_, int TAPS_Y_, int TAPS_X_, int DOWN_, int RIGHT_, int GROUP_, int SECOND_,
+          int COPY_ = 16, int INNER_ = 0>
 struct ImageShape {
+  static constexpr int COPY = COPY_, INNER = INNER_;
   static constexpr int POSITIONS = POSITIONS_, TAPS_Y = TAPS_Y_, TAPS_X = TAPS_X_, DOWN = DOWN_;
   static constexpr int RIGHT = RIGHT_, GROUP = GROUP_, SECOND = SECOND_;
   static constexpr int TAPS = TAPS_Y * TAPS_X;
@@ -112,7 +115,7 @@ struct GemmImage
     const auto picture = [&](int chunk) {
       const int number = next_image(at);
       mbarrier_wait(&roles->empty[SLOTS + number], at.parity(SLOTS + number) ^ 1);
-      copy(smem + number * TileA::BYTES, first + lane / 8, lane, places, from + chunk * BK);
+      copy(smem + number * TileA::BYTES, first + lane / 8, lane, places, from, chunk * BK);
       cp_async_mbarrier_arrive(&roles->full[SLOTS + number]);
       pass_image(at);
     };
@@ -148,9 +151,9 @@ struct GemmImage
     }
   }
 
-  // row: of this thread's first position. places: as above.
+  // row: of this thread's first position. places: as above. k: the first channel.
   JM_DEVICE static void copy(unsigned char* image, int row, int lane, const int (&places)[PARTS],
-                             const T* from) {
+                             const T* from, int k) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       const int found = shfl_idx(places[i / PER], i % PER * 4 + lane / 8), p = row + i * STEP;
@@ -158,8 +161,19 @@ struct GemmImage
 #pragma unroll
       for (int col = 0; col < BK; col += TileA::ACROSS) {
         const int c = col + lane % 8 * TileA::PIECE;
-        if (col + TileA::ACROSS <= BK || c < BK)
-          cp_async_16(TileA::at(image, p, c), from + (found + c), found >= 0);
+        if (col + TileA::ACROSS > BK && c >= BK) continue;
+        T* const to = TileA::at(image, p, c);
+        const T* const piece = from + (found + k + c);
+        if constexpr (Shape::COPY == 16) {
+          cp_async_16(to, piece, found >= 0);
+        } else {
+#pragma unroll
+          for (int e = 0; e < 8; e += Shape::COPY / 2) {
+            const bool there = found >= 0 && k + c + e < Shape::INNER;
+            if constexpr (Shape::COPY == 8) cp_async_8(to + e, piece + e, there);
+            else cp_async_4(to + e, piece + e, there);
+          }
+        }
       }
     }
   }

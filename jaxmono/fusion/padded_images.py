@@ -1,0 +1,82 @@
+"""Convolutions that copy an image into shared memory once need no padded copy of it in memory.
+
+    x' = stored(pad(x, channels))   k' = stored(pad(k, channels))       a stage, a barrier
+    y  = dot(window(x'), k')        ──►   y = dot(window(pad(x)), pad(k))
+
+The importer's copies (hlo/passes/rules/alignment.py) are read once for every tap, so wide loads pay for
+them. Where the image stays in shared memory while the taps pass (codegen/image.py) an element is
+loaded once, and loads of 4 or 8 bytes cost less than a stage: 128x14x19x46 by 5x7 takes a third less
+time on an H200.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from jaxmono.fusion.dots import dot_dims
+from jaxmono.fusion.plan import Device
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.passes import dead_code
+from jaxmono.hlo.rewrite import Builder
+from jaxmono.hlo.types import DType
+
+MIN_ROWS = 2048
+"""Places of all images: of fewer, tiles are too few for the family."""
+MAX_COLUMNS, MAX_POSITIONS = 256, 512
+"""Of a tile, and of the box around 16 x 8 places that it copies: two images of 64 channels and three taps'
+weights then fit shared memory."""
+
+
+def padded_images(graph: Graph, device: Device) -> Graph:
+    """``graph`` without such copies, itself if it has none. Only warpgroups know such images."""
+    found = {o: made for o in graph.ops if isinstance(o, ops.DotGeneral)
+             and (made := _read(graph, o)) is not None} if device.wgmma else {}
+    if not found:
+        return graph
+    made = tuple(itertools.chain.from_iterable(found.get(o, (o,)) for o in graph.ops))
+    return dead_code(Graph(graph.inputs, made, graph.outputs, graph.name))
+
+
+def _read(graph: Graph, dot: ops.DotGeneral) -> list[Op] | None:
+    """The product without copies of its operands; None if it needs them, or others do."""
+    window, weights = graph.producer.get(dot.lhs), graph.producer.get(dot.rhs)
+    if not isinstance(window, ops.Window) or any(s != 1 for s in window.strides) \
+            or math.prod(window.sizes) == 1:
+        return None
+    image = graph.producer.get(window.operand)
+    if not isinstance(image, ops.Stored) or not isinstance(weights, ops.Stored) \
+            or not all(len(graph.users.get(c.result, ())) == 1 for c in (image, weights)):
+        return None
+    x, k = graph.producer.get(image.operand), graph.producer.get(weights.operand)
+    if not isinstance(x, ops.Pad) or not isinstance(k, ops.Pad) \
+            or k.result.type.dims[-2:-1] != x.result.type.dims[-1:]:
+        return None  # the channels are not in front of the columns
+    channels, dims = x.operand.type.dims[-1], dot_dims(dot)
+    padded = channels_with_zeros(channels)
+    *_, down, across = (8, *((t - 1) * d for t, d in zip(window.sizes, window.dilations, strict=True)))
+    fits = (x.result.type.dtype in (DType.BF16, DType.F16) and padded and channels % 2 == 0
+            and not any(x.interior) and min(*x.low, *x.high) >= 0 and x.low[-1] == 0
+            and (16 + down) * (8 + across) <= MAX_POSITIONS and dims.batch == 1
+            and dims.m >= MIN_ROWS and dims.n % 8 == 0 and dims.n <= MAX_COLUMNS)
+    if not fits:
+        return None
+    b, more = Builder(dot.loc), padded - x.result.type.dims[-1]
+    places = b.window(_padded(b, x, more, -1), window.dimensions, window.sizes, window.strides,
+                      window.dilations)
+    taps = _padded(b, k, more, -2)
+    return [*b.ops, dot.clone({dot.lhs: places, dot.rhs: taps})]
+
+
+def _padded(b: Builder, pad: ops.Pad, more: int, dimension: int) -> Value:
+    """With so many zeros more behind the channels."""
+    high = list(pad.high)
+    high[dimension] += more
+    return b.pad(pad.operand, pad.padding_value, pad.low, high, pad.interior)
+
+
+def channels_with_zeros(channels: int) -> int:
+    """So many that slots of the ring have all of them or 64; 0 where that is a third more."""
+    padded = channels + -channels % (16 if channels <= 64 else 64)
+    return padded if 3 * padded <= 4 * channels else 0
