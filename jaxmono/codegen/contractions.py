@@ -25,6 +25,7 @@ from jaxmono.codegen.dot_candidates import (
     dot_candidates,
     gemv_bound,
     gemv_candidates,
+    image_bound,
     image_candidates,
     late_us,
     mapped_ahead_us,
@@ -88,7 +89,7 @@ class _Dot:
                 if other is not None and other[0] - ahead < cost:
                     cost, s = other[0] - ahead, other[1]
         image = image_candidates(sig, request)
-        if image and (image[0][0] < cost or not dot_wgmma_shared.comes(dot.any_tile(sig).lhs)):
+        if image and image[0][0] < image_bound(sig, request, s.family, cost):
             cost, s = image[0]
         left, ahead = tf32_candidates(sig, request), mapped_ahead_us(request, form.m.size)
         if left and left[0][0] - ahead < cost:

@@ -8,6 +8,7 @@ enumerations and models already know.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 
@@ -42,7 +43,7 @@ from jaxmono.codegen.dot_schedule_gemv import (
 )
 from jaxmono.codegen.dot_schedule_image import candidates_image
 from jaxmono.codegen.dot_schedule_tf32 import MOST_BLOCKS, candidates_tf32
-from jaxmono.codegen.dot_schedule_wgmma import candidates_wgmma
+from jaxmono.codegen.dot_schedule_wgmma import candidates_wgmma, choose_wgmma
 from jaxmono.codegen.image import image_of, takes_image
 from jaxmono.codegen.operand import PIECE_BYTES, has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Request
@@ -243,6 +244,22 @@ def image_candidates(sig: Sig, request: Request) -> list[Costed]:
         return []
     return candidates_image(image, request.siblings, form.n.size, device=request.device,
                             shared_bytes=request.shared_bytes, k_major=code.rhs.k_major)
+
+
+def image_bound(sig: Sig, request: Request, family: str, cost: float) -> float:
+    """What such an image has to beat where another family takes ``cost`` microseconds by its model: of
+    gathered rows, what they would take if they lay one behind the other."""
+    form, code = sig.form, any_tile(sig)
+    assert isinstance(form, DotForm)
+    if not dot_wgmma_shared.comes(code.lhs):
+        return math.inf  # each element would be computed for every tap
+    if family != "wgmma":
+        return cost
+    dense = choose_wgmma(
+        form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size,
+        device=request.device, shared_bytes=request.shared_bytes, row_prologue=False,
+        k_major=dot_wgmma_shared.shared_k_major(code), behind=request.behind, beside=request.mixed)
+    return cost if dense is None else dense[0]
 
 
 def bytes_candidates(sig: Sig, request: Request) -> list[Costed]:
