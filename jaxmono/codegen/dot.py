@@ -346,8 +346,8 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
     computed from what the last ones inside read, and not stored, so that no branch keeps the pieces
     of a thread from each other. ``early``: loads
     that a C variable ``early`` has the results of; ``source``: one that is a C variable ``source``.
-    ``then``: what else happens to the piece, given its emitter. ``row``: the row of the product that
-    row r of the tile is, C text, negative where there is none; with "" rows lie one behind the other.
+    ``then``: what else happens to the piece, given its emitter. ``row``: C text, the row of the
+    product that row r of the tile is, negative where there is none; "": m0 + r.
     """
     taps = len(demanded)
     own = {"m": row or ("m0 + r" if taps == 1 else f"(m0 + r) / {taps}"), "n": "n0 + c"}

@@ -93,9 +93,9 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
         return varied(choice, [skinny, _exact(sig, request), bf16x6_candidates(sig, request)])
     if choice.family == dot_wgmma_shared.IMAGE and not dot_wgmma_shared.comes(any_tile(sig).lhs):
         return varied(choice, [image_candidates(sig, request)])  # others compute each element often
-    return varied(choice, [*_tiles(sig, request), image_candidates(sig, request), tf32_candidates(sig, request),
-                           swapped_candidates(sig, request), bytes_candidates(sig, request),
-                           skinny])
+    return varied(choice, [*_tiles(sig, request), image_candidates(sig, request),
+                           tf32_candidates(sig, request), swapped_candidates(sig, request),
+                           bytes_candidates(sig, request), skinny])
 
 
 def reducing(sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
@@ -247,8 +247,8 @@ def image_candidates(sig: Sig, request: Request) -> list[Costed]:
 
 
 def image_bound(sig: Sig, request: Request, family: str, cost: float) -> float:
-    """What such an image has to beat where another family takes ``cost`` microseconds by its model: of
-    gathered rows, what they would take if they lay one behind the other."""
+    """What such an image has to beat where another family takes ``cost`` microseconds by its model:
+    of gathered rows, what they would take if they lay one behind the other."""
     form, code = sig.form, any_tile(sig)
     assert isinstance(form, DotForm)
     if not dot_wgmma_shared.comes(code.lhs):

@@ -1,10 +1,10 @@
 """Tiles for convolutions whose image stays in shared memory (device/gemm_image.cuh).
 
-The model: producers copy an image for each `bk` channels and weights for each tap; what they do besides
-takes them longer than the bytes. Warpgroups multiply, or wait for shared memory. Then the epilogue. It
-is fitted to 753 tiles of 64 convolutions timed on an H200 (VGG-16, RepVGG-A0, Inception v3, GoogLeNet,
-ResNet-18, CRNN, Bolt's Table 3; batch 1 and 32): times are right with a spread of 12 % (standard
-deviation of the logarithm), and the model's choice takes 1.2 % longer than the best.
+The model: producers copy an image for each `bk` channels and weights for each tap; what they do
+besides takes them longer than the bytes. Warpgroups multiply, or wait for shared memory. Then the
+epilogue. It is fitted to 753 tiles of 64 convolutions timed on an H200 (VGG-16, RepVGG-A0,
+Inception v3, GoogLeNet, ResNet-18, CRNN, Bolt's Table 3; batch 1 and 32): times are right with a
+spread of 12 % (standard deviation of the logarithm), its choice takes 1.2 % longer than the best.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from jaxmono.codegen.image import Arrangement, Image, arrangements
 from jaxmono.fusion.plan import Device
 
 _LATENCY_US = 0.4
-"""First image, first products, first stores. (Timed alone 1.9: a kernel of its own takes 1.5 us more.)"""
+"""First image, first products, first stores; timed alone 1.9."""
 _IN_MODELS = 0.95
-"""Of the times alone: what makes a choice between this model and that of gathered rows, taken as if they
-lay one behind the other, 1.1 % slower than the best of both; without it 1.3 %."""
+"""Of the times alone. So, and with 1.5 us less of latency, a choice between this model and that of
+rows that lie one behind the other is 1.1 % slower than the best of both families."""
 _IMAGE_US, _POSITIONS_US = 0.9, 0.031
 """Of a tile, for each of its images; for each 16 positions of it and 64 channels."""
 _TAP_US = 0.011
@@ -103,8 +103,10 @@ def _cost(a: Arrangement, s: ImageSchedule, siblings: int, n: int, device: Devic
     image = _IMAGE_US + lines / 16 * _POSITIONS_US * _NARROW[a.image.width_bytes]
     size = 2 * a.copied * channels + (0 if s.resident else weights)
     load = images * image + size / _LOAD_BYTES
-    passed = 2 * k * wm * wn * (64 + s.bn / wn) + images * lines * 128 + (0 if s.resident else weights)
-    work = max(2.0 * s.bm * s.bn * k / _FLOPS, passed / _SHARED_BYTES) + taps * images * _PRODUCTS_US
+    passed = 2 * k * wm * wn * (64 + s.bn / wn) + images * lines * 128 \
+        + (0 if s.resident else weights)
+    work = max(2.0 * s.bm * s.bn * k / _FLOPS, passed / _SHARED_BYTES) \
+        + taps * images * _PRODUCTS_US
     epilogue = s.bm * s.bn * 4 / _EPILOGUE_BYTES
     if s.resident:  # the warpgroups take turns
         loop = weights / _LOAD_BYTES + waves * max(load, work, work / 2 + epilogue)

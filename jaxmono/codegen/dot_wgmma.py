@@ -427,8 +427,8 @@ def _gemm(code: DotCode) -> str:
                 f"{f', {lines}' if panel or lines > 1 else ''}{f', {panel}' if panel else ''}>")
     if s.family == IMAGE:
         assert isinstance(s, ImageSchedule)
-        return (f"GemmImage<{c_type(code.element)}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, {s.images}, "
-                f"{s.warps[0]}, {s.warps[1]}, {_cpp(code.rhs.k_major)}, "
+        return (f"GemmImage<{c_type(code.element)}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, "
+                f"{s.images}, {s.warps[0]}, {s.warps[1]}, {_cpp(code.rhs.k_major)}, "
                 f"{code.arrangement.image.channels // s.bk}, {code.arrangement.shape()}>")
     if s.family == BF16X6:
         return (f"GemmBf16x6<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "

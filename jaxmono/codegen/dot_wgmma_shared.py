@@ -7,8 +7,8 @@ from __future__ import annotations
 import math
 
 from jaxmono.codegen.dot import DotCode
-from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.dot_schedule import ImageSchedule
+from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.operand import Operand, copied_bytes, is_unaligned
 from jaxmono.hlo.types import DType
@@ -68,8 +68,8 @@ def layout(code: DotCode) -> tuple[int, int]:
     if s.family == IMAGE:
         b = operand_bytes(s.bn, s.bk, b_k, 16)
         assert isinstance(s, ImageSchedule)
-        return (image_bytes(code.arrangement.copied, s.bk, s.images) + (code.k_tiles * b if s.resident else 0),
-                0 if s.resident else b)
+        images = image_bytes(code.arrangement.copied, s.bk, s.images)
+        return (images + code.k_tiles * b, 0) if s.resident else (images, b)
     panel = panel_columns(code)
     if s.family == BYTES:
         rows = s.bm * deep(code)

@@ -1,20 +1,21 @@
 """A convolution whose image stays in shared memory while its taps pass (device/gemm_image.cuh).
 
-    window(pad(x)) of stride 1    rows of the product are places of the image, its k are (tap, channel)
+    window(pad(x)) of stride 1: rows of the product are places of the image, its k (tap, channel)
 
     positions   every place of the padded image has a number; a tap is a constant distance in it
-    box         a tile is 8 x 8, 16 x 8 or 8 x 16 places of one image and copies what lies around it
-    line        a tile is neighbouring positions of all images, one behind the other: a zero column behind
-                each line is the next one's margin, zero lines behind each image are those of the next
+    box         a tile is 8 x 8, 16 x 8 or 8 x 16 places of an image; it copies what is around them
+    line        a tile is neighbouring positions of all images, one behind the other: zeros behind
+                a line are the margin of the next one, too, and so are those behind an image
 
-        w w w 0        3 x 3 taps, 2 x 3 places: lines of 4, images of 3 lines. Of a line's tile, what
-        w w w 0        falls on a margin is not stored: of 56 x 56 places 3.6 %, of 14 x 14 15 %
-        0 0 0 0        (boxes: where 8 does not divide the image)
+        w w w 0        3 x 3 taps, 2 x 3 places: lines of 4, images of 3 lines. What of a line's
+        w w w 0        tile falls on a margin is not stored: of 56 x 56 places 3.6 %, of 14 x 14
+        0 0 0 0        15 % (of a box, what is outside the image)
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -130,7 +131,8 @@ def image_of(sig: Sig) -> Image | str:
     source, low = window.operand, (0,) * rank
     pad = body.producer.get(source)
     if isinstance(pad, ops.Pad):
-        if any(pad.interior) or min(*pad.low, *pad.high) < 0 or not is_zero(body, pad.padding_value):
+        if any(pad.interior) or min(*pad.low, *pad.high) < 0 \
+                or not is_zero(body, pad.padding_value):
             return "the padding is not zeros around the image"
         if any(pad.low[d] or (pad.high[d] and d < rank - 1)
                for d in range(rank) if d not in spatial):
@@ -140,27 +142,33 @@ def image_of(sig: Sig) -> Image | str:
         return "the image is computed"
     dims, channels = window.result.type.dims, window.operand.type.dims[-1]
     *tap, channel = delinearize(Index.of(form.k), (*window.sizes, channels))
-    m, pooled = delinearize(Index.of(form.m), dims[:rank - 1]), form.taps == 4 and rank > 2
+    m = delinearize(Index.of(form.m), dims[:rank - 1])
+    pooled = form.taps == 4 and spatial[0] == rank - 3
     if pooled:
         *outer, high, wide = dims[:rank - 1]
         *m, y, x, dy, dx = delinearize(Index.of(form.m), (*outer, high // 2, wide // 2, 2, 2))
         m = (*m, y * 2 + dy, x * 2 + dx)
     if tuple(index) != (*m, channel, *tap) or form.m.size != math.prod(dims[:rank - 1]):
         return "rows or taps come in another order"
-    # Down and across; a dimension that has no windows is down where it lies between.
-    first, one = spatial[0], (1,) * (rank - 1 - spatial[0] == 1)
-    sizes, apart = ((*one, *(x[spatial.index(d)] if d in spatial else 1
-                             for d in range(first, rank - 1)))
-                    for x in (window.sizes, window.dilations))
-    made = Image(source, math.prod(dims[:first]), *one, *source.type.dims[first:rank - 1], channels,
-                 (*(0 for _ in one), *low[first:rank - 1]), (*one, *dims[first:rank - 1]),
-                 tuple(sizes), tuple(apart), source.type.dims[-1], pooled)
+    # A dimension that has no windows is down where it lies between.
+    inside = range(spatial[0], rank - 1)
+    taps, apart = ([of[spatial.index(d)] if d in spatial else 1 for d in inside]
+                   for of in (window.sizes, window.dilations))
+    size, out = (_pair([of[d] for d in inside], 1) for of in (source.type.dims, dims))
+    made = Image(source, math.prod(dims[:spatial[0]]), *size, channels,
+                 _pair([low[d] for d in inside], 0), out, _pair(taps, 1), _pair(apart, 1),
+                 source.type.dims[-1], pooled)
     (down, right), (oh, ow) = made.margin, made.out
     if oh > made.height + down or ow > made.width + right:
         return "it has more places than lines with a margin"
     if made.images * (made.height + down) * (made.width + right) * channels >= _FITS:
         return "its elements do not count in 31 bits"
     return made
+
+
+def _pair(x: Sequence[int], otherwise: int) -> tuple[int, int]:
+    """Down and across of what may only be across."""
+    return (x[0], x[1]) if len(x) == 2 else (otherwise, x[0])
 
 
 def takes_image(sig: Sig, element: DType | None) -> str | None:
@@ -202,8 +210,8 @@ def arrangements(image: Image, rows: int) -> list[Arrangement]:
 
 
 def emit_image(w: Writer, a: Arrangement) -> None:
-    """``const auto place = [&](int p)``: the first element of position p of the tile whose first row
-    is m0; -1 where it is zeros."""
+    """``const auto place = [&](int p)``: the first element of position p of the tile whose first
+    row is m0; -1 where it is zeros."""
     x = a.image
     with w.block("const auto place = [&](int p)", "};"):
         if a.tall:
@@ -215,7 +223,8 @@ def emit_image(w: Writer, a: Arrangement) -> None:
             _emit_position(w, a, "p")
             w.line(f"const int y = line{_minus(x.low[0])}, x = place{_minus(x.low[1])};")
             inside = [f"n < {x.images}"]
-        inside += [f"static_cast<unsigned>(y) < {x.height}u", f"static_cast<unsigned>(x) < {x.width}u"]
+        inside += [f"static_cast<unsigned>({at}) < {size}u"
+                   for at, size in (("y", x.height), ("x", x.width))]
         w.line(f"return {' && '.join(inside)} ? ((n * {x.height} + y) * {x.width} + x) * "
                f"{x.inner} : -1;")
 
