@@ -1,11 +1,11 @@
 """Runs generated kernels and next to nothing else, for `compute-sanitizer` to watch.
 
-    PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] [images:DTYPE] [rows:DTYPE] \\
-        [quantised:DTYPE] [exact:DTYPE] NUMBER... MODEL:BATCH[:DTYPE]...
+    PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] [images:DTYPE] [taps:DTYPE] \\
+        [rows:DTYPE] [quantised:DTYPE] [exact:DTYPE] NUMBER... MODEL:BATCH[:DTYPE]...
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
 models of the yardstick at their published sizes. ``images``: convolutions with channels first, and
-rows that read windows. ``rows``: products whose rows are no multiples of 16 bytes. ``quantised``:
+rows that read windows. ``taps``: convolutions whose image stays in shared memory. ``rows``: products whose rows are no multiples of 16 bytes. ``quantised``:
 weights of bytes. ``exact``: products of f32 at precision HIGHEST. ``ordered``: with what racecheck
 sees the order of producers and consumers by (JM_RACECHECK in device/roles.cuh), in kernels that no
 cache keeps.
@@ -24,7 +24,7 @@ import numpy as np
 from batches import batch
 from jax import lax
 from small_models import bert_data, opt_data
-from test_convolutions import channels_first
+from test_convolutions import IMAGES, channels_first
 from test_unaligned import einsums, operands
 
 import jaxmono
@@ -59,6 +59,22 @@ def images(dtype: str) -> None:
     rng = np.random.default_rng(0)
     for function, *shapes in ((channels_first, (4, 3, 224, 224), (64, 3, 7, 7), (64, 64, 3, 3),
                                (128, 64, 1, 1)), (block, (2, 56, 56, 96), (7, 7, 1, 96))):
+        run(function, tuple(rng.standard_normal(s).astype(jnp.dtype(dtype)) for s in shapes))
+
+
+def taps(dtype: str) -> None:
+    """Lines and boxes, windows in the epilogue, weights that stay, channels that begin anywhere;
+    layers behind each other, whose rings go on or are others."""
+    def layers(x: jax.Array, *weights: jax.Array) -> jax.Array:
+        for w in weights:
+            x = jax.nn.relu(lax.conv_general_dilated(
+                x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+        return x
+
+    rng = np.random.default_rng(0)
+    for function, *shapes in (
+            *((f, shape, kernel, kernel[-1:]) for f, shape, kernel in IMAGES.values()),
+            (layers, (32, 28, 28, 96), *((3, 3, 96, 96),) * 3, (3, 3, 96, 128), (3, 3, 128, 96))):
         run(function, tuple(rng.standard_normal(s).astype(jnp.dtype(dtype)) for s in shapes))
 
 
@@ -119,7 +135,7 @@ def main(what: list[str]) -> None:
     if "ordered" in what:
         show_order()
         what = [spec for spec in what if spec != "ordered"]
-    for name, function in (("images:", images), ("rows:", rows),
+    for name, function in (("images:", images), ("taps:", taps), ("rows:", rows),
                            ("quantised:", quantised), ("exact:", exact)):
         for spec in [spec for spec in what if spec.startswith(name)]:
             function(spec.removeprefix(name))

@@ -60,6 +60,18 @@ CASES = {
     "depthwise, wide": (network(1, feature_group_count=64, rhs_dilation=(1, 2)),
                         (6, 28, 42, 64), (5, 7, 1, 64)),
 }
+IMAGES = {
+    "an image stays": (network(1), (8, 57, 49, 96), (5, 5, 96, 128)),
+    "and is pooled": (network(2), (16, 112, 112, 64), (3, 3, 64, 128)),
+    "pooled, a tail": (network(2), (16, 60, 36, 64), (3, 3, 64, 80)),
+    "so do its weights": (network(1), (32, 57, 56, 48), (3, 3, 48, 48)),
+    "channels that begin anywhere": (network(1), (32, 20, 26, 46), (5, 5, 46, 32)),
+    "a line": (network(1, padding="VALID", rhs_dilation=(2, 3)), (16, 40, 44, 64), (3, 4, 64, 160)),
+    "tall windows": (network(1), (32, 17, 17, 128), (7, 1, 128, 192)),
+    "wide windows": (network(1), (32, 17, 17, 128), (1, 7, 128, 192)),
+}
+"""Convolutions whose image stays in shared memory."""
+CASES |= IMAGES
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16])
@@ -76,6 +88,7 @@ def test_a_layer_as_right_as_xla(name: str, dtype: Any) -> None:
     with jax.default_matmul_precision("highest"):
         exact = np.asarray(jax.jit(fn)(*(a.astype(F32) for a in narrow)))
     mono = jaxmono.jit(fn, on_unsupported="error")
+    assert name not in IMAGES or "GemmImage<" in mono.lower(*narrow).as_text("cuda")
     found = [np.asarray(f(*narrow), np.float32) for f in (mono, mono, jax.jit(fn))]
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(np.isnan(found[0]), np.isnan(exact))

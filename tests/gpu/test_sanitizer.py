@@ -67,6 +67,8 @@ KERNELS = {
     "random, looked up": ["draw_1_50257_50:1", "dropout_gradients_512_3072_768:1",
                           "words_30522_768_2048:1", "types_2_768_2048:1", "labels_1000_256:1"],
     "depthwise": ["depthwise_28_192_k3_s1:4", "depthwise_28_240_k5_s1:1:f32", "mobilenet_v2:1"],
+    "images that stay": {"memcheck": ["taps:bfloat16", "vgg16:2", "repvgg_a0:32"],
+                         "racecheck": ["ordered", "taps:bfloat16"]},
     "channels first, windows in rows": {"memcheck": ["images:bfloat16", "images:float32"],
                                         "racecheck": ["ordered", "images:bfloat16",
                                                       "images:float32"]},
