@@ -5,10 +5,10 @@
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
 models of the yardstick at their published sizes. ``images``: convolutions with channels first, and
-rows that read windows. ``taps``: convolutions whose image stays in shared memory. ``rows``: products whose rows are no multiples of 16 bytes. ``quantised``:
-weights of bytes. ``exact``: products of f32 at precision HIGHEST. ``ordered``: with what racecheck
-sees the order of producers and consumers by (JM_RACECHECK in device/roles.cuh), in kernels that no
-cache keeps.
+rows that read windows. ``taps``: convolutions whose image stays in shared memory. ``rows``:
+products whose rows are no multiples of 16 bytes. ``quantised``: weights of bytes. ``exact``:
+products of f32 at precision HIGHEST. ``ordered``: with what racecheck sees the order of producers
+and consumers by (JM_RACECHECK in device/roles.cuh), in kernels that no cache keeps.
 """
 
 from __future__ import annotations
