@@ -81,7 +81,7 @@ class Unit:
             return None
         panel, slot = dot_wgmma_shared.layout(DotCode.of(self.sig, self.schedule))
         if self.schedule.family == dot_wgmma_shared.IMAGE:  # has barriers, too
-            return self.schedule.stages, slot, panel
+            return self.schedule, slot, panel
         return None if panel else (self.schedule.stages, slot)
 
     @property

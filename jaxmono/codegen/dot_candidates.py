@@ -44,7 +44,7 @@ from jaxmono.codegen.dot_schedule_gemv import (
 from jaxmono.codegen.dot_schedule_image import candidates_image
 from jaxmono.codegen.dot_schedule_tf32 import MOST_BLOCKS, candidates_tf32
 from jaxmono.codegen.dot_schedule_wgmma import candidates_wgmma, choose_wgmma
-from jaxmono.codegen.image import image_of, takes_image
+from jaxmono.codegen.image import Image, image_of, takes_image
 from jaxmono.codegen.operand import PIECE_BYTES, has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Request
 from jaxmono.fusion.plan import DotForm, Sig
@@ -238,10 +238,11 @@ def image_candidates(sig: Sig, request: Request) -> list[Costed]:
     if not request.wgmma:
         return []
     code = any_tile(sig)
-    image = image_of(sig)
-    if takes_image(sig, code.element) is not None or isinstance(image, str) \
-            or code.rhs.param is None or code.rhs.width < PIECE_BYTES or code.rhs.ragged:
+    if takes_image(sig, code.element) is not None or code.rhs.param is None \
+            or code.rhs.width < PIECE_BYTES or code.rhs.ragged:
         return []
+    image = image_of(sig)
+    assert isinstance(image, Image)
     return candidates_image(image, request.siblings, form.n.size, device=request.device,
                             shared_bytes=request.shared_bytes, k_major=code.rhs.k_major)
 

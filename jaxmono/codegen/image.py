@@ -106,7 +106,8 @@ class Arrangement:
         """C++ type."""
         (ty, tx), (dy, dx) = self.image.taps, self.image.dilation
         width = self.image.width_bytes
-        unaligned = f", {width}, {self.image.inner}" if width < 16 else ""
+        unaligned = f", {width}, {self.image.inner}" \
+            if width < 16 or self.image.inner < self.image.channels else ""
         return (f"ImageShape<{self.copied}, {ty}, {tx}, {dy * self.pitch}, {dx}, {self.group}, "
                 f"{self.second if self.rows > 64 else 0}{unaligned}>")
 
@@ -143,10 +144,10 @@ def image_of(sig: Sig) -> Image | str:
     dims, channels = window.result.type.dims, window.operand.type.dims[-1]
     *tap, channel = delinearize(Index.of(form.k), (*window.sizes, channels))
     m = delinearize(Index.of(form.m), dims[:rank - 1])
-    pooled = form.taps == 4 and spatial[0] == rank - 3
+    *outer, high, wide = (1, *dims[:rank - 1])
+    pooled = form.taps == 4 and spatial[0] == rank - 3 and not high % 2 and not wide % 2
     if pooled:
-        *outer, high, wide = dims[:rank - 1]
-        *m, y, x, dy, dx = delinearize(Index.of(form.m), (*outer, high // 2, wide // 2, 2, 2))
+        *m, y, x, dy, dx = delinearize(Index.of(form.m), (*outer[1:], high // 2, wide // 2, 2, 2))
         m = (*m, y * 2 + dy, x * 2 + dx)
     if tuple(index) != (*m, channel, *tap) or form.m.size != math.prod(dims[:rank - 1]):
         return "rows or taps come in another order"

@@ -53,10 +53,13 @@ def _read(graph: Graph, dot: ops.DotGeneral) -> list[Op] | None:
         return None
     x, k = graph.producer.get(image.operand), graph.producer.get(weights.operand)
     if not isinstance(x, ops.Pad) or not isinstance(k, ops.Pad) \
-            or k.result.type.dims[-2:-1] != x.result.type.dims[-1:]:
-        return None  # the channels are not in front of the columns
+            or k.result.type.dims[-2:-1] != x.result.type.dims[-1:] \
+            or not {x.operand, k.operand} <= set(graph.inputs):
+        return None  # the channels are not in front of the columns; what is computed is copied
     channels, dims = x.operand.type.dims[-1], dot_dims(dot)
     padded = channels + -channels % STEP
+    if _is_reduced(graph, dot.result) or not _shares_margins(window, x):
+        return None
     around = [(t - 1) * d for t, d in zip(window.sizes, window.dilations, strict=True)]
     fits = (x.result.type.dtype in (DType.BF16, DType.F16) and channels % 2 == 0
             and padded <= MAX_CHANNELS and not any(x.interior) and min(*x.low, *x.high) >= 0
@@ -70,6 +73,31 @@ def _read(graph: Graph, dot: ops.DotGeneral) -> list[Op] | None:
                       window.dilations)
     taps = _padded(b, k, more, -2)
     return [*b.ops, dot.clone({dot.lhs: places, dot.rhs: taps})]
+
+
+def _is_reduced(graph: Graph, value: Value) -> bool:
+    """Whether something reduces what is made of each element, or reads it in windows: that may
+    begin in the product's epilogue, of which tiles of an image know pools of 2 x 2 only."""
+    seen, todo = set[Op](), [value]
+    while todo:
+        users = [u for u in graph.users.get(todo.pop(), ()) if u not in seen]
+        seen.update(users)
+        if any(isinstance(u, ops.Reduce | ops.ReduceWindow | ops.Slice) for u in users):
+            return True
+        todo += [r for u in users for r in u.results
+                 if isinstance(u, ops.Elementwise | ops.Convert | ops.Compare | ops.Reshape
+                               | ops.Transpose)]
+    return False
+
+
+def _shares_margins(window: ops.Window, pad: ops.Pad) -> bool:
+    """Whether there are no more places than a line and its margin have, down and across."""
+    dims = zip(window.dimensions, window.sizes, window.dilations, strict=True)
+    for d, taps, apart in dims:
+        out, size, low = window.result.type.dims[d], pad.operand.type.dims[d], pad.low[d]
+        if out > size + max(out + (taps - 1) * apart - low - size, low, 0):
+            return False
+    return True
 
 
 def _padded(b: Builder, pad: ops.Pad, more: int, dimension: int) -> Value:

@@ -20,11 +20,16 @@ from contraction_harness import (
 from harness import DEVICE
 from jax import lax
 
+from jaxmono.codegen import cuda_target
+from jaxmono.codegen.dot import any_tile
 from jaxmono.codegen.dot_schedule import DotSchedule, ImageSchedule
 from jaxmono.codegen.dot_schedule_image import candidates_image
+from jaxmono.codegen.dot_wgmma_shared import comes
+from jaxmono.codegen.generate import default_schedule
 from jaxmono.codegen.image import Image, arrangements, image_of, takes_image
 from jaxmono.fusion import padded_images
 from jaxmono.fusion.plan import Device, Plan
+from jaxmono.hlo import ops
 from jaxmono.hlo.passes.rules import alignment
 from jaxmono.hlo.types import DType
 
@@ -115,6 +120,52 @@ def test_channels_that_begin_anywhere(channels: int, padding: str, s: DotSchedul
     made = build(p, in_order(p, s), threads=256)
     assert f", {copy}>" in made.source
     check_exact(p, made, seeds=(0, 1, 2), blocks=(1, 3))
+
+
+@pytest.mark.parametrize(("channels", "behind", "s"), [
+    (40, 8, image(128, 32, 48)), (40, 24, image(128, 32, 32, tall=8)), (46, 2, image(128, 32, 48))])
+def test_channels_that_the_user_pads(channels: int, behind: int, s: DotSchedule) -> None:
+    """With the image's own margin or without: zeros, not those of the next place."""
+    def fn(x: Any, w: Any) -> Any:
+        return conv(jnp.pad(x, ((0, 0), (1, 0), (0, 1), (0, behind))), w, "VALID")
+
+    p = plan_of(fn, Spec((2, 9, 11, channels), BF16), Spec((3, 3, channels + behind, 32), BF16))
+    check_exact(p, build(p, in_order(p, s), threads=256), blocks=(1, 3))
+
+
+SIZE = (32, 20, 26, 46)
+KEPT = {
+    "computed": lambda x, w: conv(jax.nn.relu(x), w),
+    "a part": lambda x, w: conv(x[:, 1:, 2:], w),
+    "other weights": lambda x, w: conv(x, w * 2),
+    "reduced": lambda x, w: conv(x, w).sum(-1),
+    "wide margins": lambda x, w: conv(x, w, ((7, 7), (7, 7))),
+    "pooled": lambda x, w: lax.reduce_window(
+        conv(x, w), jnp.asarray(-jnp.inf, x.dtype), lax.max, (1, 2, 1, 1), (1, 2, 1, 1), "VALID"),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_copies_that_are_kept(name: str) -> None:
+    """Where the family cannot take the convolution: each element would be computed for each tap."""
+    p = plan_of(KEPT[name], Spec(SIZE, BF16), Spec((5, 5, 46, 32), BF16), device=Device())
+    assert [o for s in p.sigs for o in s.body.ops if isinstance(o, ops.Stored)]
+    (sig,) = dot_sigs(p)
+    made = default_schedule(p, cuda_target("sm_90a"), Device()).sigs[sig.key]
+    assert made.family in ("wgmma", "image")
+    assert comes(any_tile(sig).lhs) and comes(any_tile(sig).rhs)
+
+
+@pytest.mark.parametrize(("x", "window"), [((32, 1, 400, 64), (1, 1, 4, 1)),
+                                           ((32, 400, 1, 64), (1, 4, 1, 1))])
+def test_windows_of_four_in_a_line(x: tuple[int, ...], window: tuple[int, ...]) -> None:
+    def fn(x: Any, w: Any) -> Any:
+        y = jax.nn.relu(conv(x, w))
+        return lax.reduce_window(y, jnp.asarray(-jnp.inf, y.dtype), lax.max, window, window,
+                                 "VALID")
+
+    p = plan_of(fn, Spec(x, BF16), Spec((3, 3, 64, 32), BF16), device=Device())
+    assert default_schedule(p, cuda_target("sm_90a"), Device())
 
 
 @pytest.mark.parametrize("s", [

@@ -28,8 +28,8 @@
 namespace jaxmono {
 
 // How the positions of a tile lie (codegen/image.py). POSITIONS: that are copied. SECOND: the first one of
-// the second warpgroup, where they share the rows. COPY: bytes that are aligned at all positions, of whose
-// channels INNER are in memory; with fewer than 16 the others are zeros.
+// the second warpgroup, where they share the rows. COPY: bytes that are aligned at all positions. INNER:
+// channels that are in memory, where the others are zeros; 0: all of them are.
 template <int POSITIONS_, int TAPS_Y_, int TAPS_X_, int DOWN_, int RIGHT_, int GROUP_, int SECOND_,
           int COPY_ = 16, int INNER_ = 0>
 struct ImageShape {
@@ -170,10 +170,10 @@ struct GemmImage
     }
   }
 
-  // Eight channels; with a narrow COPY the first `left` of them.
+  // Eight channels; of those that are not all in memory the first `left` of them.
   JM_DEVICE static void piece(T* to, const T* from, bool there, int left) {
     if constexpr (Shape::COPY == 16) {
-      cp_async_16(to, from, there);
+      cp_async_16(to, from, there && (Shape::INNER == 0 || left > 0));
     } else {
 #pragma unroll
       for (int e = 0; e < 8; e += Shape::COPY / 2) {
@@ -232,10 +232,14 @@ struct GemmImage
   JM_DEVICE static void by_tap(Roles* roles, Place& at, Accumulators& acc, uint64_t a0, uint64_t b0) {
     const bool speaks = speaks_for_warpgroup();
     at.phase = opaque(at.phase);  // in the uniform datapath its ops would wait longer for each other
-    int before = -1, earlier = -1, passed = -1;  // slots and an image whose products may still run
+    const auto give_back = [&](int taps) {  // the slot of so many taps ago
+      const int i = at.slot - taps;
+      if (speaks) mbarrier_arrive(&roles->empty[i < 0 ? i + SLOTS : i]);
+    };
+    int number = 0;
 #pragma unroll 1
     for (int chunk = 0; chunk < CHUNKS; ++chunk) {
-      const int number = await_image(roles, at);
+      number = await_image(roles, at);
       uint64_t a = wgmma_descriptor_at(a0, number * TileA::BYTES);
 #pragma unroll 1
       for (int y = 0; y < Shape::TAPS_Y; ++y) {
@@ -245,24 +249,19 @@ struct GemmImage
           products(acc, wgmma_descriptor_at(a, x * Shape::RIGHT * 128),
                    wgmma_descriptor_at(b0, at.slot * STAGE_BYTES));
           wgmma_wait<LAG>();
-          const int done = LAG == 2 ? earlier : before;
-          if (done >= 0 && speaks) mbarrier_arrive(&roles->empty[done]);
-          if (x == LAG - 1 && passed >= 0) {  // that of the chunk before
-            if (speaks) mbarrier_arrive(&roles->empty[SLOTS + passed]);
-            passed = -1;
-          }
-          earlier = before;
-          before = at.slot;
+          const bool later = chunk > 0 || y > 0;  // products of taps before are done
+          if (x >= LAG || later) give_back(LAG);
+          if (x == LAG - 1 && y == 0 && chunk > 0 && speaks)  // and of the image before
+            mbarrier_arrive(&roles->empty[SLOTS + (number - 1 & (IMAGES - 1))]);
           at.template next<SLOTS>();
         }
         a = wgmma_descriptor_at(a, Shape::DOWN * 128);
       }
-      passed = number;
     }
     wgmma_wait<0>();
-    if (LAG == 2 && earlier >= 0 && speaks) mbarrier_arrive(&roles->empty[earlier]);
-    if (speaks) mbarrier_arrive(&roles->empty[before]);
-    if (speaks) mbarrier_arrive(&roles->empty[SLOTS + passed]);
+    if (LAG == 2) give_back(2);
+    give_back(1);
+    if (speaks) mbarrier_arrive(&roles->empty[SLOTS + number]);
   }
 
   // All weights stay: nothing is waited for between the taps of an image. The second warpgroup begins when
