@@ -158,7 +158,7 @@ FAULTS = {
     "the warps of warpgroup 0 of block 1 issue different wgmmas":
         "run(a + 2 * (warp_id() == 2), a);",
     "threads 0-95: wgmma_wait, for other warps of the warpgroup": "if (warp_id() < 3) run(a, a);",
-    "offset 128, lead 16, stride 1024: it does not begin at row % 8": "run(a + 8, a);",
+    "offset 16, lead 16, stride 1024: it does not begin at k % 16": "run(a + 1, a);",
     "offset 32, lead 16, stride 1024: it does not begin at a panel's first row":
         "wgmma_fence(); wgmma<bf16, false, true>(d, a, a + 2);",
     "it ends outside shared memory": "run(a + 448, a);",
