@@ -28,7 +28,7 @@ from jaxmono.fusion.plan import Device
 
 _LATENCY_US = 0.4
 """First image, first products, first stores; timed alone 1.9."""
-_BEHIND_US = 0.6
+_BEHIND_US = 0.3
 """Behind a grid barrier, where rings of gathered rows mostly go on from stage to stage and these do
 not: ResNet-18 b1 took 1 to 3 % longer with four images that take as long alone."""
 _IN_MODELS = 0.95

@@ -87,7 +87,7 @@ def test_a_layer_as_right_as_xla(name: str, dtype: Any) -> None:
     narrow = [jnp.asarray(a).astype(dtype) for a in (x, w, b)]
     with jax.default_matmul_precision("highest"):  # on a GPU 5x5 taps are a Fourier transform
         wide = [np.asarray(a, np.float32) for a in narrow]
-        at = jax.devices("cpu" if name in IMAGES else None)[0]
+        at = jax.devices("cpu" if name in IMAGES and kernel[:2] == (5, 5) else None)[0]
         exact = np.asarray(jax.jit(fn)(*jax.device_put(wide, at)))
     mono = jaxmono.jit(fn, on_unsupported="error")
     assert name not in IMAGES or "GemmImage<" in mono.lower(*narrow).as_text("cuda")
