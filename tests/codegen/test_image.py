@@ -19,6 +19,7 @@ from contraction_harness import (
 )
 from harness import DEVICE
 from jax import lax
+from lost_waits import Case, failure
 
 from jaxmono.codegen import cuda_target
 from jaxmono.codegen.dot import any_tile
@@ -208,6 +209,38 @@ def test_layers_behind_each_other(alike: bool) -> None:
     for weights, one in ((u, at[0]), (v, at[1])):  # a single 1 a column: exact in bf16
         weights.reshape(-1, 48)[:] = np.arange(9 * 48)[:, None] == one
     check_exact(p, made, seeds=(0, 1, 2, 3), blocks=(1, 2), inputs=[x, u, v, w])
+
+
+IMAGE_EMPTY = "      mbarrier_wait(&roles->empty[SLOTS + number], at.parity(SLOTS + number) ^ 1);\n"
+IMAGE_FULL = "    mbarrier_wait(&roles->full[SLOTS + number], at.parity(SLOTS + number));\n"
+FILL = "        b.fill(slot(smem, at.slot), tap * CHUNKS + chunk);\n"
+WAITS = {
+    "a free image": (IMAGE_EMPTY, ""),
+    "an image": (IMAGE_FULL, ""),
+    "a free slot": (
+        "        mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);\n" + FILL, FILL),
+    "weights": ("          mbarrier_wait(&roles->full[at.slot], at.parity());\n", ""),
+    "the products of a slot": ("give_back(LAG);", "give_back(0);"),
+    "the products of an image": ("x == LAG - 1 && y == 0 && chunk > 0", "x == 0 && chunk > 0"),
+}
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("what", WAITS)
+def test_nothing_that_is_waited_for_may_be_left_out(what: str,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait or its place taken out of the text: some order of threads goes wrong."""
+    p = plan((2, 13, 11, 96), (3, 3, 96, 32))
+    # In a ring, weights behind an image tell that it has landed, and the one before is free.
+    s = resident(128, 32, 32) if what in ("a free image", "an image") else image(128, 32, 32)
+    case = Case(p, in_order(p, s), small_integers(p.graph), 0.0, threads=256)
+
+    def change(source: str) -> str:
+        assert source.count(WAITS[what][0]) == 1
+        return source.replace(*WAITS[what])
+
+    assert failure(case, monkeypatch, lambda s: s) == ""
+    assert failure(case, monkeypatch, change) != ""
 
 
 @pytest.mark.parametrize(("x", "w", "kw", "why"), [
