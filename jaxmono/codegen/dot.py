@@ -88,7 +88,7 @@ class DotCode:
 
     @property
     def tiles_m(self) -> int:
-        if self.s.family == "image":
+        if isinstance(self.s, ImageSchedule):
             return self.arrangement.tiles
         return math.ceil(self.form.m.size / self.s.bm)
 

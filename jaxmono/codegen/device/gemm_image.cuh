@@ -160,7 +160,7 @@ struct GemmImage
     from += k + c0;
 #pragma unroll
     for (int part = 0; part < PARTS; ++part) {
-#pragma unroll  // by 4 or 2, 3 to 6 % of some convolutions
+#pragma unroll  // by 4 or 2 some convolutions take 3 to 6 % longer
       for (int i = 0; i < PER; ++i) {
         const int found = shfl_idx(places[part], i * 4 + lane / 8), down = (part * PER + i) * STEP;
         if (down + STEP > Shape::POSITIONS && row + down >= Shape::POSITIONS) continue;
