@@ -194,12 +194,13 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                 arrivals: str, behind: bool) -> None:
     form, s, body, stores = code.form, code.s, code.sig.body, code.form.elements
     t = code.accumulator
+    row = "row(r)" if s.family == IMAGE else ""
     piece = partial(emit_piece, w, body, stores, result=form.dot.result, demanded=code.demanded,
                     m=form.rows, n=form.n, tile_m=s.bm, tile_n=s.bn, read="", accumulator=t,
                     skip="", pointers=pointers, outputs=outputs, names=names,
-                    read_only=read_only, row="row(r)" if s.family == IMAGE else "")
+                    read_only=read_only, row=row)
     again = _emit_again(w, code, pointers, read_only, names)
-    if s.family == IMAGE:
+    if row:
         emit_row(w, code.arrangement)
     if _leaves_as_fragments(code):
         lanes = 4 if s.bn % 32 == 0 and _lanes(code, 4) == 4 else 2
@@ -231,8 +232,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     # What is reduced goes by rows: not as fragments leave.
     none = "NoEarly" if reduces else no_loads(body, stores, result)
     emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
-               pointers=pointers, names=names, none=none,
-               row="row(r)" if s.family == IMAGE else "")
+               pointers=pointers, names=names, none=none, row=row)
     if small:
         w.line(f"const auto first = G::first<{lanes}>(fetch);")
     else:

@@ -23,6 +23,7 @@ from jaxmono.codegen.operand import is_zero
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.demand import demands
 from jaxmono.fusion.indexing import Index, delinearize
+from jaxmono.fusion.padded_images import margin
 from jaxmono.fusion.plan import DotForm, Sig
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
@@ -64,9 +65,9 @@ class Image:
     @property
     def margin(self) -> tuple[int, int]:
         """Zeros between two lines, and between two images, that serve both."""
-        y, x = ((o + (t - 1) * d - low - size, low) for o, t, d, low, size in zip(
-            self.out, self.taps, self.dilation, self.low, (self.height, self.width), strict=True))
-        return max(*y, 0), max(*x, 0)
+        y, x = (margin(*of) for of in zip(self.out, self.taps, self.dilation, self.low,
+                                          (self.height, self.width), strict=True))
+        return y, x
 
 
 @dataclass(frozen=True)

@@ -94,10 +94,16 @@ def _shares_margins(window: ops.Window, pad: ops.Pad) -> bool:
     """Whether there are no more places than a line and its margin have, down and across."""
     dims = zip(window.dimensions, window.sizes, window.dilations, strict=True)
     for d, taps, apart in dims:
-        out, size, low = window.result.type.dims[d], pad.operand.type.dims[d], pad.low[d]
-        if out > size + max(out + (taps - 1) * apart - low - size, low, 0):
+        out, size = window.result.type.dims[d], pad.operand.type.dims[d]
+        if out > size + margin(out, taps, apart, pad.low[d], size):
             return False
     return True
+
+
+def margin(places: int, taps: int, apart: int, low: int, size: int) -> int:
+    """Zeros behind a line of ``size`` places, ``low`` in front of it, that serve its taps and those
+    of the next line."""
+    return max(places + (taps - 1) * apart - low - size, low, 0)
 
 
 def _padded(b: Builder, pad: ops.Pad, more: int, dimension: int) -> Value:

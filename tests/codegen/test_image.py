@@ -20,6 +20,7 @@ from contraction_harness import (
 from harness import DEVICE
 from jax import lax
 from lost_waits import Case, failure
+from test_convolution import conv
 
 from jaxmono.codegen import cuda_target
 from jaxmono.codegen.dot import any_tile
@@ -36,14 +37,6 @@ from jaxmono.hlo.types import DType
 
 Spec = jax.ShapeDtypeStruct
 BF16, F16 = jnp.bfloat16, jnp.float16
-NUMBERS = {3: ("NWC", "WIO", "NWC"), 4: ("NHWC", "HWIO", "NHWC")}
-
-
-def conv(x: Any, w: Any, padding: Any = "SAME", stride: int = 1, dilation: Any = None,
-         numbers: Any = None) -> Any:
-    rank = x.ndim - 2
-    return lax.conv_general_dilated(x, w, (stride,) * rank, padding, rhs_dilation=dilation,
-                                    dimension_numbers=numbers or NUMBERS[x.ndim])
 
 
 def image(bm: int, bn: int, bk: int, slots: int = 3, images: int = 2, tall: int = 0,
@@ -75,7 +68,7 @@ def plan(x: tuple[int, ...], w: tuple[int, ...], dtype: Any = BF16, **kw: Any) -
     ((3, 8, 8, 16), (3, 3, 16, 128), image(64, 128, 16, tall=8), {}),
     ((2, 12, 9, 96), (5, 3, 96, 16), image(128, 16, 32), {"padding": ((1, 3), (2, 0))}),
     ((1, 12, 20, 64), (2, 4, 64, 24), image(128, 32, 64, 6),
-     {"padding": "VALID", "dilation": (3, 2)}),
+     {"padding": "VALID", "rhs_dilation": (3, 2)}),
     ((2, 40, 32), (7, 32, 48), image(128, 48, 16), {}),
     ((2, 9, 9, 32), (3, 3, 32, 40), image(128, 48, 32), {"dtype": F16}),
     ((2, 9, 12, 32), (7, 1, 32, 16), image(128, 16, 32), {}),
@@ -93,7 +86,8 @@ def test_arrangements(x: tuple[int, ...], w: tuple[int, ...], s: DotSchedule,
 def test_weights_with_their_channels_last() -> None:
     """[n][k] weights: not transposed on their way."""
     def fn(x: Any, w: Any) -> Any:
-        return conv(x, w, numbers=("NHWC", "OHWI", "NHWC"))
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME",
+                                        dimension_numbers=("NHWC", "OHWI", "NHWC"))
 
     p = plan_of(fn, Spec((2, 9, 12, 64), BF16), Spec((48, 3, 3, 64), BF16))
     made = build(p, in_order(p, image(128, 48, 64)), threads=256)
@@ -112,7 +106,7 @@ def test_channels_that_begin_anywhere(channels: int, padding: str, s: DotSchedul
     monkeypatch.setattr(padded_images, "MIN_ROWS", 0)
 
     def fn(x: Any, w: Any) -> Any:
-        return conv(x, w, padding)
+        return conv(x, w, padding=padding)
 
     args = Spec((2, 9, 11, channels), BF16), Spec((3, 3, channels, 32), BF16)
     assert len(plan_of(fn, *args, device=dataclasses.replace(DEVICE, wgmma=False)).stages) == 2
@@ -128,7 +122,7 @@ def test_channels_that_begin_anywhere(channels: int, padding: str, s: DotSchedul
 def test_channels_that_the_user_pads(channels: int, behind: int, s: DotSchedule) -> None:
     """With the image's own margin or without: zeros, not those of the next place."""
     def fn(x: Any, w: Any) -> Any:
-        return conv(jnp.pad(x, ((0, 0), (1, 0), (0, 1), (0, behind))), w, "VALID")
+        return conv(jnp.pad(x, ((0, 0), (1, 0), (0, 1), (0, behind))), w, padding="VALID")
 
     p = plan_of(fn, Spec((2, 9, 11, channels), BF16), Spec((3, 3, channels + behind, 32), BF16))
     check_exact(p, build(p, in_order(p, s), threads=256), blocks=(1, 3))
@@ -140,7 +134,7 @@ KEPT = {
     "a part": lambda x, w: conv(x[:, 1:, 2:], w),
     "other weights": lambda x, w: conv(x, w * 2),
     "reduced": lambda x, w: conv(x, w).sum(-1),
-    "wide margins": lambda x, w: conv(x, w, ((7, 7), (7, 7))),
+    "wide margins": lambda x, w: conv(x, w, padding=((7, 7), (7, 7))),
     "pooled": lambda x, w: lax.reduce_window(
         conv(x, w), jnp.asarray(-jnp.inf, x.dtype), lax.max, (1, 2, 1, 1), (1, 2, 1, 1), "VALID"),
 }
@@ -160,13 +154,17 @@ def test_copies_that_are_kept(name: str) -> None:
 @pytest.mark.parametrize(("x", "window"), [((32, 1, 400, 64), (1, 1, 4, 1)),
                                            ((32, 400, 1, 64), (1, 4, 1, 1))])
 def test_windows_of_four_in_a_line(x: tuple[int, ...], window: tuple[int, ...]) -> None:
+    """No pool of 2 x 2: refused, by its reason."""
     def fn(x: Any, w: Any) -> Any:
         y = jax.nn.relu(conv(x, w))
         return lax.reduce_window(y, jnp.asarray(-jnp.inf, y.dtype), lax.max, window, window,
                                  "VALID")
 
     p = plan_of(fn, Spec(x, BF16), Spec((3, 3, 64, 32), BF16), device=Device())
-    assert default_schedule(p, cuda_target("sm_90a"), Device())
+    (sig,) = dot_sigs(p)
+    assert takes_image(sig, DType.BF16) is not None
+    made = default_schedule(p, cuda_target("sm_90a"), Device()).sigs[sig.key]
+    assert made.family == "wgmma"
 
 
 @pytest.mark.parametrize("s", [

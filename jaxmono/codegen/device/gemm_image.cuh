@@ -193,18 +193,10 @@ struct GemmImage
     float x[NT][4];
   };
 
-  JM_DEVICE static int warpgroup() { return fresh(warp_id()) / 4; }
-  JM_DEVICE static int first_row() {
-    const int warp = fresh(warp_id());
-    return (WG_M == 2 ? warp / 4 * 64 : 0) + warp % 4 * 16;
-  }
-  JM_DEVICE static int first_col() { return WG_N == 2 ? warpgroup() * N : 0; }
-  JM_DEVICE static int own_col() { return first_col(); }
-
   template <int HELD = 0>
   JM_DEVICE static void multiply(unsigned char* smem, Roles* roles, Place& at, int, Accumulators& acc) {
     static_assert(HELD == 0, "sources come through a ring whose slots they fit");
-    const int wg = uniform(warpgroup());
+    const int wg = uniform(WgmmaFinish<GemmImage>::warpgroup());
     const uint64_t a0 = wgmma_descriptor(smem + (WG_M == 2 ? wg * (Shape::SECOND * 128) : 0), 16,
                                          Shape::GROUP * 128);
     const uint64_t b0 = operand_slice<TileB, B_K>(slot(smem, 0), WG_N == 2 ? wg * N : 0, 0);

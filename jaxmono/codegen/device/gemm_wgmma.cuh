@@ -214,13 +214,8 @@ struct GemmWgmma
     float x[NT][4];
   };
 
-  JM_DEVICE static int warpgroup() { return fresh(warp_id()) / 4; }
-  JM_DEVICE static int first_row() {
-    const int warp = fresh(warp_id());
-    return (WG_M == 2 ? warp / 4 * 64 : 0) + warp % 4 * 16;
-  }
-  JM_DEVICE static int first_col() { return WG_N == 2 ? warpgroup() * N : 0; }
-  JM_DEVICE static int own_col() { return HALVES ? warpgroup() * (N / 2) : first_col(); }
+  using Finish = WgmmaFinish<GemmWgmma>;
+  using Finish::first_row, Finish::warpgroup;
 
   // Of the epilogue's source operand: Source::produce(ring(smem), ...) behind `produce`, for `finish` a
   // reader behind `consume`.

@@ -16,6 +16,16 @@ namespace jaxmono {
 // G: a GemmWgmma or GemmImage, which has these as its own; Sums: its Accumulators.
 template <class G>
 struct WgmmaFinish {
+  // Of a thread: its warpgroup; the first row of its warp, and the first column of its sums and of those that
+  // it finishes, in the tile.
+  JM_DEVICE static int warpgroup() { return fresh(warp_id()) / 4; }
+  JM_DEVICE static int first_row() {
+    const int warp = fresh(warp_id());
+    return (G::BM == 128 ? warp / 4 * 64 : 0) + warp % 4 * 16;
+  }
+  JM_DEVICE static int first_col() { return G::N < G::BN ? warpgroup() * G::N : 0; }
+  JM_DEVICE static int own_col() { return G::HALVES ? warpgroup() * (G::N / 2) : first_col(); }
+
   // HELD: slots that the epilogue's source takes (Source::GROUPS).
   template <int HELD = 0, class Sums>
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles, Sums& acc) {
@@ -31,8 +41,8 @@ struct WgmmaFinish {
   template <int HELD = 0, class Sums, class Columns>
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles, Sums& acc,
                                 const Columns& bias) {
-    const int column = G::first_col() + fresh(lane_id()) % 4 * 2;
-    const bool adds = !G::SHARED_K || G::warpgroup() == 0;
+    const int column = first_col() + fresh(lane_id()) % 4 * 2;
+    const bool adds = !G::SHARED_K || warpgroup() == 0;
     decltype(bias(0)) two[G::NT];
 #pragma unroll
     for (int j = 0; j < G::NT; ++j) {
@@ -73,7 +83,7 @@ struct WgmmaFinish {
                                S&& source) {
     if constexpr (G::HALVES) {
       float own[G::OWN][4];
-      if (G::warpgroup() == 0) exchange<0>(smem, acc, own);
+      if (warpgroup() == 0) exchange<0>(smem, acc, own);
       else exchange<1>(smem, acc, own);
       rows<LANES>(smem, own, fetch, f, source);
       syncthreads();
@@ -89,9 +99,9 @@ struct WgmmaFinish {
                              S& source) {
     G::Staged::template rows<LANES>(
         G::staging(smem) + fresh(warp_id()) * 16 * G::PITCH, x,
-        [&](int r, int c) { return fetch(G::first_row() + r, G::own_col() + c); },
+        [&](int r, int c) { return fetch(first_row() + r, own_col() + c); },
         [&](int r, int c, const float (&sum)[LANES], const auto&... loaded) {
-          f(G::first_row() + r, G::own_col() + c, sum, loaded...);
+          f(first_row() + r, own_col() + c, sum, loaded...);
         },
         source);
   }
@@ -104,12 +114,12 @@ struct WgmmaFinish {
       G::Staged::template windows<TAPS, LANES, G::WINDOW_LINE>(
           G::staging(smem) + fresh(warp_id()) * 16 * G::PITCH, x,
           [&](int r, int c, const float (&sums)[TAPS][LANES]) {
-            f(G::first_row() + r, G::own_col() + c, sums);
+            f(first_row() + r, own_col() + c, sums);
           });
     };
     if constexpr (G::HALVES) {
       float own[G::OWN][4];
-      if (G::warpgroup() == 0) exchange<0>(smem, acc, own);
+      if (warpgroup() == 0) exchange<0>(smem, acc, own);
       else exchange<1>(smem, acc, own);
       own_rows(own);
       syncthreads();
@@ -177,12 +187,12 @@ struct WgmmaFinish {
 #pragma unroll
       for (int e = 0; e < 4; ++e) own[j][e] = sum.x[e];
     }
-    const int column = G::first_col() + split * SHARE * 8;
+    const int column = first_col() + split * SHARE * 8;
     Out::template rows<LANES>(
         G::staging(smem) + fresh(warp_id()) * 16 * Out::PITCH, own,
-        [&](int r, int c) { return fetch(G::first_row() + r, column + c); },
+        [&](int r, int c) { return fetch(first_row() + r, column + c); },
         [&](int r, int c, const float (&sum)[LANES], const auto& early) {
-          f(G::first_row() + r, column + c, sum, early);
+          f(first_row() + r, column + c, sum, early);
         },
         NoSource{});
   }
@@ -193,7 +203,7 @@ struct WgmmaFinish {
   template <int LANES, class Sums, class F>
   JM_DEVICE static void finish_fragments(unsigned char* smem, const Sums& acc, const F& f) {
     static_assert(G::SHARED_K && !G::HALVES && G::NT % LANES == 0, "small tiles");
-    if (G::warpgroup() == 0) halves<0, LANES>(smem, acc, f);
+    if (warpgroup() == 0) halves<0, LANES>(smem, acc, f);
     else halves<1, LANES>(smem, acc, f);
     syncthreads();
   }
@@ -216,7 +226,7 @@ struct WgmmaFinish {
       store<float, 4>(mine + j * CONSUMERS * 4, Vec<float, 4>{x[0], x[1], x[2], x[3]});
     }
     syncthreads();
-    const int row = G::first_row() + lane_id() / 4, t = lane_id() % 4;
+    const int row = first_row() + lane_id() / 4, t = lane_id() % 4;
     const int column = HALF * (G::N / 2) + (LANES == 4 ? t % 2 * 8 + t / 2 * 4 : t * 2);
     float x[COUNT][4];
 #pragma unroll
