@@ -33,12 +33,13 @@ _log = _logging.get("driver")
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """The live ops of a kernel, each in the first one that computes it, and the scope's `runs` and
-    `within`."""
+    """The live ops of a kernel, each in the first one that computes it, the scope's `runs` and
+    `within`, and the region's `note`."""
 
     ops: tuple[Op, ...]
     runs: int
     within: str
+    note: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +183,7 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
                          f"XLA runs it, with the same results. JAXMONO_LOGS=debug shows where it "
                          f"failed; on_unsupported='error' raises", stacklevel=3)
                 continue
-            taken.append(Taken(mine, scope.runs, scope.within))
+            taken.append(Taken(mine, scope.runs, scope.within, region.note))
             counted.update(mine)
             parts[scope].append((Region(region.op_indices, region.inputs, region.outputs),
                                  built[-1]))
@@ -239,7 +240,8 @@ def _kernel_report(built: Built, facts: Facts, taken: Taken) -> KernelReport:
         cached=built.cached if program is not None else None,
         registers=known.get("registers"),
         spill_bytes=sum(spills) if spills else None,
-        notes=(*plan.notes, *([f"in the {taken.within}"] if taken.within else [])),
+        notes=(*plan.notes, *([f"in the {taken.within}"] if taken.within else []),
+               *([taken.note] if taken.note else [])),
         schedules=_schedules(built) if program is not None else None,
     )
 

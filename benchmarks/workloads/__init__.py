@@ -11,7 +11,7 @@ __all__ = ["FAMILIES", "Program", "Request", "UnknownWorkload", "Workload", "all
            "further_tables"]
 
 FAMILIES = ("bert", "minilm", "t5", "decoders", "vision_transformers", "speech", "convnets",
-            "recurrent", "micro")
+            "diffusion", "recurrent", "micro")
 """Files of this folder with a tuple WORKLOADS each, in the order of the tables."""
 
 

@@ -8,11 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
-from benchmarks.workloads.workload import Program, Request, Workload, module_program, shapes_of
+from benchmarks.workloads.workload import Program, Request, Workload, module_program, scaled
 from examples.models import convnext, googlenet, inception, mobilenet, repvgg, resnet, vgg
 
 
@@ -28,30 +26,7 @@ def _images(name: str, create: Callable[[Any], Any], published: Any, tiny: Any,
         return create(config)
 
     program = module_program(make, inputs, f"{size}x{size}x3", name=name)
-    return dataclasses.replace(program, state=lambda: _state(make))
-
-
-def _state(create: Callable[[], nnx.Module]) -> Any:
-    """The model's state with values of NumPy: kernels of the size that keeps the activations' (He
-    et al.), the rest with noise as in `workload.jittered`.
-
-    JAX would compile a random generator for each of the many shapes of kernels: 30 s of a core for
-    the tiny Inception-v3.
-    """
-    rng = np.random.default_rng(0)
-
-    def value(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        names = {str(getattr(p, "key", getattr(p, "name", p))) for p in path}
-        noise = rng.standard_normal(leaf.shape, np.float32)
-        if names & {"scale", "var"}:
-            noise = 1 + 0.1 * noise
-        elif names & {"bias", "mean"}:
-            noise = 0.1 * noise
-        else:
-            noise *= np.sqrt(2 / np.prod(leaf.shape[:-1]))  # over the inputs of an output
-        return jnp.asarray(noise.astype(leaf.dtype))
-
-    return jax.tree_util.tree_map_with_path(value, shapes_of(create))
+    return dataclasses.replace(program, state=lambda: scaled(make))
 
 
 def _workload(name: str, title: str, module: Any, published: Any, tiny: Any,

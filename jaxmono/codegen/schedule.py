@@ -14,6 +14,7 @@ from jaxmono.codegen.loop_order import source_order
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.padded_copy import MOST_IN_FLIGHT, padded_copy
 from jaxmono.codegen.row_chain import KEEP_WORDS
+from jaxmono.codegen.shared_loop import shared_loop
 from jaxmono.codegen.stencil_loop import loads_of, stencil_loop
 from jaxmono.codegen.stencil_rows import stencil_rows
 from jaxmono.codegen.traverse import Access, Lane, access, vector_width, walk
@@ -32,8 +33,8 @@ class LoopSchedule:
         instruction rescheduling, section 4.2.2).
       order: of the form's variables between threads, outermost first, the last one's vectors for
         the last one (`loop_order`); empty: as the form has them.
-      places: neighbours along each of the form's variables that a thread takes (`stencil_loop`);
-        empty: one. Then ``unroll`` is 1 and ``order`` empty.
+      places: neighbours along each of the form's variables that a thread takes (`stencil_loop`,
+        `shared_loop`); empty: one. Then ``unroll`` is 1 and ``order`` empty.
     """
 
     lanes: int = 1
@@ -181,6 +182,11 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     if stencil is not None:
         lanes, places = stencil
         return LoopSchedule(lanes, places=places)
+    shared = None if moves or beside else shared_loop(
+        sig.body, roots(sig, form.stores, plain), form.vars, lanes, sm_count=device.sm_count,
+        threads=threads)
+    if shared is not None:
+        return LoopSchedule(lanes, places=shared)
     order: tuple[int, ...] = ()
     if lanes == 1:
         found = source_order(sig.body, roots(sig, form.stores, plain),

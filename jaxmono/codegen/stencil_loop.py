@@ -162,8 +162,13 @@ def _envs(variables: Sequence[Var], places: Sequence[int]) -> list[dict[Var, Ind
 
 def emit_ahead(em: BodyEmitter, roots: Sequence[Root], envs: Sequence[Mapping[Var, Index]],
                itemsize: int) -> None:
-    """Emits what ``roots`` need at all places, ``envs``."""
-    order = _order(_taps(em.body, roots), envs)
+    """Emits what ``roots`` need at all places, ``envs``; of a few loads a place just these."""
+    taps = _taps(em.body, roots)
+    order = _order(taps, envs)
+    if _distinct(taps) < STENCIL_LOADS:
+        for load in order.loads:
+            em.emit(*load)
+        return
     ahead = max(order.ahead(len(envs), em.lanes, itemsize), _AHEAD[0])
     asked = 0
     for (value, index), needed in zip(order.taps, order.needed, strict=True):

@@ -19,6 +19,7 @@ from jaxmono.fusion.bodies import order as body_order
 from jaxmono.fusion.draft import Draft, State
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.fold import fold
+from jaxmono.fusion.gated import waits
 from jaxmono.fusion.grow import grow
 from jaxmono.fusion.inplace import find_in_place
 from jaxmono.fusion.loops import copies, materialise, merge
@@ -64,9 +65,12 @@ def formulate(graph: Graph, device: Device, without: Collection[str] = (),
     into no group.
     """
     banned: set[Op] = set(apart)
+    later = {} if "gated" in without else waits(graph)
+    for o, values in (after or {}).items():
+        later[o] = (*later.get(o, ()), *values)
     for _ in range(MAX_ATTEMPTS):
         state = State(graph, device, banned=set(banned), without=frozenset(without),
-                      views=views or {}, after=after or {}, begun=begun)
+                      views=views or {}, after=later, begun=begun)
         find_in_place(state)
         grow(state)
         trim(state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from jaxmono.fusion.epilogue_reduces import of_contractions
+from jaxmono.fusion.gated import gated
 from jaxmono.fusion.orient import orient
 from jaxmono.fusion.padded_images import padded_images
 from jaxmono.fusion.plan import Device
@@ -17,7 +18,7 @@ from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.passes import dead_code, expand, unroll
 from jaxmono.hlo.rewrite import replace_values
 
-OPTIONAL = ("round_rows", "share_k", "window_rows")
+OPTIONAL = ("gated", "round_rows", "share_k", "window_rows")
 """Steps that `prepare` can go without."""
 
 
@@ -38,7 +39,7 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     # Those of a contraction's results may begin in its epilogue: known once there are groups.
     later = () if "epilogue_reduces" in without else of_contractions(graph)
     graph, whole = split_reduces(graph, device, later)
-    graph = padded_images(orient(graph), device)
+    graph = padded_images(orient(graph if "gated" in without else gated(graph)), device)
     graph = graph if "window_rows" in without else order_rows(graph)
     graph, kept = (graph, ()) if "round_rows" in without else round_rows(graph, device)
     graph, alone = (graph, ()) if "share_k" in without else share_k(graph, device)

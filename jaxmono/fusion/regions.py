@@ -8,6 +8,7 @@
 A region is convex: no path leaves it and comes back, so all its inputs exist before it starts.
 With mode "stitch" the contractions stay with XLA's libraries and what lies between them is
 stitched, as FusionStitching does (section 3): memory-intensive ops only, one region per level.
+One with more different parts than a compiler likes is several (region_size.py).
 Constants, iotas and other ops that cost nothing are copied into every region that wants them;
 others that cost less than what would cross as well (region_cut.py).
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.region_cut import Part, part
+from jaxmono.fusion.region_size import NOTE, divided
 from jaxmono.fusion.support import refusal
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -35,11 +37,13 @@ class Region:
         as well; they are never outputs there.
       inputs: values read from outside, in order of first use.
       outputs: values that something outside needs, in order.
+      note: why it begins where it does, if something is worth telling.
     """
 
     op_indices: tuple[int, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
+    note: str = ""
 
     def subgraph(self, graph: Graph) -> Graph:
         """The region as a Graph of its own (the same Values; inputs and outputs in order)."""
@@ -83,9 +87,12 @@ def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
     for i in sorted(color):
         members.setdefault(color[i], []).append(i)
     chosen: list[list[int]] = []
+    notes: dict[int, str] = {}
     for c in sorted(members):
         if _worth_launching(graph, members[c]):
-            chosen.append(members[c])
+            first, *others = divided(graph, members[c], free, device or Device())
+            chosen += [first, *others]
+            notes |= dict.fromkeys((indices[0] for indices in others), NOTE)
         else:
             reasons.update(dict.fromkeys(members[c], _MOVES))
     while True:
@@ -99,7 +106,8 @@ def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
             if views:
                 reasons.update(dict.fromkeys(indices, _MOVES))
         chosen = [indices for indices, views in zip(chosen, bare, strict=True) if not views]
-    regions = tuple(_region(graph, p, free) for p in parts if p.own)
+    regions = tuple(_region(graph, p, free, notes.get(indices[0], ""))
+                    for p, indices in zip(parts, chosen, strict=True) if p.own)
     taken = {i for region in regions for i in region.op_indices}
     return regions, [(graph.ops[i], reasons[i]) for i in sorted(reasons) if i not in taken]
 
@@ -180,7 +188,7 @@ def _worth_launching(graph: Graph, indices: Sequence[int]) -> bool:
                and any(r.type.size for r in graph.ops[i].results) for i in indices)
 
 
-def _region(graph: Graph, part: Part, free: set[int]) -> Region:
+def _region(graph: Graph, part: Part, free: set[int], note: str) -> Region:
     inside = {*part.own, *part.again}
     made = {r: i for i in free for r in graph.ops[i].results}
     todo = [v for i in inside for v in graph.ops[i].uses]
@@ -195,4 +203,4 @@ def _region(graph: Graph, part: Part, free: set[int]) -> Region:
     for i in chosen:
         inputs.update(dict.fromkeys(v for v in graph.ops[i].uses if v not in defined))
     outputs = tuple(r for i in chosen for r in graph.ops[i].results if r in part.outputs)
-    return Region(tuple(chosen), tuple(inputs), outputs)
+    return Region(tuple(chosen), tuple(inputs), outputs, note)

@@ -303,6 +303,21 @@ def test_a_reduce_of_32768_is_long() -> None:
     assert kinds(make_plan(models.graph_of(jnp.max, bf16(1 << 15)), Device())) == [["row"], ["row"]]
 
 
+@pytest.mark.parametrize(("shape", "stages"), [((2, 64, 64, 32, 10), 2), ((2, 32, 32, 32, 20), 1),
+                                               ((8, 64, 64, 32, 10), 1)])
+def test_channels_of_groups_are_summed_after_places(shape: tuple[int, ...], stages: int) -> None:
+    """Places side by side, then the channels of a group: not where one step is as fast (few
+    elements), or has a row for every multiprocessor."""
+    fn = lambda x: jax.lax.reduce(x, np.float32(0), jax.lax.add, (1, 2, 4))  # noqa: E731
+    p = make_plan(models.graph_of(fn, f32(*shape)), Device())
+    assert kinds(p) == [["row"]] * stages
+    if stages == 2:
+        assert [b.type.dims[-2:] for b in p.buffers if b.place is Place.SCRATCH] == [shape[-2:]]
+    given = np.random.default_rng(0).choice([-1, 1], shape).astype(np.float32)
+    (found,) = run_plan(p, [given])
+    np.testing.assert_array_equal(found, given.sum((1, 2, 4)))
+
+
 def test_partial_sums_of_16_bits_are_f32() -> None:
     """As XLA's are. A part of 3968 ones is no bf16, and 32 of them once rounded would be 2^17."""
     fn = lambda x: jax.lax.reduce(x, jnp.bfloat16(0), jax.lax.add, (0,))  # noqa: E731

@@ -1,0 +1,176 @@
+"""Products of which one gates the other (GEGLU, SwiGLU, GLU): in the epilogue of the second one.
+
+    y = x @ w + b                                   u = x @ w[:, :f] + b[:f]
+    u, g = y[:, :f], y[:, f:]                ──►    g = x @ w[:, f:] + b[f:]
+    z = u * gelu(g)      a stage of its own         z = u * gelu(g)      in the epilogue of g
+
+`gated` makes two products of one, `waits` lets the second one wait for the first, though it does
+not read it. Side by side, both would be written and read again. Stable Diffusion's UNet, 64 x 64,
+batch 2: products of 42 MB took 35 us, and what gates them 35.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from jaxmono.fusion.dots import dot_dims
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.passes import dead_code
+from jaxmono.hlo.rewrite import Builder, is_splat, replace_values, splat_value
+from jaxmono.hlo.types import TensorType
+
+LEAST_BYTES = 4 << 20
+"""Of both products: half of it passes memory once less, in a microsecond, and the tiles of a half
+still fill the GPU."""
+_LEAST_ROWS = 256
+"""With fewer rows the weights' way from memory decides, which both products share."""
+_STEPS = 24
+"""Most values between a product and what gates; a GELU by tanh has 10."""
+_PIECE = 8
+"""Columns, of which both halves are multiples: copies of 16 bytes."""
+
+_Step = ops.Elementwise | ops.Convert
+
+
+def gated(graph: Graph) -> Graph:
+    """``graph`` with such products in two; itself if it has none."""
+    halves: dict[Op, tuple[ops.DotGeneral, Sequence[_Step]]] = {}
+    for o in graph.ops:
+        if isinstance(o, ops.DotGeneral) and _is_large(graph, o):
+            steps, read = _steps(graph, o)
+            if _are_halves(read) and _meet(graph, read):
+                halves |= dict.fromkeys(read, (o, steps))
+    if not halves:
+        return graph
+    builder, same = Builder(), dict[Value, Value]()
+    for o in graph.ops:
+        if o in halves and isinstance(o, ops.Slice):
+            same[o.result] = _half(graph, builder, *halves[o], o)
+        else:
+            builder.append(o)
+    return dead_code(replace_values(
+        Graph(graph.inputs, tuple(builder.ops), graph.outputs, graph.name), same))
+
+
+def _is_large(graph: Graph, o: ops.DotGeneral) -> bool:
+    dims = dot_dims(o)
+    return o.rhs in graph.inputs and not o.rhs_batch and len(dims.rhs_free) == 1 \
+        and dims.m >= _LEAST_ROWS and o.result.type.nbytes >= LEAST_BYTES
+
+
+def _steps(graph: Graph, o: ops.DotGeneral) -> tuple[list[_Step], list[ops.Slice]]:
+    """What is done to a product element by element, by columns alike, and the slices of what comes
+    of it; no slices where anything else reads it."""
+    steps: list[_Step] = []
+    v = o.result
+    while v not in graph.outputs:
+        users = tuple(dict.fromkeys(graph.users.get(v, ())))
+        if users and all(isinstance(u, ops.Slice) for u in users):
+            return steps, [u for u in users if isinstance(u, ops.Slice)]
+        if len(users) != 1 or not isinstance(u := users[0], _Step) or not all(
+                x is v or _repeated(graph, x) for x in u.inputs):
+            break
+        steps.append(u)
+        v = u.result
+    return steps, []
+
+
+def _repeated(graph: Graph, v: Value) -> ops.Constant | ops.BroadcastInDim | None:
+    """What makes a value that is the same in all rows: one element, or a vector."""
+    o = graph.producer.get(v)
+    if isinstance(o, ops.Constant):
+        return o if is_splat(o.value) else None
+    alike = isinstance(o, ops.BroadcastInDim) and o.dimensions == (v.type.rank - 1,) \
+        and o.operand.type.dims == v.type.dims[-1:]
+    return o if alike and isinstance(o, ops.BroadcastInDim) else None
+
+
+def _are_halves(read: Sequence[ops.Slice]) -> bool:
+    """Whether two slices divide the last dimension in two equal parts."""
+    if len(read) != 2:
+        return False
+    low, high = sorted(read, key=lambda o: o.start_indices)
+    whole = low.operand.type.dims
+    half = whole[-1] // 2
+    return half % _PIECE == 0 and all(s == 1 for o in read for s in o.strides) \
+        and low.limit_indices == (*whole[:-1], half) and high.limit_indices == whole \
+        and not any(low.start_indices) and high.start_indices == (*low.start_indices[:-1], half)
+
+
+def _meet(graph: Graph, read: Iterable[ops.Slice]) -> bool:
+    """Whether all that reads the slices is computed element by element, and comes together."""
+    found: list[set[Value]] = []
+    for half in read:
+        todo, seen = [half.result], {half.result}
+        while todo:
+            for u in graph.users.get(todo.pop(), ()):
+                if isinstance(u, _Step) and u.result not in seen:
+                    seen.add(u.result)
+                    todo.append(u.result)
+        found.append(seen)
+    return bool(set.intersection(*found))
+
+
+def _half(graph: Graph, builder: Builder, o: ops.DotGeneral, steps: Sequence[_Step],
+          half: ops.Slice) -> Value:
+    """The slice of a product as a product, and what was done to that."""
+    builder.loc = o.loc
+    begin, end, dims = half.start_indices[-1], half.limit_indices[-1], half.result.type.dims
+    (free,), shape = dot_dims(o).rhs_free, list(o.rhs.type.dims)
+    start = [0] * len(shape)
+    start[free], shape[free] = begin, end
+    v = builder.append(dataclasses.replace(
+        o, rhs=builder.slice(o.rhs, start, shape),
+        results=(Value(TensorType(dims, o.result.type.dtype), o.result.hint),)))[0]
+    same, made = {o.result: v}, v
+    for step in steps:
+        builder.loc = step.loc
+        for x in step.inputs:
+            if x in same:
+                continue
+            of = _repeated(graph, x)
+            if isinstance(of, ops.BroadcastInDim):
+                same[x] = builder.broadcast_in_dim(
+                    builder.slice(of.operand, (begin,), (end,)), dims, of.dimensions)
+            elif of is not None:
+                same[x] = builder.splat(splat_value(of.value), TensorType(dims, x.type.dtype))
+        made = Value(TensorType(dims, step.result.type.dtype), step.result.hint)
+        builder.append(dataclasses.replace(step.clone(same), results=(made,)))
+        same[step.result] = made
+    return made
+
+
+def waits(graph: Graph) -> dict[Op, tuple[Value, ...]]:
+    """Contractions that are gated by what an earlier one of the same rows gives, and by what."""
+    found: dict[Op, tuple[Value, ...]] = {}
+    place = {o: i for i, o in enumerate(graph.ops)}
+    for o in graph.ops:
+        if not isinstance(o, ops.Elementwise) or len(o.args) != 2 \
+                or 2 * o.result.type.nbytes < LEAST_BYTES:
+            continue
+        behind = sorted(((dot, v) for v in o.args if (dot := _behind(graph, v)) is not None),
+                        key=lambda x: place[x[0]])
+        if len(behind) == 2:
+            (first, v), (second, _) = behind
+            if first is not second and first.lhs is second.lhs:
+                found[second] = (v,)
+    return found
+
+
+def _behind(graph: Graph, v: Value) -> ops.DotGeneral | None:
+    """The contraction with many rows that ``v`` is computed of element by element."""
+    todo, seen = [v], {v}
+    dot: ops.DotGeneral | None = None
+    while todo and len(seen) <= _STEPS:
+        o = graph.producer.get(todo.pop())
+        if isinstance(o, _Step):
+            new = {x for x in o.inputs if x not in seen and _repeated(graph, x) is None}
+            todo += new
+            seen |= new
+        elif dot is None and isinstance(o, ops.DotGeneral) and dot_dims(o).m >= _LEAST_ROWS:
+            dot = o
+        else:
+            return None
+    return dot if not todo else None

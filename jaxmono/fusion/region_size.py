@@ -1,0 +1,141 @@
+"""Regions that the compiler would take minutes for: several kernels in place of one.
+
+    a UNet of 346 contractions, 78 of them different      ──►   4 kernels, one behind the other
+
+NVRTC takes about as long as the text is, and that is as long as the program has different parts:
+BERT's twelve layers are written once. Of a region with many, kernels are compiled side by side,
+and a second text (codegen/retries.py) is only one of a part. What it costs is a launch, where a
+grid barrier would be: nothing that has a kernel for long.
+
+The cut is where the least is alive, in the order of the program. What crosses is divided anew
+afterwards (region_cut.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from jaxmono.fusion import cost
+from jaxmono.fusion.demand import is_view
+from jaxmono.fusion.plan import Device
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Op, Value
+
+_LINES, _LINES_OTHER = 90, 17
+"""Of a kernel's text, of each different contraction and of each other op. Right within a fifth for
+six models: ResNet-50 b32 3930, GoogLeNet b32 7496, Inception v3 b32 8038, BERT-base's training
+step 11414, Stable Diffusion's UNet 15247; BERT-base b1 1544."""
+NOTE = "begins where it does because a kernel of this and what is in front of it would take the " \
+    "compiler minutes"
+"""Of a kernel that `divided` began."""
+MOST_LINES = 5000
+"""Of a kernel, about: NVRTC takes 170 s of a core for the UNet's, 5 for BERT-base's."""
+LEAST_US = 150.0
+"""That a part would take at the GPU's full rates, in truth two to five times as long; so that a
+launch is less than 2 % of it."""
+_ASIDE = 0.25
+"""Of `MOST_LINES`, how far from them a cut may be."""
+
+
+def divided(graph: Graph, members: Sequence[int], free: Collection[int], device: Device,
+            ) -> list[list[int]]:
+    """The ops of a region, as one or several regions, each of which reads of earlier ones only.
+
+    Args:
+      members: positions in ``graph.ops``, ascending. free: of ops that all regions may copy.
+    """
+    parts: list[list[int]] = []
+    left = list(members)
+    while at := _cut(graph, left, free, device):
+        parts.append(left[:at])
+        left = left[at:]
+    return [*parts, left]
+
+
+def _cut(graph: Graph, members: Sequence[int], free: Collection[int], device: Device) -> int:
+    """How many of the ops the first kernel takes; 0 for all of them."""
+    own = [graph.ops[i] for i in members]
+    lines = _lines(graph, own)
+    if lines[-1] < (1 + _ASIDE) * MOST_LINES or _least_us(own, device) < 2 * LEAST_US:
+        return 0
+    behind = _lines(graph, own[::-1])[::-1]
+    alive = _alive(graph, members, free)
+    found = sorted((alive[at], at) for at in range(1, len(own))
+                   if abs(lines[at - 1] - MOST_LINES) <= _ASIDE * MOST_LINES
+                   and behind[at] >= _ASIDE * MOST_LINES)
+    return next((at for _, at in found if min(
+        _least_us(own[:at], device), _least_us(own[at:], device)) >= LEAST_US), 0)
+
+
+def _lines(graph: Graph, own: Sequence[Op]) -> list[int]:
+    """About, what the text has so far, behind each op; none for an op like an earlier one."""
+    seen: set[tuple[object, ...]] = set()
+    out, total = [], 0
+    for o in own:
+        if (kind := _kind(graph, o)) not in seen:
+            seen.add(kind)
+            total += _of(o)
+        out.append(total)
+    return out
+
+
+def _of(o: Op) -> int:
+    if isinstance(o, ops.DotGeneral | ops.Convolution):
+        return _LINES
+    return 0 if is_view(o) or isinstance(o, ops.Constant | ops.Iota) \
+        else _LINES_OTHER + sum(_of(x) for g in o.subgraphs for x in g.walk())
+
+
+def _kind(graph: Graph, o: Op) -> tuple[object, ...]:
+    """What an op is, and what its operands are: equal in equal layers."""
+    return _alone(o), *(_alone(graph.producer[v]) if v in graph.producer else () for v in o.inputs)
+
+
+def _alone(o: Op) -> tuple[object, ...]:
+    return (type(o), getattr(o, "kind", ""), tuple(v.type for v in o.inputs),
+            tuple(v.type for v in o.results))
+
+
+def _least_us(own: Sequence[Op], device: Device) -> float:
+    made = {r for o in own for r in o.results}
+    read = {v for o in own for v in o.inputs if v not in made}
+    moved = sum(v.type.nbytes for v in read if v.type.is_static)
+    return max(moved / device.read_bytes_per_us,
+               sum(_flops(o) for o in own) / device.matrix_flops_per_us)
+
+
+def _flops(o: Op) -> int:
+    if o.subgraphs:
+        return sum(_flops(x) for g in o.subgraphs for x in g.ops)
+    contraction = isinstance(o, ops.DotGeneral | ops.Convolution)
+    return cost.op_flops(o) if contraction and all(v.type.is_static for v in o.inputs) else 0
+
+
+def _alive(graph: Graph, members: Sequence[int], free: Collection[int]) -> list[int]:
+    """Bytes that are made before each op and read by it or behind it."""
+    made = {r: at for at, i in enumerate(members) if i not in free for r in graph.ops[i].results}
+    last: dict[Value, int] = {}
+    for at, i in enumerate(members):
+        for v in _roots(graph, graph.ops[i]):
+            if v in made:
+                last[v] = at
+    change = [0] * (len(members) + 1)
+    for v, at in last.items():
+        change[made[v] + 1] += v.type.nbytes
+        change[at + 1] -= v.type.nbytes
+    out, now = [], 0
+    for at in range(len(members)):
+        now += change[at]
+        out.append(now)
+    return out
+
+
+def _roots(graph: Graph, o: Op) -> Iterator[Value]:
+    """What an op reads, of views what these are of."""
+    if is_view(o):
+        return
+    for v in o.uses:
+        while (maker := graph.producer.get(v)) is not None and is_view(maker):
+            v = maker.inputs[0]
+        if v.type.is_static:
+            yield v

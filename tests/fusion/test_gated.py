@@ -1,0 +1,115 @@
+"""Products that gate each other, and when the second one waits for the first (gated.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import pytest
+
+from jaxmono.fusion import gated, make_plan
+from jaxmono.fusion.interp import run_plan
+from jaxmono.fusion.plan import Device, Plan
+from jaxmono.hlo.interp import evaluate
+
+M, K, F = 256, 32, 64
+X = Any
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gated, "LEAST_BYTES", 2 * M * F * 2)
+
+
+def spec(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def plan(fn: Callable[..., Any], *args: Any, without: tuple[str, ...] = ()) -> Plan:
+    """Plans ``fn``, and checks it with small integers, whose products are exact."""
+    graph = models.graph_of(fn, *args)
+    made = make_plan(graph, Device(), without=without)
+    rng = np.random.default_rng(0)
+    inputs = [rng.integers(-2, 3, v.type.dims).astype(v.type.dtype.numpy) for v in graph.inputs]
+    for got, want in zip(run_plan(made, inputs, seed=1), evaluate(graph, inputs), strict=True):
+        np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2 ** -7)
+    return made
+
+
+def kinds(p: Plan) -> list[list[str]]:
+    return [[g.sig.kind for g in s.groups] for s in p.stages]
+
+
+ALONE, BESIDE = [["dot"], ["dot"]], [["dot", "dot"], ["loop"]]
+ONE = [["dot"], ["loop"]]
+X_W = spec(M, K), spec(K, 2 * F), spec(2 * F)
+
+
+def geglu(x: X, w: X, b: X) -> X:
+    u, g = jnp.split(x @ w + b, 2, axis=-1)
+    return u * jax.nn.gelu(g)
+
+
+def test_halves_of_one_product_become_two() -> None:
+    made = plan(geglu, *X_W)
+    assert kinds(made) == ALONE
+    assert [g.sig.form.n.size for g in made.groups] == [F, F]  # type: ignore[union-attr]
+    assert kinds(plan(geglu, *X_W, without=("gated",))) == ONE
+
+
+def test_rows_may_have_several_dimensions_and_the_gate_may_come_first() -> None:
+    def fn(x: X, w: X, b: X) -> X:
+        y = x @ w + b
+        return jax.nn.sigmoid(y[..., :F]) * (y[..., F:] * 2)
+
+    assert kinds(plan(fn, spec(4, M // 4, K), *X_W[1:])) == ALONE
+
+
+def test_two_matrices_of_the_same_rows() -> None:
+    def fn(x: X, up: X, gate: X) -> X:
+        return jax.nn.silu(x @ gate) * (x @ up)
+
+    args = spec(M, K), spec(K, F), spec(K, F)
+    assert kinds(plan(fn, *args)) == ALONE
+    assert kinds(plan(fn, *args, without=("gated",))) == BESIDE
+
+
+def test_what_both_products_make_is_still_stored_for_others() -> None:
+    def fn(x: X, up: X, gate: X) -> tuple[X, X]:
+        u = x @ up
+        return u * jax.nn.silu(x @ gate), jnp.sum(u, axis=0)
+
+    made = plan(fn, spec(M, K), spec(K, F), spec(K, F))
+    assert kinds(made)[:2] == [["dot"], ["dot", "row"]]
+
+
+REFUSED = {
+    "few rows": (geglu, (spec(M // 2, K), spec(K, 4 * F), spec(4 * F)), ONE),
+    "a small product": (geglu, (spec(M, K), spec(K, F), spec(F)), ONE),
+    "parts that do not meet": (lambda x, w, b: jnp.split(jnp.tanh(x @ w + b), 2, axis=-1),
+                               X_W, ONE),
+    "no halves": (lambda x, w, b: (y := x @ w + b)[:, :32] * y[:, 32:64], X_W, ONE),
+    "halves and more": (lambda x, w, b: ((y := x @ w + b)[:, :F] * y[:, F:], y), X_W, ONE),
+    "a bias for each element": (lambda x, w, b: (y := x @ w + b)[:, :F] * y[:, F:],
+                                (spec(M, K), spec(K, 2 * F), spec(M, 2 * F)), ONE),
+    "weights that are computed": (lambda x, w, b: geglu(x, jnp.cumsum(w, 0), b), X_W, None),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_others_stay(case: str) -> None:
+    fn, args, wanted = REFUSED[case]
+    made = plan(fn, *args)
+    assert kinds(made) == kinds(plan(fn, *args, without=("gated",)))
+    assert wanted is None or kinds(made) == wanted
+
+
+def test_products_of_other_rows_do_not_wait() -> None:
+    def fn(x: X, y: X, a: X, b: X) -> X:
+        return jnp.tanh(x @ a) * (y @ b)
+
+    assert kinds(plan(fn, spec(M, K), spec(M, K), spec(K, F), spec(K, F))) == BESIDE

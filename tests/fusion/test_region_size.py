@@ -1,0 +1,91 @@
+"""Programs with more different parts than one kernel should have (region_size.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from models import f32, random_inputs
+from test_regions import raw, run
+
+import jaxmono
+from jaxmono.fusion import region_size
+from jaxmono.fusion.regions import Region, find_regions
+from jaxmono.hlo.interp import evaluate
+from jaxmono.hlo.ir import Graph
+
+X = Any
+WIDTHS = tuple(range(8, 40, 2))
+
+
+def tower(x: X, *weights: X) -> X:
+    """Layers of other widths; between every two of them one value is alive, in them three."""
+    for up, down in zip(weights[::2], weights[1::2], strict=True):
+        y = jnp.tanh(x @ up)
+        z = jnp.sin(x @ up) + y
+        x = jnp.cos(z * y) @ down
+    return x
+
+
+def arguments(widths: tuple[int, ...]) -> list[Any]:
+    return [f32(16, 8), *(f32(*s) for w in widths for s in ((8, w), (w, 8)))]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_size, "MOST_LINES", 1200)
+    monkeypatch.setattr(region_size, "LEAST_US", 0.0)
+
+
+def checked(graph: Graph) -> tuple[Region, ...]:
+    regions, refused = find_regions(graph)
+    assert not refused
+    inputs = random_inputs(graph)
+    for got, want in zip(run(graph, regions, inputs), evaluate(graph, inputs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+    return regions
+
+
+def test_a_long_program_is_several_kernels() -> None:
+    graph = raw(tower, *arguments(WIDTHS))
+    regions = checked(graph)
+    assert len(regions) > 3
+    assert [r.note for r in regions] == ["", *[region_size.NOTE] * (len(regions) - 1)]
+    for r in regions:
+        lines = region_size._lines(graph, [graph.ops[i] for i in r.op_indices])[-1]
+        assert lines <= 1.3 * region_size.MOST_LINES
+
+
+def test_explain_tells_why() -> None:
+    told = jaxmono.explain(tower)(*arguments(WIDTHS))
+    assert told.kernels > 3 and str(told).count(region_size.NOTE) == told.kernels - 1
+
+
+def test_it_is_cut_where_the_least_is_alive() -> None:
+    for r in checked(raw(tower, *arguments(WIDTHS)))[:-1]:
+        assert [v.type.dims for v in r.outputs] == [(16, 8)]
+
+
+def test_equal_layers_are_one_kernel_however_many() -> None:
+    assert len(checked(raw(tower, *arguments((12,) * 40)))) == 1
+
+
+def test_what_a_launch_would_slow_down_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_size, "LEAST_US", 150.0)
+    assert len(checked(raw(tower, *arguments(WIDTHS)))) == 1
+
+
+def test_the_parts_of_a_gradient() -> None:
+    def loss(*args: X) -> X:
+        return jnp.sum(tower(*args) ** 2)
+
+    graph = raw(jax.grad(loss, argnums=tuple(range(1 + 2 * len(WIDTHS)))), *arguments(WIDTHS))
+    regions = checked(graph)
+    assert len(regions) > 4
+    made: set[Any] = set(graph.inputs)
+    for r in regions:  # each reads of earlier ones only
+        assert made.issuperset(r.inputs)
+        made.update(r.outputs)
