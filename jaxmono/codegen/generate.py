@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -24,8 +24,9 @@ from jaxmono.codegen.retries import Made, improved
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Request, code_for
 from jaxmono.codegen.target import Target
-from jaxmono.fusion.plan import Device, DotForm, Plan, Sig
+from jaxmono.fusion.plan import Device, DotForm, Plan
 from jaxmono.fusion.text import plan_to_text
+from jaxmono.fusion.twins import shape
 
 _log = _logging.get("codegen")
 _THREADS_PER_SM = 2048
@@ -74,9 +75,9 @@ def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
     for stage in plan.stages:
         dots = tuple((f.batch.size, f.n.size, f.k.size)
                      for f in (g.sig.form for g in stage.groups) if isinstance(f, DotForm))
-        shapes = Counter(_shape(g.sig) for g in stage.groups)
+        shapes = Counter(shape(g.sig) for g in stage.groups)
         for g in stage.groups:
-            siblings[g.sig.key] = max(siblings.get(g.sig.key, 0), shapes[_shape(g.sig)])
+            siblings[g.sig.key] = max(siblings.get(g.sig.key, 0), shapes[shape(g.sig)])
             beside[g.sig.key] = max(beside.get(g.sig.key, ()), dots, key=_work)
     shared = min(target.shared_bytes, device.shared_bytes)
     first = {g.sig.key for stage in plan.stages[:1] for g in stage.groups}
@@ -86,12 +87,6 @@ def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
 
 def _work(dots: tuple[tuple[int, int, int], ...]) -> int:
     return sum(batch * n * k for batch, n, k in dots)
-
-
-def _shape(sig: Sig) -> Hashable:
-    """Groups of equal shape share the SMs of a stage, whatever their prologues and epilogues."""
-    f = sig.form
-    return (f.batch, f.m, f.n, f.k) if isinstance(f, DotForm) else sig.key
 
 
 def emit(plan: Plan, target: Target, device: Device, name: str,

@@ -23,6 +23,7 @@ from jaxmono.fusion.split_reduce import split_reduces
 from jaxmono.fusion.stacks import pieces, stacks
 from jaxmono.fusion.stages import place
 from jaxmono.fusion.support import refusal
+from jaxmono.fusion.twins import twins
 from jaxmono.fusion.vector_dots import as_products, exact_dots
 from jaxmono.fusion.verify import verify
 from jaxmono.hlo import ops
@@ -114,10 +115,10 @@ def _assemble(graph: Graph, device: Device, form: Formulation) -> Plan:
     table = _Buffers(graph, form, staged, reads)
     stages: list[Stage] = []
     number = 0
-    for groups in staged:
+    for groups, own in zip(staged, twins([[sigs[d] for d in s] for s in staged]), strict=True):
         made: list[Group] = []
-        for d in groups:
-            made.append(Group(number, sigs[d], tuple(table.read(v) for v in reads[d]),
+        for d, sig in zip(groups, own, strict=True):
+            made.append(Group(number, sig, tuple(table.read(v) for v in reads[d]),
                               tuple(table.write(results[d]))))
             number += 1
         stages.append(Stage(tuple(made)))
