@@ -23,7 +23,7 @@ X = Any
 def layer(x: X, *w: X) -> X:
     """Three products of one value, then one of theirs."""
     q, k, v = (jax.nn.softmax(x @ w[i]) for i in range(3))
-    return jax.nn.softmax((q * k + v) @ w[3])
+    return jax.nn.softmax(jax.nn.softmax(q * k + v) @ w[3])
 
 
 def planned(layers: int) -> Plan:
@@ -33,7 +33,7 @@ def planned(layers: int) -> Plan:
         return x
 
     graph = models.graph_of(fn, *(jax.ShapeDtypeStruct((n, SIZE), jnp.float32)
-                                  for n in (4, *[SIZE] * 4 * layers)))
+                                  for n in (300, *[SIZE] * 4 * layers)))
     made = make_plan(graph, Device())
     rng = np.random.default_rng(0)
     given = [rng.normal(size=v.type.dims).astype(np.float32) * 0.1 for v in graph.inputs]
@@ -64,5 +64,5 @@ def test_what_is_always_as_many_has_none() -> None:
         return x
 
     graph = models.graph_of(fn, *(jax.ShapeDtypeStruct((n, SIZE), jnp.float32)
-                                  for n in (4, *[SIZE] * 6)))
+                                  for n in (300, *[SIZE] * 6)))
     assert not [s.key for s in make_plan(graph, Device()).sigs if "-" in s.key]
