@@ -13,8 +13,9 @@ from flax import nnx
 import jaxmono
 from benchmarks import data, errors
 from benchmarks.data import Case, Data
+from benchmarks.workloads.diffusion import unet_program
 from benchmarks.workloads.workload import Program, Request, Workload, module_program, token_ids
-from examples.models import bert, opt
+from examples.models import bert, opt, unet
 
 
 def bert_data(batch: int, *, length: int = 128, config: bert.BertConfig | None = None,
@@ -59,6 +60,11 @@ def opt_data(*, length: int = 128, config: opt.OptConfig | None = None, dtype: s
                        state=lambda: nnx.state(opt.create(typed)), inputs=inputs, carry=carry)
 
     return _made("opt", build, 1, dtype, sets)
+
+
+def unet_data(batch: int, config: unet.UNetConfig, *, dtype: str = "bf16", sets: int = 2) -> Data:
+    """Latents, times and texts to noise; ``config``'s own dtype does not count."""
+    return _made("unet", lambda request: unet_program(config, request), batch, dtype, sets)
 
 
 def _made(name: str, build: Callable[[Request], Program], batch: int, dtype: str, sets: int,

@@ -11,9 +11,9 @@ from benchmarks.workloads.workload import Program, Request, Workload, module_pro
 from examples.models import unet
 
 
-def _unet(request: Request) -> Program:
-    config = (unet.tiny if request.tiny else unet.stable_diffusion)(
-        dtype=request.jax_dtype, attention=request.attention)
+def unet_program(sizes: unet.UNetConfig, request: Request) -> Program:
+    """A UNet of these sizes, in the request's dtype and with its attention."""
+    config = dataclasses.replace(sizes, dtype=request.jax_dtype, attention=request.attention)
 
     def inputs(key: jax.Array) -> tuple[jax.Array, ...]:
         latents, time, text = jax.random.split(key, 3)
@@ -29,6 +29,10 @@ def _unet(request: Request) -> Program:
     program = module_program(make, inputs, f"{config.size}x{config.size}x{config.channels}",
                              name="unet")
     return dataclasses.replace(program, state=lambda: scaled(make))
+
+
+def _unet(request: Request) -> Program:
+    return unet_program(unet.tiny() if request.tiny else unet.stable_diffusion(), request)
 
 
 WORKLOADS = (

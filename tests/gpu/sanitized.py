@@ -1,14 +1,16 @@
 """Runs generated kernels and next to nothing else, for `compute-sanitizer` to watch.
 
     PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] [images:DTYPE] [taps:DTYPE] \\
-        [rows:DTYPE] [quantised:DTYPE] [exact:DTYPE] NUMBER... MODEL:BATCH[:DTYPE]...
+        [rows:DTYPE] [quantised:DTYPE] [diffusion:DTYPE] [exact:DTYPE] NUMBER... \\
+        MODEL:BATCH[:DTYPE]...
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
 models of the yardstick at their published sizes. ``images``: convolutions with channels first, and
 rows that read windows. ``taps``: convolutions whose image stays in shared memory. ``rows``:
-products whose rows are no multiples of 16 bytes. ``quantised``: weights of bytes. ``exact``:
-products of f32 at precision HIGHEST. ``ordered``: with what racecheck sees the order of producers
-and consumers by (JM_RACECHECK in device/roles.cuh), in kernels that no cache keeps.
+products whose rows are no multiples of 16 bytes. ``quantised``: weights of bytes. ``diffusion``:
+a level of a UNet. ``exact``: products of f32 at precision HIGHEST. ``ordered``: with what racecheck
+sees the order of producers and consumers by (JM_RACECHECK in device/roles.cuh), in kernels that no
+cache keeps.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ import jax.numpy as jnp
 import numpy as np
 from batches import batch
 from jax import lax
-from small_models import bert_data, opt_data
+from small_models import bert_data, opt_data, unet_data
 from test_convolutions import IMAGES, channels_first
 from test_unaligned import einsums, operands
 
 import jaxmono
 from benchmarks import data
 from benchmarks.workloads import find
-from examples.models import bert, opt
+from examples.models import bert, opt, unet
 from jaxmono.codegen import compile as compiling
+from jaxmono.fusion import region_size
 
 
 def run(function: Any, args: Any) -> None:
@@ -104,6 +107,15 @@ def quantised(dtype: str) -> None:
         run(block, (rng.standard_normal((m, 512)).astype(t), *weights, scale))
 
 
+def diffusion(dtype: str) -> None:
+    """Gates in the epilogue of the second of two products, groups' norms, several places of which
+    a thread takes, joined channels; twice, the second time in several kernels."""
+    case = unet_data(2, unet.UNetConfig((320,), blocks=1, size=32), dtype=dtype, sets=1)
+    run(case.program.step, case.arguments())
+    region_size.MOST_LINES, region_size.LEAST_US = 1600, 0.0
+    run(case.program.step, case.arguments())
+
+
 def exact(dtype: str) -> None:
     """Products in parts of bf16: rows that are gathered, lie [k][m], begin anywhere, are a batch's
     own; shares of k, and sums that are made once more."""
@@ -136,7 +148,7 @@ def main(what: list[str]) -> None:
         show_order()
         what = [spec for spec in what if spec != "ordered"]
     for name, function in (("images:", images), ("taps:", taps), ("rows:", rows),
-                           ("quantised:", quantised), ("exact:", exact)):
+                           ("quantised:", quantised), ("diffusion:", diffusion), ("exact:", exact)):
         for spec in [spec for spec in what if spec.startswith(name)]:
             function(spec.removeprefix(name))
             what.remove(spec)

@@ -69,6 +69,7 @@ KERNELS = {
     "depthwise": ["depthwise_28_192_k3_s1:4", "depthwise_28_240_k5_s1:1:f32", "mobilenet_v2:1"],
     "images that stay": {"memcheck": ["taps:bfloat16", "vgg16:2", "repvgg_a0:32"],
                          "racecheck": ["ordered", "taps:bfloat16"]},
+    "diffusion": {"memcheck": ["diffusion:bf16"], "racecheck": ["ordered", "diffusion:bf16"]},
     "channels first, windows in rows": {"memcheck": ["images:bfloat16", "images:float32"],
                                         "racecheck": ["ordered", "images:bfloat16",
                                                       "images:float32"]},
