@@ -20,7 +20,8 @@ from jaxmono.fusion.indexing import Var
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph
 
-_LEAST_SHARED = 3
+_LEAST_SHARED, _MOST_OWN = 3, 2
+"""Loads of an element that its neighbours have, too, and that they have not."""
 _PLACES = (2, 4, 8)
 _FIND, _WAIT = 10, 40
 """Instructions that find and load an element; that a thread waits for, in the same unit."""
@@ -42,7 +43,7 @@ def shared_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], la
     for i, v in enumerate(variables[:-1]):
         once = [n for n in nodes if not any(x.depends_on(v) for x in n.index)]
         shared = [n for n in once if n.op is None and n.index]
-        if len(shared) < _LEAST_SHARED or 2 * len(shared) <= len(loads):
+        if len(shared) < _LEAST_SHARED or len(loads) - len(shared) > _MOST_OWN:
             continue
         fixed = _WAIT + _work(once, lanes)
         each = _work(nodes, lanes) - _work(once, lanes)

@@ -71,7 +71,7 @@ def test_what_places_share_is_read_once_and_a_sigmoid_stays_one_function() -> No
 
 
 def test_others_have_no_places() -> None:
-    def joined(x: X, mean: X, var: X, w: X, s: X) -> X:  # two of four loads are shared
+    def joined(x: X, mean: X, var: X, w: X, s: X) -> X:  # two loads of four are shared
         return x * w + jnp.flip(x, 1) + s
 
     assert chosen(planned(joined, (2, 64, 64, 320), 32)).places == ()

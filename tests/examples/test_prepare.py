@@ -114,9 +114,9 @@ def test_an_ablation_has_keys_of_its_own() -> None:
     keys = {build(replace(kernel.job, without=frozenset(names)), _config.read(), plan_only=True).key
             for names in ([], *([name] for name in OPTIONAL), OPTIONAL)}
     assert set(OPTIONAL) == {"back_to_back", "cache_rows", "channels_last", "dequantise",
-                             "epilogue_reduces", "padding", "recompute", "round_rows", "share_k",
-                             "window_rows"}
-    assert len(keys) == 12
+                             "epilogue_reduces", "gated", "padding", "recompute", "round_rows",
+                             "share_k", "window_rows"}
+    assert len(keys) == 13
 
 
 @pytest.mark.slow
@@ -126,4 +126,4 @@ def test_an_unknown_ablation_is_refused() -> None:
          "--without=pading"], capture_output=True, text=True, check=False)
     assert told.returncode == 2
     assert ("--without=pading: a kernel can be made without back_to_back, cache_rows, "
-            "channels_last, epilogue_reduces, padding" in told.stderr)
+            "channels_last, dequantise, epilogue_reduces, gated, padding" in told.stderr)
