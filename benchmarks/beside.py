@@ -8,16 +8,21 @@
 
 A line for each kernel that two folders have under the same case: microseconds a launch (median of
 turns taken one after the other), as a ratio to the first folder's, and how far its outputs are from
-the first one's on the same random inputs. The launches of a turn are one CUDA graph, so that the
-host does not matter. Fifty kernels take some seconds; what stays is measured by the yardstick.
+the first one's on the same random inputs. Where the folders have different numbers of kernels of a
+case, one line for the sum of its kernels, each timed alone. The launches of a turn are one CUDA
+graph, so that the host does not matter. Fifty kernels take some seconds; what stays is measured by
+the yardstick.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +50,13 @@ def main(arguments: Sequence[str]) -> int:
     bench, bad = Bench(0), 0
     all_found: dict[str, dict[str, tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        for name, programs in pairs(folders):
+        folder = Path(scratch)
+        todo = itertools.chain(
+            ((name, partial(times, bench, one, folder)) for name, one in pairs(folders)),
+            ((name, partial(sums, bench, all_, folder)) for name, all_ in uneven(folders)))
+        for name, measured in todo:
             try:
-                found = times(bench, programs, Path(scratch))
+                found = measured()
             except (CudaError, MachineError) as error:
                 bad += 1
                 sys.stdout.write(f"{name}: {error}\n")
@@ -74,6 +83,17 @@ def pairs(folders: Sequence[Path]) -> Iterator[tuple[str, dict[str, Program]]]:
             yield case + (f" kernel {k + 1}" if len(first) > 1 else ""), programs
 
 
+def uneven(folders: Sequence[Path]) -> Iterator[tuple[str, dict[str, list[Program]]]]:
+    """(case and numbers of kernels, its programs by folder) of what has not as many in all that
+    have it, the first folder among them."""
+    known = [(f, ahead.read(f)) for f in folders]
+    for case, first in known[0][1].items():
+        have = {f.name: [Program.from_bytes((f / file).read_bytes()) for file in index[case]]
+                for f, index in known if case in index}
+        if any(len(programs) != len(first) for programs in have.values()):
+            yield (f"{case}, {' and '.join(str(len(x)) for x in have.values())} kernels", have)
+
+
 def times(bench: Bench, programs: dict[str, Program], scratch: Path,
           ) -> dict[str, tuple[float, float]]:
     """(microseconds, difference of the outputs from the first one's) by folder.
@@ -94,12 +114,20 @@ def times(bench: Bench, programs: dict[str, Program], scratch: Path,
     return {label: (statistics.median(us), differences[label]) for label, us in samples.items()}
 
 
+def sums(bench: Bench, programs: dict[str, list[Program]], scratch: Path,
+         ) -> dict[str, tuple[float, float]]:
+    """(microseconds of all kernels, each timed alone, no number) by folder; raises as `times`."""
+    return {label: (sum(times(bench, {label: program}, scratch)[label][0] for program in kernels),
+                    math.nan) for label, kernels in programs.items()}
+
+
 def told(found: dict[str, tuple[float, float]]) -> str:
     """For people: each folder's microseconds, ratio to the first one's, difference of outputs."""
     base = next(iter(found.values()))[0]
     first, *others = (f"{label} {us:.2f} us" for label, (us, _) in found.items())
-    more = [f"{text} ({us / base:.3f}, outputs off by {difference:.1e})" for text, (us, difference)
-            in zip(others, list(found.values())[1:], strict=True)]
+    more = [f"{text} ({us / base:.3f}"
+            + ("" if math.isnan(difference) else f", outputs off by {difference:.1e}") + ")"
+            for text, (us, difference) in zip(others, list(found.values())[1:], strict=True)]
     return "  ".join([first, *more])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -63,6 +64,14 @@ def test_kernels_are_compared_by_case(tmp_path: Path, monkeypatch: pytest.Monkey
     assert name == "mlp b1 bf16 monolithic" and list(programs) == ["before", "after"]
     assert beside.told({"before": (2.0, 0.0), "after": (1.0, 0.5)}) == \
         "before 2.00 us  after 1.00 us (0.500, outputs off by 5.0e-01)"
+    (tmp_path / "after" / ahead.INDEX).write_text(json.dumps(
+        {name: ahead.read(tmp_path / "after")[name] * 2}))
+    assert not list(beside.pairs([tmp_path / "before", tmp_path / "after"]))
+    ((name, kernels),) = beside.uneven([tmp_path / "before", tmp_path / "after"])
+    assert name == "mlp b1 bf16 monolithic, 1 and 2 kernels"
+    assert {label: len(x) for label, x in kernels.items()} == {"before": 1, "after": 2}
+    assert beside.told({"before": (2.0, math.nan), "after": (1.0, math.nan)}) == \
+        "before 2.00 us  after 1.00 us (0.500)"
 
 
 def test_a_table_to_keep_says_what_was_measured(tmp_path: Path,
