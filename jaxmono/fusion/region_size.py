@@ -20,6 +20,7 @@ from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.passes.counted import limit
 
 _LINES, _LINES_OTHER = 90, 17
 """Of a kernel's text, of each different contraction and of each other op. Right within a fifth for
@@ -31,8 +32,8 @@ NOTE = "begins where it does because a kernel of this and what is in front of it
 MOST_LINES = 5000
 """Of a kernel, about: NVRTC takes 170 s of a core for the UNet's, 5 for BERT-base's."""
 LEAST_US = 150.0
-"""That a part would take at the GPU's full rates, in truth two to five times as long; so that a
-launch is less than 2 % of it."""
+"""That a part would take at the GPU's full rates, in truth two to five times as long: a launch more
+is less than 2 % of it."""
 _ASIDE = 0.25
 """Of `MOST_LINES`, how far from them a cut may be."""
 
@@ -97,16 +98,36 @@ def _alone(o: Op) -> tuple[object, ...]:
 
 
 def _least_us(own: Sequence[Op], device: Device) -> float:
+    """Of a kernel: bytes that it has to read, arithmetic, stages that follow on each other."""
     made = {r for o in own for r in o.results}
     read = {v for o in own for v in o.inputs if v not in made}
     moved = sum(v.type.nbytes for v in read if v.type.is_static)
     return max(moved / device.read_bytes_per_us,
-               sum(_flops(o) for o in own) / device.matrix_flops_per_us)
+               sum(_flops(o) for o in own) / device.matrix_flops_per_us,
+               _stages(own) * device.phase_us)
+
+
+def _stages(own: Sequence[Op]) -> int:
+    """Most contractions and reduces one behind the other, in every trip of loops."""
+    behind: dict[Value, int] = {}
+    for o in own:
+        here = max((behind.get(v, 0) for v in o.uses), default=0)
+        if isinstance(o, ops.While):
+            here += _trips(o) * _stages(o.body.ops)
+        elif isinstance(o, ops.DotGeneral | ops.Convolution | ops.Reduce | ops.ReduceWindow):
+            here += 1
+        behind.update(dict.fromkeys(o.results, here))
+    return max(behind.values(), default=0)
+
+
+def _trips(o: ops.While) -> int:
+    found = limit(o, o.cond.producer)
+    return max(found[1], 1) if found else 1
 
 
 def _flops(o: Op) -> int:
-    if o.subgraphs:
-        return sum(_flops(x) for g in o.subgraphs for x in g.ops)
+    if isinstance(o, ops.While):
+        return _trips(o) * sum(_flops(x) for x in o.body.ops)
     contraction = isinstance(o, ops.DotGeneral | ops.Convolution)
     return cost.op_flops(o) if contraction and all(v.type.is_static for v in o.inputs) else 0
 

@@ -79,6 +79,12 @@ def test_what_a_launch_would_slow_down_is_one_kernel(monkeypatch: pytest.MonkeyP
     assert len(checked(raw(tower, *arguments(WIDTHS)))) == 1
 
 
+def test_stages_that_follow_on_each_other_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 small products: a launch more is little beside their barriers."""
+    monkeypatch.setattr(region_size, "LEAST_US", 15.0)
+    assert len(checked(raw(tower, *arguments(WIDTHS)))) > 2
+
+
 def test_the_parts_of_a_gradient() -> None:
     def loss(*args: X) -> X:
         return jnp.sum(tower(*args) ** 2)
