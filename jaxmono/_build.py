@@ -14,7 +14,7 @@ from jaxmono._config import Config
 from jaxmono._device import Facts
 from jaxmono._key import cache_key, compiler_version, tuned_key
 from jaxmono.codegen import generate
-from jaxmono.codegen.cores import MANY, cores
+from jaxmono.codegen.cores import SHARE, cores
 from jaxmono.codegen.program import Program
 from jaxmono.custom_call import cache
 from jaxmono.fusion import grow, make_plan, planner, prepare
@@ -26,8 +26,6 @@ from jaxmono.tuning.tuner import Choices, tuned_schedule
 
 _log = _logging.get("driver")
 
-_AT_ONCE = 4
-"""Kernels of a function that are compiled side by side."""
 OPTIONAL = tuple(sorted({*pipeline.OPTIONAL, *planner.OPTIONAL, *prepare.OPTIONAL,
                          *grow.OPTIONAL}))
 """Names of what a kernel can be built without."""
@@ -168,10 +166,11 @@ def compilers(facts: Facts, config: Config, kernels: int) -> Generator[Compilers
     None where there are not several, or few cores, or where candidates are compiled and measured
     meanwhile.
     """
-    if kernels < 2 or facts.target.kind != "cuda" or cores() < MANY or _tune.is_on(config):
+    at_once = min(kernels, cores() // SHARE)
+    if at_once < 2 or facts.target.kind != "cuda" or _tune.is_on(config):
         yield None
         return
-    found = Compilers(ThreadPoolExecutor(min(kernels, _AT_ONCE), "jaxmono-compile"))
+    found = Compilers(ThreadPoolExecutor(at_once, "jaxmono-compile"))
     try:
         yield found
     finally:

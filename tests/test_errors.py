@@ -172,7 +172,7 @@ def test_who_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
         with _build.compilers(facts, config, kernels) as found:
             return found is not None
 
-    assert pool(2, 16) and not pool(1, 16) and not pool(2, 2)
+    assert pool(2, 16) and pool(6, 4) and not pool(1, 16) and not pool(2, 2)
     with _tune.tuning(None):
         assert not pool(2, 16)
 

@@ -6,9 +6,11 @@ import os
 import threading
 from functools import lru_cache
 
+SHARE = 2
+"""Cores for each of a function's kernels that are compiled side by side: a compiler takes one for
+most of its time, more for the rest, and up to a gigabyte or two."""
 MANY = 8
-"""Cores from which on kernels, and other texts of a kernel, are compiled side by side: a compiler
-takes one for most of its time, and up to some gigabytes."""
+"""Cores from which on other texts of a kernel are compiled beside it."""
 
 
 def cores() -> int:
