@@ -36,11 +36,15 @@ def shared_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], la
     Args:
       roots: what is stored, with its indices over ``variables``, of which the last has the lanes.
     """
-    nodes = [n for n in walk(body, roots) if n.op is None or isinstance(n.op, ops.Elementwise)]
+    nodes = list(walk(body, roots))
+    if any(isinstance(n.op, ops.Reduce) for n in nodes):  # what it reads is not among them
+        return None
     loads = [n for n in nodes if n.op is None]
     vectors = math.prod(v.size for v in variables) / lanes / threads
     best: tuple[float, tuple[int, ...]] | None = None
     for i, v in enumerate(variables[:-1]):
+        if math.prod(x.size for x in variables[i + 1:]) % lanes:
+            continue  # a vector lies along it, too
         once = [n for n in nodes if not any(x.depends_on(v) for x in n.index)]
         shared = [n for n in once if n.op is None and n.index]
         if len(shared) < _LEAST_SHARED or len(loads) - len(shared) > _MOST_OWN:

@@ -83,8 +83,15 @@ def _repeated(graph: Graph, v: Value) -> ops.Constant | ops.BroadcastInDim | Non
     if isinstance(o, ops.Constant):
         return o if is_splat(o.value) else None
     alike = isinstance(o, ops.BroadcastInDim) and o.dimensions == (v.type.rank - 1,) \
-        and o.operand.type.dims == v.type.dims[-1:]
+        and o.operand.type.dims == v.type.dims[-1:] and _is_given(graph, o.operand)
     return o if alike and isinstance(o, ops.BroadcastInDim) else None
+
+
+def _is_given(graph: Graph, v: Value) -> bool:
+    """Whether a vector is an input or a part of one, in another type perhaps."""
+    while isinstance(o := graph.producer.get(v), ops.Convert | ops.Reshape | ops.Slice):
+        v = o.operand
+    return v in graph.inputs
 
 
 def _are_halves(read: Sequence[ops.Slice]) -> bool:
@@ -100,17 +107,28 @@ def _are_halves(read: Sequence[ops.Slice]) -> bool:
 
 
 def _meet(graph: Graph, read: Iterable[ops.Slice]) -> bool:
-    """Whether all that reads the slices is computed element by element, and comes together."""
-    found: list[set[Value]] = []
-    for half in read:
-        todo, seen = [half.result], {half.result}
-        while todo:
-            for u in graph.users.get(todo.pop(), ()):
-                if isinstance(u, _Step) and u.result not in seen:
-                    seen.add(u.result)
-                    todo.append(u.result)
-        found.append(seen)
-    return bool(set.intersection(*found))
+    """Whether what is computed of the slices element by element comes together, and is read as
+    `waits` wants it."""
+    both = set.intersection(*(_computed(graph, half.result) for half in read))
+    return bool(both) and not any(_summed(graph, v) for v in both)
+
+
+def _computed(graph: Graph, v: Value) -> set[Value]:
+    """A value and what is computed of it element by element."""
+    todo, seen = [v], {v}
+    while todo:
+        for u in graph.users.get(todo.pop(), ()):
+            if isinstance(u, _Step) and u.result not in seen:
+                seen.add(u.result)
+                todo.append(u.result)
+    return seen
+
+
+def _summed(graph: Graph, v: Value) -> bool:
+    """Whether a reduce reads it, or what is computed of it: a norm makes it itself, of both
+    products, and nothing in between is stored."""
+    return any(isinstance(u, ops.Reduce) for x in _computed(graph, v)
+               for u in graph.users.get(x, ()))
 
 
 def _half(graph: Graph, builder: Builder, o: ops.DotGeneral, steps: Sequence[_Step],
@@ -150,12 +168,12 @@ def waits(graph: Graph) -> dict[Op, tuple[Value, ...]]:
         if not isinstance(o, ops.Elementwise) or len(o.args) != 2 \
                 or 2 * o.result.type.nbytes < LEAST_BYTES:
             continue
-        behind = sorted(((dot, v) for v in o.args if (dot := _behind(graph, v)) is not None),
-                        key=lambda x: place[x[0]])
+        behind = sorted((dot for v in o.args if (dot := _behind(graph, v)) is not None),
+                        key=lambda dot: place[dot])
         if len(behind) == 2:
-            (first, v), (second, _) = behind
-            if first is not second and first.lhs is second.lhs:
-                found[second] = (v,)
+            first, second = behind
+            if first is not second and first.lhs is second.lhs and not _summed(graph, o.result):
+                found[second] = (first.result,)
     return found
 
 

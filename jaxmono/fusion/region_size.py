@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from jaxmono.fusion import cost
 from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.plan import Device
+from jaxmono.fusion.region_time import shortest_us
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
-from jaxmono.hlo.passes.counted import limit
 
 _LINES, _LINES_OTHER = 90, 17
 """Of a kernel's text, of each different contraction and of each other op. Right within a fifth for
@@ -57,15 +56,17 @@ def _cut(graph: Graph, members: Sequence[int], free: Collection[int], device: De
     """How many of the ops the first kernel takes; 0 for all of them."""
     own = [graph.ops[i] for i in members]
     lines = _lines(graph, own)
-    if lines[-1] < (1 + _ASIDE) * MOST_LINES or _least_us(own, device) < 2 * LEAST_US:
+    if lines[-1] < (1 + _ASIDE) * MOST_LINES:
         return 0
-    behind = _lines(graph, own[::-1])[::-1]
+    behind, (first, rest) = _lines(graph, own[::-1])[::-1], shortest_us(own, device)
+    legal = [at for at in range(1, len(own)) if min(first[at], rest[at]) >= LEAST_US
+             and min(lines[at - 1], behind[at]) >= _ASIDE * MOST_LINES]
+    if not legal:
+        return 0
+    # As near to `MOST_LINES` as can be: one op, a loop, may have more than the whole window.
+    aside = max(_ASIDE * MOST_LINES, min(abs(lines[at - 1] - MOST_LINES) for at in legal))
     alive = _alive(graph, members, free)
-    found = sorted((alive[at], at) for at in range(1, len(own))
-                   if abs(lines[at - 1] - MOST_LINES) <= _ASIDE * MOST_LINES
-                   and behind[at] >= _ASIDE * MOST_LINES)
-    return next((at for _, at in found if min(
-        _least_us(own[:at], device), _least_us(own[at:], device)) >= LEAST_US), 0)
+    return min((alive[at], at) for at in legal if abs(lines[at - 1] - MOST_LINES) <= aside)[1]
 
 
 def _lines(graph: Graph, own: Sequence[Op]) -> list[int]:
@@ -84,7 +85,7 @@ def _of(o: Op) -> int:
     if isinstance(o, ops.DotGeneral | ops.Convolution):
         return _LINES
     return 0 if is_view(o) or isinstance(o, ops.Constant | ops.Iota) \
-        else _LINES_OTHER + sum(_of(x) for g in o.subgraphs for x in g.walk())
+        else _LINES_OTHER + sum(_of(x) for g in o.subgraphs for x in g.ops)
 
 
 def _kind(graph: Graph, o: Op) -> tuple[object, ...]:
@@ -93,43 +94,10 @@ def _kind(graph: Graph, o: Op) -> tuple[object, ...]:
 
 
 def _alone(o: Op) -> tuple[object, ...]:
-    return (type(o), getattr(o, "kind", ""), tuple(v.type for v in o.inputs),
+    inside = tuple((type(x), getattr(x, "kind", "")) for g in o.subgraphs for x in g.ops)
+    strides = str(o.attributes) if isinstance(o, ops.Convolution) else ""
+    return (type(o), getattr(o, "kind", ""), inside, strides, tuple(v.type for v in o.inputs),
             tuple(v.type for v in o.results))
-
-
-def _least_us(own: Sequence[Op], device: Device) -> float:
-    """Of a kernel: bytes that it has to read, arithmetic, stages that follow on each other."""
-    made = {r for o in own for r in o.results}
-    read = {v for o in own for v in o.inputs if v not in made}
-    moved = sum(v.type.nbytes for v in read if v.type.is_static)
-    return max(moved / device.read_bytes_per_us,
-               sum(_flops(o) for o in own) / device.matrix_flops_per_us,
-               _stages(own) * device.phase_us)
-
-
-def _stages(own: Sequence[Op]) -> int:
-    """Most contractions and reduces one behind the other, in every trip of loops."""
-    behind: dict[Value, int] = {}
-    for o in own:
-        here = max((behind.get(v, 0) for v in o.uses), default=0)
-        if isinstance(o, ops.While):
-            here += _trips(o) * _stages(o.body.ops)
-        elif isinstance(o, ops.DotGeneral | ops.Convolution | ops.Reduce | ops.ReduceWindow):
-            here += 1
-        behind.update(dict.fromkeys(o.results, here))
-    return max(behind.values(), default=0)
-
-
-def _trips(o: ops.While) -> int:
-    found = limit(o, o.cond.producer)
-    return max(found[1], 1) if found else 1
-
-
-def _flops(o: Op) -> int:
-    if isinstance(o, ops.While):
-        return _trips(o) * sum(_flops(x) for x in o.body.ops)
-    contraction = isinstance(o, ops.DotGeneral | ops.Convolution)
-    return cost.op_flops(o) if contraction and all(v.type.is_static for v in o.inputs) else 0
 
 
 def _alive(graph: Graph, members: Sequence[int], free: Collection[int]) -> list[int]:

@@ -58,9 +58,8 @@ def split_reduces(graph: Graph, device: Device, besides: Collection[Op] = (),
     changed = False
     for o in graph.ops:
         made: list[Op] | str = [o]
-        if isinstance(o, ops.Reduce) and o not in besides \
-                and (most := (parts := _how_many(o, device))[1]):
-            made = _split(o, parts[0], most, _apart(o))
+        if isinstance(o, ops.Reduce) and o not in besides and (parts := _how_many(o, device))[1]:
+            made = _split(o, *parts)
             changed = changed or not isinstance(made, str)
         if isinstance(made, str):
             refused[f"the long reduce of {o.loc} is not split: {made}"] = None
@@ -70,21 +69,24 @@ def split_reduces(graph: Graph, device: Device, besides: Collection[Op] = (),
     return split, tuple(refused)
 
 
-def _how_many(o: ops.Reduce, device: Device) -> tuple[int, int]:
-    """The least and the most parts into which a long reduce with few rows goes; (0, 0) if it is
-    none."""
+def _how_many(o: ops.Reduce, device: Device) -> tuple[int, int, tuple[int, ...]]:
+    """The least and the most parts into which a long reduce with few rows goes, 0 if it is none;
+    dimensions that only the second step reduces."""
     shape = o.args[0].type.dims
     columns = math.prod(shape[d] for d in o.dimensions)
     rows = o.args[0].type.size // max(columns, 1)
+    later = _apart(o)
+    if later and 0 < rows < device.sm_count and o.args[0].type.size >= MIN_APART:
+        most = _TASKS * device.sm_count * _SIDE_BY_SIDE // (rows * shape[-1])
+        if _parts(max(shape[d] for d in o.dimensions if d not in later), most) > 1:
+            return 2, most, later
     if columns >= MIN_COLUMNS and 0 < rows * MIN_PARTS <= 2 * device.sm_count:
-        return MIN_PARTS, 2 * device.sm_count // rows
+        return MIN_PARTS, 2 * device.sm_count // rows, ()
     tasks = math.ceil(rows / _SIDE_BY_SIDE)
     if shape and len(shape) - 1 not in o.dimensions and 0 < 2 * tasks <= device.sm_count \
             and columns * min(rows, _SIDE_BY_SIDE) >= MIN_BESIDE:
-        return 2, _TASKS * device.sm_count // tasks
-    if _apart(o) and 0 < rows < device.sm_count and o.args[0].type.size >= MIN_APART:
-        return 2, _TASKS * device.sm_count * _SIDE_BY_SIDE // (rows * shape[-1])
-    return 0, 0
+        return 2, _TASKS * device.sm_count // tasks, ()
+    return 0, 0, ()
 
 
 def _apart(o: ops.Reduce) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -68,6 +69,21 @@ def test_what_places_share_is_read_once_and_a_sigmoid_stays_one_function() -> No
     assert [len(re.findall(rf"load(?:_ro)?<float{lanes}>\(p{i} ", body))
             for i, lanes in enumerate((", 2", ""))] == [8, 1]  # of x and of the mean
     assert body.count("v_bf16_logistic") == 8 and "exponential(" not in body
+
+
+def test_vectors_that_lie_along_two_variables_stay_whole() -> None:
+    """Three channels: a vector of 8 has those of some places."""
+    def shifted(x: X, a: X, m: X, s: X) -> X:
+        return jnp.tanh((x - a[:, None, None, None]) * m[:, None, None, None]
+                        + s[:, None, None, None])
+
+    for shape in ((301, 301, 8, 3), (64, 224, 224, 3)):
+        args = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in (shape, *[shape[:1]] * 3)]
+        plan = make_plan(graph_of(shifted, *args), Device())
+        text = emit(plan, cuda_target("sm_90a"), Device(), "shifted").source
+        assert "for (int l = 0" not in text[text.rindex("// loop "):]
+        along = [i for i, n in enumerate(chosen(plan).places) if n > 1]
+        assert all(math.prod(shape[i + 1:]) % 8 == 0 for i in along)
 
 
 def test_others_have_no_places() -> None:

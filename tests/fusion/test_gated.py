@@ -78,6 +78,21 @@ def test_two_matrices_of_the_same_rows() -> None:
     assert kinds(plan(fn, *args, without=("gated",))) == BESIDE
 
 
+def test_the_gate_may_come_first() -> None:
+    """As SwiGLU is mostly written: what gates is made when the second product is asked for, or
+    behind it."""
+    def inline(x: X, gate: X, up: X, down: X) -> X:
+        return (jax.nn.silu(x @ gate) * (x @ up)) @ down
+
+    def named(x: X, gate: X, up: X, down: X) -> X:
+        g, u = x @ gate, x @ up
+        return (jax.nn.silu(g) * u) @ down
+
+    args = spec(M, K), spec(K, F), spec(K, F), spec(F, K)
+    for fn in (inline, named):
+        assert kinds(plan(fn, *args)) == [["dot"]] * 3
+
+
 def test_what_both_products_make_is_still_stored_for_others() -> None:
     def fn(x: X, up: X, gate: X) -> tuple[X, X]:
         u = x @ up
@@ -96,6 +111,9 @@ REFUSED = {
     "halves and more": (lambda x, w, b: ((y := x @ w + b)[:, :F] * y[:, F:], y), X_W, ONE),
     "a bias for each element": (lambda x, w, b: (y := x @ w + b)[:, :F] * y[:, F:],
                                 (spec(M, K), spec(K, 2 * F), spec(M, 2 * F)), ONE),
+    "a norm, which reads both": (
+        lambda x, w, b: (z := geglu(x, w, b)) / jnp.sum(z, -1, keepdims=True), X_W,
+        [["dot"], ["row"]]),
     "weights that are computed": (lambda x, w, b: geglu(x, jnp.cumsum(w, 0), b), X_W, None),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import jax
@@ -83,6 +84,26 @@ def test_stages_that_follow_on_each_other_take_time(monkeypatch: pytest.MonkeyPa
     """32 small products: a launch more is little beside their barriers."""
     monkeypatch.setattr(region_size, "LEAST_US", 15.0)
     assert len(checked(raw(tower, *arguments(WIDTHS)))) > 2
+
+
+def test_a_long_loop_is_no_end() -> None:
+    """It has more lines than a kernel should, and cannot be cut itself."""
+    def fn(x: X, *weights: X) -> X:
+        def body(_: X, x: X) -> X:
+            return tower(x, *weights[:24])
+
+        x = jax.lax.fori_loop(0, 2, body, tower(x, *weights[:10]))
+        return tower(x, *weights)
+
+    assert len(checked(raw(fn, *arguments(WIDTHS)))) > 3
+
+
+def test_many_equal_ops_are_no_work() -> None:
+    graph = raw(lambda x, *w: tower(sum((jnp.sin(x * i) for i in range(2000)), x), *w),
+                *arguments(WIDTHS))
+    begin = time.perf_counter()
+    assert len(find_regions(graph)[0]) > 3
+    assert time.perf_counter() - begin < 10
 
 
 def test_the_parts_of_a_gradient() -> None:
