@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.support import plain_algorithm
@@ -85,6 +85,8 @@ class DotSchedule:
       split_k: blocks that share one output tile, each with its share of k.
       resident: all of the right operand stays in shared memory, for all tasks of a block ("wgmma",
         a single tile of columns).
+      source: what an epilogue reads for each element may come through the ring (`source_of` in
+        dot_wgmma.py; "wgmma").
     """
 
     family: str
@@ -95,6 +97,7 @@ class DotSchedule:
     warps: tuple[int, int, int]
     split_k: int = 1
     resident: bool = False
+    source: bool = field(default=True, kw_only=True, repr=False)
 
 
 @dataclass(frozen=True)

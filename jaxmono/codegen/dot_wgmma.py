@@ -53,6 +53,7 @@ from jaxmono.codegen.operand import Operand, has_rows
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
+from jaxmono.fusion.plan import DotForm, Sig
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.types import DType
 
@@ -180,13 +181,20 @@ def source_of(code: DotCode) -> Operand | None:
     form, s = code.form, code.s
     n, halves = s.bn // s.warps[1], has_halves(s.bn // s.warps[1], s.warps[2])
     assert code.element is not None
-    if s.family != "wgmma" or s.bm * s.bn < _SOURCE_SUMS[halves] * CONSUMERS or s.split_k > 1 \
-            or form.taps > 1 or code.element.itemsize != 2 \
-            or panel_columns(code) or (s.warps[2] == 2 and not halves) \
+    if s.family != "wgmma" or not s.source or s.split_k > 1 \
+            or s.bm * s.bn < _SOURCE_SUMS[halves] * CONSUMERS or form.taps > 1 \
+            or code.element.itemsize != 2 or panel_columns(code) \
+            or (s.warps[2] == 2 and not halves) \
             or _lanes(code, s.bm * s.bn // CONSUMERS) != 8 \
             or tile_bytes(s.bm, staged_columns(n // 2 if halves else n)) > layout(code)[1]:
         return None
     return source_operand(code.sig.body, code.form.elements, form.dot.result, form.m, form.n)
+
+
+def has_source(sig: Sig, schedule: Any) -> bool:
+    """Whether a Sig's epilogue has such an operand with this schedule."""
+    return isinstance(sig.form, DotForm) and isinstance(schedule, DotSchedule) \
+        and schedule.family == "wgmma" and source_of(DotCode.of(sig, schedule)) is not None
 
 
 def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequence[str],

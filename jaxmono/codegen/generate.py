@@ -16,6 +16,7 @@ from jaxmono import _logging
 from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.compile import compile_kernel
 from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_wgmma import has_source
 from jaxmono.codegen.kernel import Kernel, emit_kernel
 from jaxmono.codegen.long_loops import BORDER_US, has_long_loop, lost_us, with_producers
 from jaxmono.codegen.open_borders import open_borders
@@ -140,7 +141,8 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
         kernel = emit(plan, target, device, name, chosen)
         made = Made(chosen, *compiled(kernel))
     if any(made.faults) and kernel.wide_tiles is not None:
-        made = improved(made, kernel.wide_tiles, another)
+        sourced = [s.key for s in plan.sigs if has_source(s, chosen.sigs[s.key])]
+        made = improved(made, kernel.wide_tiles, another, sourced)
     chosen, resources = made.schedule, made.resources
     if resources.get("serialized"):
         _log.info("%s: ptxas lets products wait for each other", name)

@@ -4,6 +4,7 @@
     what threads find again in each stage is kept, or the other way round
     products of f32 wait for those of the tile before (`in_turn`)
     fewer registers, more instructions (`lean`)
+    what epilogues read is loaded where it is added, not brought through the ring (`unsourced`)
 
 What these are is in `KernelSchedule`. Each change is made to the best text so far, until that is
 good; of two alike the first is taken. A text takes ptxas as long as the one before it (the backward
@@ -14,7 +15,7 @@ not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import Event
@@ -60,8 +61,13 @@ class Compiler(Protocol):
     def __call__(self, schedule: KernelSchedule, *unwanted: Event) -> Callable[[], Made]: ...
 
 
-def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
-    """``made``, or a better text of the same kernel. ``wide_tiles``: as ``made`` has taken it."""
+def improved(made: Made, wide_tiles: bool, text: Compiler, sourced: Collection[str] = ()) -> Made:
+    """``made``, or a better text of the same kernel.
+
+    Args:
+      wide_tiles: as ``made`` has taken it. sourced: keys of the Sigs whose epilogues have a source
+        in the ring.
+    """
     families = {getattr(s, "family", "") for s in made.schedule.sigs.values()}
     on_the_left = not families.isdisjoint(REGISTERS)
     beside = not families.isdisjoint((TF32, BYTES))  # products run while the next weights come
@@ -89,6 +95,12 @@ def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
         # thread's number (the fourth of DIEN's: 12 bytes stored, 448 loaded, so none).
         return replace(s, lean=True)
 
+    def unsourced(s: KernelSchedule) -> KernelSchedule:
+        # Stable Diffusion's UNet: a GELU times a source in tiles of 128 x 160, and ptxas lets all
+        # products of four kernels of six wait for each other, however few pieces are in flight.
+        return replace(s, sigs={key: replace(x, source=False) if key in sourced else x
+                                for key, x in s.sigs.items()})
+
     # Fewer registers may serialize products, which then have to wait in turn: `rich` again. And
     # once more for what lean texts still spill (the third kernel of wav2vec2's training step: in
     # turn 16 bytes, lean 8, so none).
@@ -97,6 +109,7 @@ def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
     if BYTES in families:
         # Enough for int8 BERT-base b16, Llama's prefill b1, and its decode step b16, of 436 bytes.
         changes = [in_turn, *changes]
+    changes.append(unsourced)
     bases = [made.schedule, flipped(made.schedule)]
     likely = [bases[1], *map(in_turn, bases)] if beside else bases[1:]
     if made.spilled and on_the_left:
@@ -104,6 +117,8 @@ def improved(made: Made, wide_tiles: bool, text: Compiler) -> Made:
         likely = [*map(rich, bases), *likely, *([rich(in_turn(bases[0]))] if beside else [])]
     elif made.spilled:
         likely += map(lean, bases)
+    elif sourced:
+        likely.append(unsourced(bases[0]))
     for_spills = (rich, richer, lean)
     tried = [made.schedule]
     with _Ahead(text, likely) as ahead:

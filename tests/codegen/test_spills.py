@@ -285,3 +285,26 @@ def test_what_is_not_needed_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(9):  # all are free again
         assert idle.acquire(timeout=30)
     assert ended == [True, True]
+
+
+@pytest.mark.parametrize("sourced", [True, False])
+def test_products_that_wait_are_tried_without_sources_in_the_ring(
+        sourced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where there are some, and where nothing else helped."""
+    given = list[str]()
+
+    def fake(source: str, *_: Any, **kw: Any) -> tuple[bytes, str, dict[str, int]]:
+        given.append("ring" if "G::Source<" in source else "")
+        return b"", source, {"spill_stores": 0, "serialized": int("G::Source<" in source)
+                             if sourced else 1}
+
+    def fn(x: Any, w: Any, y: Any) -> Any:
+        return jax.nn.gelu(x @ w) * y if sourced else jax.nn.gelu(x @ w)
+
+    t = jnp.bfloat16
+    graph = graph_of(fn, ShapeDtypeStruct((4096, 512), t), ShapeDtypeStruct((512, 1280), t),
+                     ShapeDtypeStruct((4096, 1280), t))
+    monkeypatch.setattr(module, "compile_kernel", fake)
+    made = module.generate(make_plan(graph, Device()), cuda_target("sm_90a"), Device(), "k")
+    assert given == (["ring", "ring", ""] if sourced else ["", ""])
+    assert "G::Source<" not in made.source
