@@ -145,7 +145,7 @@ def table(folders: Sequence[Path], found: dict[str, dict[str, tuple[float, float
         f"| {' | '.join(head)} |", f"|---|--:|{'--:|--:|--:|' * len(others)}"]
     for name, times_of in found.items():
         base = times_of[first][0]
-        cells = [f"{us:.2f} | {us / base:.3f} | {off:.1e}" if label in times_of else " | | "
+        cells = [f"{us:.2f} | {us / base:.3f} | {'' if math.isnan(off) else f'{off:.1e}'}" if label in times_of else " | | "
                  for label in others for us, off in [times_of.get(label, (0.0, 0.0))]]
         lines.append(f"| {' | '.join([name, f'{base:.2f}', *cells])} |")
     return "\n".join(lines) + "\n"
