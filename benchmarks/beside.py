@@ -145,8 +145,12 @@ def table(folders: Sequence[Path], found: dict[str, dict[str, tuple[float, float
         f"| {' | '.join(head)} |", f"|---|--:|{'--:|--:|--:|' * len(others)}"]
     for name, times_of in found.items():
         base = times_of[first][0]
-        cells = [f"{us:.2f} | {us / base:.3f} | {'' if math.isnan(off) else f'{off:.1e}'}" if label in times_of else " | | "
-                 for label in others for us, off in [times_of.get(label, (0.0, 0.0))]]
+        cells = [" | | "] * len(others)
+        for k, label in enumerate(others):
+            if label in times_of:
+                us, off = times_of[label]
+                cells[k] = f"{us:.2f} | {us / base:.3f} | "
+                cells[k] += "" if math.isnan(off) else f"{off:.1e}"
         lines.append(f"| {' | '.join([name, f'{base:.2f}', *cells])} |")
     return "\n".join(lines) + "\n"
 
