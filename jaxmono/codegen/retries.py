@@ -2,7 +2,7 @@
 
     producers have more registers, consumers fewer (`rich`): f32 is rounded by them
     what threads find again in each stage is kept, or the other way round
-    products of f32 wait for those of the tile before (`in_turn`)
+    products of f32 wait for those of the tile before, of images for all but one (`in_turn`)
     fewer registers, more instructions (`lean`)
     what epilogues read is loaded where it is added, not brought through the ring (`unsourced`)
 
@@ -24,7 +24,7 @@ from typing import Protocol
 from jaxmono import _logging
 from jaxmono._errors import CompileError
 from jaxmono.codegen.cores import spare
-from jaxmono.codegen.dot_wgmma_shared import BYTES, REGISTERS, TF32
+from jaxmono.codegen.dot_wgmma_shared import BYTES, IMAGE, REGISTERS, TF32
 from jaxmono.codegen.schedule import KernelSchedule
 
 _log = _logging.get("codegen")
@@ -71,6 +71,7 @@ def improved(made: Made, wide_tiles: bool, text: Compiler, sourced: Collection[s
     families = {getattr(s, "family", "") for s in made.schedule.sigs.values()}
     on_the_left = not families.isdisjoint(REGISTERS)
     beside = not families.isdisjoint((TF32, BYTES))  # products run while the next weights come
+    images = not beside and IMAGE in families
 
     def flipped(s: KernelSchedule) -> KernelSchedule:
         # By a few bytes ptxas may have the registers for the other text (CLIP b16: 8, and 0).
@@ -109,7 +110,7 @@ def improved(made: Made, wide_tiles: bool, text: Compiler, sourced: Collection[s
     if BYTES in families:
         # Enough for int8 BERT-base b16, Llama's prefill b1, and its decode step b16, of 436 bytes.
         changes = [in_turn, *changes]
-    changes.append(unsourced)
+    changes = [*([in_turn] if images else []), *changes, unsourced]
     bases = [made.schedule, flipped(made.schedule)]
     likely = [bases[1], *map(in_turn, bases)] if beside else bases[1:]
     if made.spilled and on_the_left:
@@ -117,15 +118,15 @@ def improved(made: Made, wide_tiles: bool, text: Compiler, sourced: Collection[s
         likely = [*map(rich, bases), *likely, *([rich(in_turn(bases[0]))] if beside else [])]
     elif made.spilled:
         likely += map(lean, bases)
-    elif sourced:
-        likely.append(unsourced(bases[0]))
-    for_spills = (rich, richer, lean)
+    else:
+        likely += [in_turn(bases[0])] * images + [unsourced(bases[0])] * bool(sourced)
+    for_spills, for_waits = (rich, richer, lean), (in_turn,) if images else ()
     tried = [made.schedule]
     with _Ahead(text, likely) as ahead:
         for change in changes:
             wanted = change(made.schedule)
             if any(made.faults) and (made.spilled or change not in for_spills) \
-                    and wanted not in tried:
+                    and (made.faults[0] or change not in for_waits) and wanted not in tried:
                 tried.append(wanted)
                 made = _better(made, ahead.found(wanted))
         return made

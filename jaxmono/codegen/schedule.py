@@ -73,7 +73,8 @@ class KernelSchedule:
         predicates that there are (`at_once` in device/opaque.cuh), a thread's number is found again
         wherever it is used, a tile's sums stay where they are (device/staged_rows.cuh).
       in_turn: whether products with the weights on the left, in registers, wait for those of the
-        tile before, which needs fewer registers (device/weights_left.cuh).
+        tile before, which needs fewer registers (device/weights_left.cuh), and those of an image
+        for all but one (device/gemm_image.cuh).
       producer_registers: of a thread that brings operands, 16 n + 8; those that compute do without
         half as many. None: what device/roles.cuh gives them.
     """

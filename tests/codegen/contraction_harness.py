@@ -72,11 +72,12 @@ def dot_sigs(plan: Plan) -> list[Sig]:
 
 
 def build(plan: Plan, sigs: dict[str, Any] | None = None, *, threads: int = 128,
-          lean: bool = False) -> Program:
+          lean: bool = False, in_turn: bool = False) -> Program:
     """The plan for the emulator; ``sigs`` replaces the default schedules of some Sigs."""
     target = dataclasses.replace(interpret_target(), threads=threads)
     schedule = default_schedule(plan, target, DEVICE)
-    schedule = dataclasses.replace(schedule, sigs={**schedule.sigs, **(sigs or {})}, lean=lean)
+    schedule = dataclasses.replace(schedule, sigs={**schedule.sigs, **(sigs or {})}, lean=lean,
+                                   in_turn=in_turn)
     return generate(plan, target, DEVICE, "test_contraction", schedule=schedule)
 
 

@@ -83,6 +83,15 @@ def test_arrangements(x: tuple[int, ...], w: tuple[int, ...], s: DotSchedule,
     check_exact(p, build(p, in_order(p, s), threads=256), seeds=(0, 1, 2), blocks=(1, 3))
 
 
+def test_fewer_products_in_flight() -> None:
+    """Of small ones two may run behind those that are issued; in turn one."""
+    p = plan((2, 13, 11, 48), (3, 3, 48, 32))
+    s = in_order(p, image(128, 32, 16, 6, 4))
+    texts = [build(p, s, threads=256, in_turn=turn) for turn in (False, True)]
+    assert ["#define JM_IN_TURN" in t.source for t in texts] == [False, True]
+    check_exact(p, texts[1], seeds=(0, 1, 2), blocks=(1, 3))
+
+
 def test_weights_with_their_channels_last() -> None:
     """[n][k] weights: not transposed on their way."""
     def fn(x: Any, w: Any) -> Any:

@@ -237,8 +237,9 @@ def test_a_text_that_the_compiler_refuses_is_not_taken(monkeypatch: pytest.Monke
 
 
 def tried(monkeypatch: pytest.MonkeyPatch, faults: dict[str, tuple[int, int]], *, left: bool = True,
-          spare: int = 0) -> tuple[str, list[str]]:
-    """Which text `generate` takes, and those that were compiled. ``left``: weights are f32."""
+          spare: int = 0, of: Any = None) -> tuple[str, list[str]]:
+    """Which text `generate` takes, and those that were compiled: ``of`` a plan, or of a product
+    whose weights are f32 (``left``) or not."""
     given = list[str]()
 
     def fake(source: str, *_: Any, **kw: Any) -> tuple[bytes, str, dict[str, int]]:
@@ -252,7 +253,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, faults: dict[str, tuple[int, int]], *
     monkeypatch.setattr(module, "compile_kernel", fake)
     idle = Semaphore(spare)
     monkeypatch.setattr(retries, "spare", lambda: idle)
-    given_plan = f32_plan(4096) if left else plan(4096, 4096)
+    given_plan = of if of is not None else f32_plan(4096) if left else plan(4096, 4096)
     source = module.generate(given_plan, cuda_target("sm_90a"), Device(), "k").source
     return kind(source), given
 
@@ -308,3 +309,20 @@ def test_products_that_wait_are_tried_without_sources_in_the_ring(
     made = module.generate(make_plan(graph, Device()), cuda_target("sm_90a"), Device(), "k")
     assert given == (["ring", "ring", ""] if sourced else ["", ""])
     assert "G::Source<" not in made.source
+
+
+@pytest.mark.parametrize(("faults", "taken"), [
+    ({"": (1, 0), "in turn": (0, 0)}, "in turn"),  # Stable Diffusion's UNet
+    ({"": (1, 0), "in turn": (1, 0), "wide": (0, 0)}, "wide"),
+    ({"": (0, 8), "wide": (0, 0)}, "wide")])
+def test_what_is_tried_for_images(faults: dict[str, tuple[int, int]], taken: str,
+                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer products in flight, where they wait for each other."""
+    def fn(x: Any, w: Any) -> Any:
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME",
+                                        dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    t = jnp.bfloat16
+    image = make_plan(graph_of(fn, ShapeDtypeStruct((32, 56, 56, 64), t),
+                               ShapeDtypeStruct((3, 3, 64, 64), t)), Device())
+    assert tried(monkeypatch, faults, of=image) == (taken, list(faults))

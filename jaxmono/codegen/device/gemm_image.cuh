@@ -222,8 +222,13 @@ struct GemmImage
   }
 
   // Products of taps that may be in flight behind those that are issued: of small ones a third has to wait
-  // for a warp that waits for the first.
+  // for a warp that waits for the first. Not in kernels for which ptxas has not the registers then, and lets
+  // all products wait for each other (three of the six of Stable Diffusion's UNet, and none so).
+#ifdef JM_IN_TURN
+  static constexpr int LAG = 1;
+#else
   static constexpr int LAG = SLOTS > 3 && Shape::TAPS_X > 1 && BK * N <= 64 * 96 ? 2 : 1;
+#endif
 
   JM_DEVICE static void by_tap(Roles* roles, Place& at, Accumulators& acc, uint64_t a0, uint64_t b0) {
     const bool speaks = speaks_for_warpgroup();
