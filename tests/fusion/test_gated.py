@@ -93,6 +93,15 @@ def test_the_gate_may_come_first() -> None:
         assert kinds(plan(fn, *args)) == [["dot"]] * 3
 
 
+def test_a_norm_behind_both_reads_both() -> None:
+    """One stage less than with a gate in an epilogue, and nothing more is stored."""
+    def fn(x: X, gate: X, up: X) -> X:
+        h = jax.nn.silu(x @ gate) * (x @ up)
+        return h / jnp.sum(jnp.abs(h), -1, keepdims=True)
+
+    assert kinds(plan(fn, spec(M, K), spec(K, F), spec(K, F))) == [["dot", "dot"], ["row"]]
+
+
 def test_what_both_products_make_is_still_stored_for_others() -> None:
     def fn(x: X, up: X, gate: X) -> tuple[X, X]:
         u = x @ up

@@ -106,6 +106,20 @@ def test_many_equal_ops_are_no_work() -> None:
     assert time.perf_counter() - begin < 10
 
 
+@pytest.mark.parametrize(("trips", "several"), [(2, False), (40, True)])
+def test_every_trip_of_a_loop_takes_time(trips: int, several: bool,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(region_size, "LEAST_US", 100.0)
+
+    def fn(x: X, *weights: X) -> X:
+        for w in weights[:2], weights[-2:]:
+            x = jax.lax.fori_loop(0, trips, lambda _, x, w=w: tower(x, *w), x)
+            x = tower(x, *weights)
+        return x
+
+    assert (len(checked(raw(fn, *arguments(WIDTHS)))) > 1) == several
+
+
 def test_the_parts_of_a_gradient() -> None:
     def loss(*args: X) -> X:
         return jnp.sum(tower(*args) ** 2)
