@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -23,35 +24,38 @@ def test_published_size() -> None:
     assert noise.shape == (2, 64, 64, 4) and noise.dtype == jnp.bfloat16
 
 
+Tiny = tuple[Callable[..., jax.Array], list[jax.Array]]
+
+
 @pytest.fixture(scope="module")
-def tiny() -> tuple[unet.UNet, list[jax.Array]]:
+def tiny() -> Tiny:
     config = unet.tiny(dtype=jnp.float32)
+    graph, state = nnx.split(unet.create(config))
     keys = jax.random.split(jax.random.key(0), 2)
-    return unet.create(config), [
+    return jax.jit(lambda *inputs: nnx.merge(graph, state)(*inputs)), [
         jax.random.normal(keys[0], (2, config.size, config.size, config.channels)),
         jnp.array([3.0, 700.0]), jax.random.normal(keys[1], (2, config.tokens, config.context))]
 
 
-def test_each_example_is_its_own(tiny: tuple[unet.UNet, list[jax.Array]]) -> None:
-    model, inputs = tiny
-    both = model(*inputs)
-    for i in range(2):
-        alone = model(*(x[i:i + 1] for x in inputs))
-        np.testing.assert_allclose(alone[0], both[i], rtol=1e-4, atol=1e-5)
+def test_each_example_is_its_own(tiny: Tiny) -> None:
+    run, inputs = tiny
+    both = run(*inputs)
+    np.testing.assert_allclose(run(*(x[::-1] for x in inputs)), both[::-1], rtol=1e-4, atol=1e-5)
+    other = run(*(x.at[1].set(x[0] * 2) for x in inputs))
+    np.testing.assert_allclose(other[0], both[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("i", range(3), ids=["latents", "time", "text"])
-def test_every_input_matters_everywhere(tiny: tuple[unet.UNet, list[jax.Array]], i: int) -> None:
-    model, inputs = tiny
+def test_every_input_matters_everywhere(tiny: Tiny, i: int) -> None:
+    run, inputs = tiny
     changed = [x * 1.5 if n == i else x for n, x in enumerate(inputs)]
-    assert (jnp.abs(model(*changed) - model(*inputs)) > 1e-6).mean() > 0.99
+    assert (jnp.abs(run(*changed) - run(*inputs)) > 1e-6).mean() > 0.99
 
 
-def test_the_order_of_the_texts_tokens_does_not_matter(
-        tiny: tuple[unet.UNet, list[jax.Array]]) -> None:
+def test_the_order_of_the_texts_tokens_does_not_matter(tiny: Tiny) -> None:
     """It looks at a text's states, which know where they are."""
-    model, (latents, time, text) = tiny
-    np.testing.assert_allclose(model(latents, time, text[:, ::-1]), model(latents, time, text),
+    run, (latents, time, text) = tiny
+    np.testing.assert_allclose(run(latents, time, text[:, ::-1]), run(latents, time, text),
                                rtol=1e-3, atol=1e-4)
 
 
