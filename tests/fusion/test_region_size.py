@@ -66,6 +66,16 @@ def test_explain_tells_why() -> None:
     assert all(region_size.NOTE in kernel.notes for kernel in others)
 
 
+def test_several_kernels_compute_what_one_does() -> None:
+    widths = WIDTHS[:9]
+    args = [x * 0.3 for x in random_inputs(raw(tower, *arguments(widths)))]
+    compiled = jaxmono.jit(tower, interpret=True).lower(*args).compile()
+    assert compiled.explain().kernels == 2
+    with jax.default_matmul_precision("highest"):
+        wanted = jax.jit(tower)(*args)
+    np.testing.assert_allclose(compiled(*args), wanted, rtol=1e-2, atol=2e-3)  # tf32
+
+
 def test_it_is_cut_where_the_least_is_alive() -> None:
     for r in checked(raw(tower, *arguments(WIDTHS)))[:-1]:
         assert [v.type.dims for v in r.outputs] == [(16, 8)]
