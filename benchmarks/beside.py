@@ -88,10 +88,11 @@ def uneven(folders: Sequence[Path]) -> Iterator[tuple[str, dict[str, list[Progra
     have it, the first folder among them."""
     known = [(f, ahead.read(f)) for f in folders]
     for case, first in known[0][1].items():
-        have = {f.name: [Program.from_bytes((f / file).read_bytes()) for file in index[case]]
-                for f, index in known if case in index}
-        if any(len(programs) != len(first) for programs in have.values()):
-            yield (f"{case}, {' and '.join(str(len(x)) for x in have.values())} kernels", have)
+        have = {f: index[case] for f, index in known if case in index}
+        if any(len(files) != len(first) for files in have.values()):
+            name = f"{case}, {' and '.join(str(len(files)) for files in have.values())} kernels"
+            yield name, {f.name: [Program.from_bytes((f / file).read_bytes()) for file in files]
+                         for f, files in have.items()}
 
 
 def times(bench: Bench, programs: dict[str, Program], scratch: Path,

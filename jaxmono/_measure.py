@@ -12,7 +12,7 @@ from jaxmono.fusion.plan import Device, Plan
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.ops import has_side_effect
-from jaxmono.hlo.passes.counted import limit
+from jaxmono.hlo.passes.counted import trip_count
 
 
 def live_ops(graph: Graph) -> dict[Op, None]:
@@ -48,12 +48,6 @@ def work(counted: Iterable[Op]) -> Work:
             static = all(v.type.is_static for v in (*op.inputs, *op.results))
             total += Work(1, cost.op_bytes(op), cost.op_flops(op) if static else 0)
     return total
-
-
-def trip_count(loop: ops.While) -> int:
-    """Trips of a loop as `jax.lax.scan` and ``fori_loop`` from 0 lower them; 1 if unknown."""
-    found = limit(loop, loop.cond.producer)
-    return max(found[1], 0) if found else 1
 
 
 def op_name(op: Op) -> str:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from jaxmono._measure import is_free, live_ops, trip_count, work
+from jaxmono._measure import is_free, live_ops, work
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.regions import Region, find_regions
 from jaxmono.hlo import ops
 from jaxmono.hlo.importer import Imported
 from jaxmono.hlo.ir import Graph, Op
-from jaxmono.hlo.passes.counted import steps
+from jaxmono.hlo.passes.counted import steps, trip_count
 
 
 @dataclass(frozen=True, eq=False)

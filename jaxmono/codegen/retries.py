@@ -98,7 +98,7 @@ def improved(made: Made, wide_tiles: bool, text: Compiler, sourced: Collection[s
 
     def unsourced(s: KernelSchedule) -> KernelSchedule:
         # Stable Diffusion's UNet: a GELU times a source in tiles of 128 x 160, and ptxas lets all
-        # products of four kernels of six wait for each other, however few pieces are in flight.
+        # products of the kernel wait for each other, however few pieces are in flight.
         return replace(s, sigs={key: replace(x, source=False) if key in sourced else x
                                 for key, x in s.sigs.items()})
 
@@ -119,7 +119,8 @@ def improved(made: Made, wide_tiles: bool, text: Compiler, sourced: Collection[s
     elif made.spilled:
         likely += map(lean, bases)
     else:
-        likely += [in_turn(bases[0])] * images + [unsourced(bases[0])] * bool(sourced)
+        likely += [change(bases[0]) for change, helps in ((in_turn, images), (unsourced, sourced))
+                   if helps]
     for_spills, for_waits = (rich, richer, lean), (in_turn,) if images else ()
     tried = [made.schedule]
     with _Ahead(text, likely) as ahead:

@@ -162,7 +162,9 @@ def _envs(variables: Sequence[Var], places: Sequence[int]) -> list[dict[Var, Ind
 
 def emit_ahead(em: BodyEmitter, roots: Sequence[Root], envs: Sequence[Mapping[Var, Index]],
                itemsize: int) -> None:
-    """Emits what ``roots`` need at all places, ``envs``; of a few loads a place just these."""
+    """Emits what ``roots`` need at all places, ``envs``; of a few loads a place just these: ops
+    that are emitted one by one are no more found as one function (a sigmoid, codegen/finder.py).
+    """
     taps = _taps(em.body, roots)
     order = _order(taps, envs)
     if _distinct(taps) < STENCIL_LOADS:

@@ -82,9 +82,10 @@ def _repeated(graph: Graph, v: Value) -> ops.Constant | ops.BroadcastInDim | Non
     o = graph.producer.get(v)
     if isinstance(o, ops.Constant):
         return o if is_splat(o.value) else None
-    alike = isinstance(o, ops.BroadcastInDim) and o.dimensions == (v.type.rank - 1,) \
-        and o.operand.type.dims == v.type.dims[-1:] and _is_given(graph, o.operand)
-    return o if alike and isinstance(o, ops.BroadcastInDim) else None
+    if isinstance(o, ops.BroadcastInDim) and o.dimensions == (v.type.rank - 1,) \
+            and o.operand.type.dims == v.type.dims[-1:] and _is_given(graph, o.operand):
+        return o
+    return None
 
 
 def _is_given(graph: Graph, v: Value) -> bool:
@@ -110,7 +111,7 @@ def _meet(graph: Graph, read: Iterable[ops.Slice]) -> bool:
     """Whether what is computed of the slices element by element comes together, and is read as
     `waits` wants it."""
     both = set.intersection(*(_computed(graph, half.result) for half in read))
-    return bool(both) and not any(_summed(graph, v) for v in both)
+    return bool(both) and not _summed(graph, both)
 
 
 def _computed(graph: Graph, v: Value) -> set[Value]:
@@ -124,11 +125,10 @@ def _computed(graph: Graph, v: Value) -> set[Value]:
     return seen
 
 
-def _summed(graph: Graph, v: Value) -> bool:
-    """Whether a reduce reads it, or what is computed of it: a norm makes it itself, of both
-    products, and nothing in between is stored."""
-    return any(isinstance(u, ops.Reduce) for x in _computed(graph, v)
-               for u in graph.users.get(x, ()))
+def _summed(graph: Graph, computed: Iterable[Value]) -> bool:
+    """Whether a reduce reads one of these: a norm makes it itself, of both products, and nothing in
+    between is stored."""
+    return any(isinstance(u, ops.Reduce) for v in computed for u in graph.users.get(v, ()))
 
 
 def _half(graph: Graph, builder: Builder, o: ops.DotGeneral, steps: Sequence[_Step],
@@ -172,7 +172,8 @@ def waits(graph: Graph) -> dict[Op, tuple[Value, ...]]:
                         key=lambda dot: place[dot])
         if len(behind) == 2:
             first, second = behind
-            if first is not second and first.lhs is second.lhs and not _summed(graph, o.result):
+            if first is not second and first.lhs is second.lhs \
+                    and not _summed(graph, _computed(graph, o.result)):
                 found[second] = (first.result,)
     return found
 

@@ -9,62 +9,65 @@ each contraction or reduce that waits for another one. In truth it takes two to 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from jaxmono.fusion import cost
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
-from jaxmono.hlo.passes.counted import limit
-
-_Work = tuple[float, float, int]
-"""Bytes, multiplications and additions, stages."""
+from jaxmono.hlo.passes.counted import trip_count
 
 
 def shortest_us(own: Sequence[Op], device: Device) -> tuple[list[float], list[float]]:
     """Microseconds of the first n ops, and of all but these, for each n."""
-    before, after = _before(own), _after(own)
-    rates = device.read_bytes_per_us, device.matrix_flops_per_us, 1 / device.phase_us
-    first, rest = ([max(x / rate for x, rate in zip(work, rates, strict=True)) for work in works]
-                   for works in (before, after))
-    return first, rest
+    flops = list(accumulate(map(_flops, own), initial=0))
+    ahead = _in_a_row((o, o.results, o.uses) for o in reversed(own))[::-1]
+
+    def least(moved: int, flops: int, stages: int) -> float:
+        return max(moved / device.read_bytes_per_us, flops / device.matrix_flops_per_us,
+                   stages * device.phase_us)
+
+    return list(map(least, _read_before(own), flops, _stages_of(own))), \
+        list(map(least, _read_after(own), (flops[-1] - x for x in flops), ahead))
 
 
-def _before(own: Sequence[Op]) -> list[_Work]:
-    made, read, behind = set[Value](), set[Value](), dict[Value, int]()
-    moved, flops, stages = 0.0, 0.0, 0
-    out: list[_Work] = [(moved, flops, stages)]
-    for o in own:
-        for v in o.inputs:
-            if v not in made and v not in read:
-                read.add(v)
-                moved += _bytes(v)
-        made.update(o.results)
-        here = max((behind.get(v, 0) for v in o.uses), default=0) + _stages(o)
-        behind.update(dict.fromkeys(o.results, here))
-        flops, stages = flops + _flops(o), max(stages, here)
-        out.append((moved, flops, stages))
+def _stages_of(own: Iterable[Op]) -> list[int]:
+    """Most contractions and reduces one behind the other, of the first n ops."""
+    return _in_a_row((o, o.uses, o.results) for o in own)
+
+
+def _in_a_row(steps: Iterable[tuple[Op, Iterable[Value], Iterable[Value]]]) -> list[int]:
+    """Of the first n steps. Each: an op, values that it is behind, and those behind it."""
+    behind: dict[Value, int] = {}
+    out = [0]
+    for o, before, after in steps:
+        here = max((behind.get(v, 0) for v in before), default=0) + _stages(o)
+        for v in after:
+            behind[v] = max(behind.get(v, 0), here)
+        out.append(max(out[-1], here))
     return out
 
 
-def _after(own: Sequence[Op]) -> list[_Work]:
-    read, ahead = set[Value](), dict[Value, int]()
-    moved, flops, stages = 0.0, 0.0, 0
-    out: list[_Work] = [(moved, flops, stages)]
+def _read_before(own: Sequence[Op]) -> list[int]:
+    """Bytes that the first n ops read of what others make."""
+    known, moved, out = set[Value](), 0, [0]
+    for o in own:
+        moved += sum(map(_bytes, {*o.inputs} - known))
+        known.update(o.inputs, o.results)
+        out.append(moved)
+    return out
+
+
+def _read_after(own: Sequence[Op]) -> list[int]:
+    """Bytes that all but the first n ops read of what others make."""
+    read, moved, out = set[Value](), 0, [0]
     for o in reversed(own):
-        for v in o.results:
-            if v in read:
-                read.remove(v)
-                moved -= _bytes(v)
-        for v in o.inputs:
-            if v not in read:
-                read.add(v)
-                moved += _bytes(v)
-        here = max((ahead.get(v, 0) for v in o.results), default=0) + _stages(o)
-        for v in o.uses:
-            ahead[v] = max(ahead.get(v, 0), here)
-        flops, stages = flops + _flops(o), max(stages, here)
-        out.append((moved, flops, stages))
+        moved += sum(map(_bytes, {*o.inputs} - read))
+        moved -= sum(map(_bytes, read.intersection(o.results)))
+        read.difference_update(o.results)
+        read.update(o.inputs)
+        out.append(moved)
     return out[::-1]
 
 
@@ -74,17 +77,12 @@ def _bytes(v: Value) -> int:
 
 def _stages(o: Op) -> int:
     if isinstance(o, ops.While):
-        return _trips(o) * _before(o.body.ops)[-1][2]
+        return trip_count(o) * _stages_of(o.body.ops)[-1]
     return int(isinstance(o, ops.DotGeneral | ops.Convolution | ops.Reduce | ops.ReduceWindow))
 
 
 def _flops(o: Op) -> int:
     if isinstance(o, ops.While):
-        return _trips(o) * sum(_flops(x) for x in o.body.ops)
+        return trip_count(o) * sum(map(_flops, o.body.ops))
     contraction = isinstance(o, ops.DotGeneral | ops.Convolution)
     return cost.op_flops(o) if contraction and all(v.type.is_static for v in o.inputs) else 0
-
-
-def _trips(o: ops.While) -> int:
-    found = limit(o, o.cond.producer)
-    return max(found[1], 1) if found else 1

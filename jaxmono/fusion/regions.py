@@ -90,7 +90,7 @@ def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
     notes: dict[int, str] = {}
     for c in sorted(members):
         if _worth_launching(graph, members[c]):
-            first, *others = divided(graph, members[c], free, device or Device())
+            first, *others = divided(graph, members[c], device or Device())
             chosen += [first, *others]
             notes |= dict.fromkeys((indices[0] for indices in others), NOTE)
         else:

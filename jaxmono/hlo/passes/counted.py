@@ -71,6 +71,12 @@ def limit(loop: ops.While, producer: Mapping[Value, Op]) -> tuple[int, int] | No
     return None if end is None else (loop.cond.inputs.index(last.lhs), end)
 
 
+def trip_count(loop: ops.While) -> int:
+    """Trips of a loop as `jax.lax.scan` and ``fori_loop`` from 0 lower them; 1 if unknown."""
+    found = limit(loop, loop.cond.producer)
+    return max(found[1], 0) if found else 1
+
+
 def _counters(loop: ops.While, producer: Mapping[Value, Op]) -> dict[int, int]:
     """The loop's own, and that of `jax.lax.fori_loop`'s body: their places and first numbers."""
     inside, found = {**producer, **loop.body.producer}, dict[int, int]()
