@@ -309,32 +309,6 @@ def test_named_barriers_split_a_block() -> None:
         np.testing.assert_array_equal(out, (np.arange(128) ^ 63) + np.repeat([0, 5], 64))
 
 
-TURNS = """
-  auto* order = static_cast<int*>(p.buf[0]);
-  auto* at = reinterpret_cast<int*>(dynamic_shared());
-  const int half = thread_id() / 64, lost = *static_cast<const int*>(p.buf[1]);
-  if (thread_id() == 0) *at = 0;
-  sync_all_threads();
-  if (half == 1) named_barrier_arrive(2, 128);
-  for (int i = 0; i < 6; ++i) {
-    named_barrier(2 + half, 128);
-    if (thread_id() % 64 == 63) order[(*at)++] = half;
-    if (lost != 0 && i == 3) continue;
-    if (half == 0 || i < 5) named_barrier_arrive(2 + (half ^ 1), 128);
-  }
-"""
-
-
-def test_halves_of_a_block_take_turns() -> None:
-    """A half that arrives does not wait; the other one goes on when it has."""
-    kernel = emulate(kernel_source(TURNS, 2, threads=128))
-    for seed in range(6):
-        order = np.full(12, -1, np.int32)
-        kernel.run([order, np.zeros(1, np.int32)], blocks=1, seed=seed)
-        np.testing.assert_array_equal(order, [0, 1] * 6)
-        assert "named_barrier" in kernel.error([order, np.ones(1, np.int32)], blocks=1, seed=seed)
-
-
 TEAM = """
 #define JM_TEAM 64
 """ + kernel_source("""

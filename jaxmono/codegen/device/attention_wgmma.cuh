@@ -130,7 +130,10 @@ struct FlashWgmma {
     ready();
     // The first warpgroup is at most this task ahead: the next one's queries have the place of these.
     if constexpr (LAGS)
-      if (wg == 1) named_barrier(LAG_BARRIER, CONSUMERS);
+      if (wg == 1) {
+        mbarrier_wait(&roles->turn, at.parity(TURN));
+        at.flip(TURN);
+      }
     wgmma_fence();
     scores(s, queries, wgmma_descriptor_at(keys, at.slot * SLOT));
     wgmma_commit();
@@ -140,7 +143,7 @@ struct FlashWgmma {
     at.template next<SLOTS>();
     rows.template weigh<true, KEYS, KEYS % BK != 0>(s, first * BK + col, logits);
     if constexpr (LAGS)
-      if (wg == 0) named_barrier_arrive(LAG_BARRIER, CONSUMERS);
+      if (wg == 0 && speaks) mbarrier_arrive(&roles->turn);
     Rows::pack(p, s);
     const auto last_values = [&](const uint32_t (&p)[NT / 2][4]) {
       ready();

@@ -46,7 +46,6 @@ constexpr int MAX_SLOTS = 16, MAX_IMAGES = 4;
 constexpr int TURN = 24;  // bit of Place's phase for Roles::turn
 constexpr int TURNS = 16;  // the first of those of Roles::turns
 constexpr int IMAGE = 25;  // and of the next one: how many images there were, modulo 4 (gemm_image.cuh)
-constexpr int LAG_BARRIER = 2;      // of attention
 constexpr int MEETING_BARRIER = 4;  // by __syncthreads ptxas did not end
 constexpr int SOURCE_BARRIER = 5;   // and the next: of a warpgroup
 
@@ -88,8 +87,10 @@ struct Mapped {
 // In shared memory for the whole launch.
 struct Roles {
   uint64_t full[MAX_SLOTS], empty[MAX_SLOTS];
-  // The first warpgroup has issued the last products of a task. (With a named barrier in its place, beside
-  // other tests on the GPU, racecheck 2025.3 reported what later barriers order: VGG-16 b2, in two runs.)
+  // The first warpgroup is so far in its task that the second may go on: it has issued its last products
+  // (gemm_wgmma.cuh), or has the weights of its first keys (attention_wgmma.cuh). Named barriers in its place,
+  // at which the first one arrives without waiting, take as long, but behind them racecheck 2025.3 reports
+  // what bar.sync orders: reads of the second one and what the first one writes a bar.sync later.
   uint64_t turn;
   // The same of each buffer of an image (gemm_image.cuh).
   uint64_t turns[MAX_IMAGES];

@@ -4,7 +4,6 @@
 //                                       defines JM_TEAM, its first JM_TEAM threads and no others
 //   sync_all_threads()                  all threads of the block, whatever JM_TEAM is
 //   syncwarp(), named_barrier(id, threads)   id 2 .. 15; 1 is the team's
-//   named_barrier_arrive(id, threads)   one of the threads for which it opens, without waiting
 //   int team_threads()                  how many threads syncthreads() is for
 //   T shfl_xor<T>(T x, int mask), T shfl_idx<T>(T x, int lane)         any T of whole bytes
 //   void quad_transpose<T>(T (&x)[4])    x[i] of lane t of a quad becomes x[t] of its lane i
@@ -45,9 +44,6 @@ JM_DEVICE void sync_all_threads() { __syncthreads(); }
 JM_DEVICE void syncwarp() { __syncwarp(); }
 JM_DEVICE void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-JM_DEVICE void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 constexpr uint32_t ALL_LANES = 0xffffffffu;

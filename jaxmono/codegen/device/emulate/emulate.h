@@ -85,7 +85,7 @@ using Compute = void(void* const* args);  // args[lane]
 // Meets the other 31 lanes; the last one runs compute on everybody's arguments.
 void collective(void* arg, Compute* compute, const char* what);
 // Meets `threads` threads of the block. id 0 is syncthreads.
-void barrier(int id, int threads, const char* what, bool waits = true);
+void barrier(int id, int threads, const char* what);
 // Lets others run; returns when it is this thread's turn to look again at what it polls.
 void pause(const char* what);
 // What this thread polled for has come.

@@ -107,7 +107,7 @@ void collective(void* arg, Compute* compute, const char* what) {
   preempt(me, 16);
 }
 
-void barrier(int id, int threads, const char* what, bool waits) {
+void barrier(int id, int threads, const char* what) {
   Lane& me = self();
   Block& block = *me.block;
   if (id < 0 || id >= BARRIERS || threads % 32 != 0 || threads > me.threads)
@@ -118,11 +118,10 @@ void barrier(int id, int threads, const char* what, bool waits) {
     fail("barrier %d of block %d is asked for %d and for %d threads", id, block.index, b.threads,
          threads);
   b.threads = threads;
-  if (waits) b.what = what;
+  b.what = what;
   ++me.warp->worker->events;
   const uint8_t waiting = static_cast<uint8_t>(AT_BARRIER + id);
   if (++b.arrived < threads) {
-    if (!waits) return;
     me.warp->state[me.lane_id] = waiting;
     leave(*me.warp, me.lane_id);
     return;

@@ -24,9 +24,6 @@ inline void named_barrier(int id, int threads) {
   emulate::self().copies->unfenced = true;
 }
 #endif
-inline void named_barrier_arrive(int id, int threads) {
-  emulate::barrier(id, threads, "named_barrier_arrive", false);
-}
 inline void syncwarp() {
   emulate::collective(nullptr, [](void* const*) {}, "syncwarp");
 }
