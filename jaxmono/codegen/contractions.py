@@ -23,13 +23,13 @@ from jaxmono.codegen.dot_candidates import (
     bf16x6_candidates,
     bytes_candidates,
     dot_candidates,
+    finishing,
     gemv_bound,
     gemv_candidates,
     image_bound,
     image_candidates,
     late_us,
     mapped_ahead_us,
-    reducing,
     room,
     swapped_bound,
     swapped_candidates,
@@ -64,8 +64,8 @@ class _Dot:
     def choose(self, sig: Sig, request: Request) -> DotSchedule:
         form = sig.form
         assert isinstance(form, DotForm)
-        if form.reduced:
-            return reducing(sig, request)[0]
+        if form.reduced or form.pairs:
+            return finishing(sig, request)[0]
         skinny = gemv_candidates(sig, request)
         if skinny and form.m.size <= (FLAGGED_ROWS if request.behind else STREAMED_ROWS) \
                 and not _thin(skinny[0][1], request) \

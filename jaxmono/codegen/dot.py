@@ -36,7 +36,7 @@ from jaxmono.codegen.operand import (
 from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.demand import Demand, reduction_index
-from jaxmono.fusion.dots import demanded
+from jaxmono.fusion.dots import PAIR, demanded
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device, DotForm, Sig, Store
 from jaxmono.fusion.support import (
@@ -104,6 +104,11 @@ class DotCode:
         return next(a for a in arrangements(image, s.bm) if a.tall == s.tall)
 
     @property
+    def stored_columns(self) -> int:
+        """Of a tile: of pairs half of its own."""
+        return self.s.bn if self.form.pairs is None else self.s.bn // 2
+
+    @property
     def k_tiles(self) -> int:
         return math.ceil(self.form.k.size / self.s.bk)
 
@@ -140,7 +145,7 @@ class DotCode:
 
     @property
     def demanded(self) -> tuple[IndexMap, ...]:
-        """Where the dot's result is demanded, over (batch, rows, n)."""
+        """Where the dot's result is demanded, over (batch, rows, columns)."""
         return demanded(self.form)
 
     @property
@@ -250,6 +255,11 @@ def any_tile(sig: Sig) -> DotCode:
 # ---- epilogue ----------------------------------------------------------------------------------
 
 
+def cannot_pair(code: DotCode) -> str | None:
+    """Why a tile does not have whole pairs of columns; None if it has."""
+    return None if code.s.bn % (2 * PAIR) == 0 else f"{code.s.bn} columns are not whole pairs of 8"
+
+
 def epilogue_lanes(body: Graph, stores: Sequence[Store], lane: Var, *, rows: int, cols: int,
                    threads: int) -> int:
     """Elements per thread at a time: 16 bytes if that keeps as many threads busy as fewer would."""
@@ -307,19 +317,25 @@ def row_demands(op: ops.Reduce, index: IndexMap, cols: Var) -> list[Demand]:
     return [Demand(v, at) for v in op.args]
 
 
+def first_column(*, paired: bool) -> str:
+    """C text: the first column of what a tile stores."""
+    return "n0 / 2" if paired else "n0"
+
+
 def emit_epilogue(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value,
                   demanded: Sequence[IndexMap], m: Var, n: Var, tile_m: int, bm: str, bn: int,
                   lanes: int, read: str, accumulator: str, row0: str,
                   pointers: Mapping[Value, str], outputs: Sequence[str], names: Mapping[Var, str],
-                  read_only: Sequence[Value], threads: int, early: Sequence[Root] = ()) -> None:
+                  read_only: Sequence[Value], threads: int, early: Sequence[Root] = (),
+                  paired: bool = False) -> None:
     """The loop that turns a finished tile into the group's outputs.
 
     ``read``: C call text with ``{acc}``, ``{r}``, ``{c}``. ``bm``: rows that this block finishes,
     from ``row0`` of the tile, which has ``tile_m`` rows. C variables m0 and n0 hold the origin of
     the tile. ``early``: loads that a C variable ``early`` has the results of: those of a thread's
-    only piece.
+    only piece. ``paired``: bn columns are pairs, of twice as many of the tile.
     """
-    per_row, taps = bn // lanes, len(demanded)
+    per_row, taps = bn // lanes, 1 if paired else len(demanded)
     end, times = (bm, "") if taps == 1 else (f"max({bm}, 0) / {taps}", f" * {taps}")
     w.directive("#pragma unroll 1")
     with w.block(f"for (unsigned i = thread_id(); i < ({end}) * {per_row}; i += {threads})"):
@@ -327,7 +343,7 @@ def emit_epilogue(w: Writer, body: Graph, stores: Sequence[Store], *, result: Va
         emit_piece(w, body, stores, result=result, demanded=demanded, m=m, n=n, tile_m=tile_m,
                    tile_n=bn, lanes=lanes, read=read, accumulator=accumulator, skip="continue",
                    pointers=pointers, outputs=outputs, names=names, read_only=read_only,
-                   early=early)
+                   early=early, paired=paired)
 
 
 def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value,
@@ -336,11 +352,13 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
                outputs: Sequence[str], names: Mapping[Var, str],
                read_only: Sequence[Value], early: Sequence[Root] = (),
                source: Root | None = None,
-               then: Callable[[BodyEmitter], None] | None = None, row: str = "") -> None:
+               then: Callable[[BodyEmitter], None] | None = None, row: str = "",
+               paired: bool = False) -> None:
     """``lanes`` neighbouring elements of a finished tile, at C variables r and c, to the outputs.
 
     ``demanded``: of the result, by one element; with several (a window's), r is the first of as
-    many rows of the tile, ``m`` counts windows, and ``acc`` is an array of arrays.
+    many rows of the tile, ``m`` counts windows, and ``acc`` is an array of arrays. ``paired``: of
+    two columns of a row: c and ``n`` count pairs, and so does ``tile_n``.
     ``read``: C call text with ``{acc}``, ``{r}``, ``{c}`` that fills the sums, or "" where an array
     ``acc`` has them. ``skip``: the statement that leaves elements outside alone; "": they are
     computed from what the last ones inside read, and not stored, so that no branch keeps the pieces
@@ -349,8 +367,9 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
     ``then``: what else happens to the piece, given its emitter. ``row``: C text, the row of the
     product that row r of the tile is, negative where there is none; "": m0 + r.
     """
-    taps = len(demanded)
-    own = {"m": row or ("m0 + r" if taps == 1 else f"(m0 + r) / {taps}"), "n": "n0 + c"}
+    taps = 1 if paired else len(demanded)
+    own = {"m": row or ("m0 + r" if taps == 1 else f"(m0 + r) / {taps}"),
+           "n": f"{first_column(paired=paired)} + c"}
     checked = [(at, var.size, piece) for at, var, size, piece in (
         ("m", m, tile_m // taps, 1), ("n", n, tile_n, lanes))
         if var.size % size or (row and at == "m")]
@@ -367,13 +386,16 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
             w.line(f"{at} = max({at}, 0);" if row and at == "m" else
                    f"{at} = min({at}, {size - piece});")
     t = compute(result.type.dtype)
-    sums = ["acc"] if taps == 1 else [f"acc[{i}]" for i in range(taps)]
+    places = len(demanded)
+    sums = ["acc"] if places == 1 else [f"acc[{i}]" for i in range(places)]
     if read:
-        w.line(f"{accumulator} acc{'' if taps == 1 else f'[{taps}]'}[{lanes}];")
+        w.line(f"{accumulator} acc{'' if places == 1 else f'[{places}]'}[{lanes}];")
         for i, acc in enumerate(sums):
-            w.line(read.format(acc=acc, r=f"r + {i}" if i else "r", c="c") + ";")
+            at = ("r", f"c / {PAIR} * {2 * PAIR} + c % {PAIR} + {i * PAIR}") if paired else \
+                (f"r + {i}" if i else "r", "c")
+            w.line(read.format(acc=acc, r=at[0], c=at[1]) + ";")
     for i, acc in enumerate(sums):
-        dot = f"dot{i if taps > 1 else ''}"
+        dot = f"dot{i if places > 1 else ''}"
         w.line(f"{vector(t, lanes)} {dot};")
         if lanes == 1:
             w.line(f"{dot} = static_cast<{t}>({acc}[0]);")
@@ -383,7 +405,7 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
     em = BodyEmitter(w, body, pointers, lane=n, lanes=lanes,
                      var_names={**names, m: "m", n: "n"}, read_only=read_only)
     for i, at in enumerate(demanded):
-        em.bind(result, at, f"dot{i if taps > 1 else ''}", vector=lanes > 1)
+        em.bind(result, at, f"dot{i if places > 1 else ''}", vector=lanes > 1)
     bind_early(em, early, source)
     values = [em.emit(em.unrounded(body.outputs[s.result]), s.index) for s in stores]
     for s, v in zip(stores, values, strict=True):

@@ -86,8 +86,8 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
     """``choice``, which is the analytic one, and what else may be faster; all legal."""
     form = sig.form
     assert isinstance(form, DotForm)
-    if form.reduced:
-        return reducing(sig, request)
+    if form.reduced or form.pairs:
+        return finishing(sig, request)
     skinny = gemv_candidates(sig, request)
     if operand_type(form) is None:
         return varied(choice, [skinny, _exact(sig, request), bf16x6_candidates(sig, request)])
@@ -98,16 +98,17 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
                            bytes_candidates(sig, request), skinny])
 
 
-def reducing(sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
-    """The same for an epilogue that reduces, of the families that can; the analytic one first."""
+def finishing(sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
+    """The same for an epilogue that reduces or pairs columns, of the families that can; the
+    analytic one first."""
     form = sig.form
     assert isinstance(form, DotForm)
     exact = operand_type(form) is None
-    families = [[x for x in found if _cannot_reduce(sig, x[1]) is None]
+    families = [[x for x in found if _cannot_finish(sig, x[1]) is None]
                 for found in ([_exact(sig, request)] if exact else _tiles(sig, request))]
     if not any(families):
         s = choose_simt(form.m.size, form.n.size, request.threads)
-        assert _cannot_reduce(sig, s) is None  # of `COLUMNS` columns and more
+        assert _cannot_finish(sig, s) is None  # of `COLUMNS` columns and more
         return (s,)
     _, choice = min((f[0] for f in families if f), key=lambda x: x[0])
     return varied(choice, families)
@@ -120,9 +121,9 @@ def _exact(sig: Sig, request: Request) -> list[Costed]:
                        shared_bytes=room(request), siblings=request.siblings)
 
 
-def _cannot_reduce(sig: Sig, s: DotSchedule) -> str | None:
+def _cannot_finish(sig: Sig, s: DotSchedule) -> str | None:
     family = dot_wgmma if s.family == "wgmma" else dot_function
-    return family.cannot_reduce(DotCode.of(sig, s))
+    return family.cannot_finish(DotCode.of(sig, s))
 
 
 def _tiles(sig: Sig, request: Request) -> list[list[Costed]]:

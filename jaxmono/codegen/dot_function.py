@@ -6,7 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from jaxmono.codegen.dot import DotCode, emit_epilogue, emit_piece, epilogue_lanes, legal_lanes
+from jaxmono.codegen.dot import (
+    DotCode,
+    cannot_pair,
+    emit_epilogue,
+    emit_piece,
+    epilogue_lanes,
+    legal_lanes,
+)
 from jaxmono.codegen.dot_schedule import tile_bytes
 from jaxmono.codegen.dot_schedule_fma import FMA
 from jaxmono.codegen.emit import c_type
@@ -94,10 +101,12 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     if code.reduced:
         _emit_reducing(w, code, pointers, outputs, read_only, names, threads)
         return
-    lanes = epilogue_lanes(body, stores, form.n, rows=math.ceil(s.bm / s.split_k / form.taps),
-                           cols=s.bn, threads=threads)
+    lanes = epilogue_lanes(body, stores, form.columns,
+                           rows=math.ceil(s.bm / s.split_k / form.taps), cols=code.stored_columns,
+                           threads=threads)
     emit_epilogue(w, body, stores, result=form.dot.result, demanded=code.demanded, m=form.rows,
-                  n=form.n, tile_m=s.bm, bm=bm, bn=s.bn, lanes=lanes, read=read,
+                  n=form.columns, tile_m=s.bm, bm=bm, bn=code.stored_columns, lanes=lanes,
+                  read=read, paired=form.pairs is not None,
                   accumulator=code.accumulator, row0=row0, pointers=pointers, outputs=outputs,
                   names=names, read_only=read_only, threads=threads)
 
@@ -181,10 +190,12 @@ def reducing_pieces(code: DotCode) -> tuple[int, int]:
                 if x <= max(8, 32 // lanes) and per_row % x == 0), lanes
 
 
-def cannot_reduce(code: DotCode) -> str | None:
-    """Why the epilogue of a tile cannot reduce what it should; None if it can."""
+def cannot_finish(code: DotCode) -> str | None:
+    """Why the epilogue of a tile cannot reduce what it should, or pair columns; None if it can."""
     if code.s.split_k > 1:
         return "blocks share k"
+    if code.form.pairs is not None:
+        return cannot_pair(code)
     if code.s.bm % 16:
         return f"{code.s.bm} rows are not whole 16s"
     return refusal(code.reduced, *reducing_pieces(code))
@@ -228,10 +239,11 @@ def _simt(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequ
     if code.reduced:
         _emit_reducing(w, code, pointers, outputs, read_only, names, threads)
         return
-    lanes = epilogue_lanes(body, code.form.elements, form.n, rows=s.bm // form.taps,
-                           cols=s.bn, threads=threads)
+    lanes = epilogue_lanes(body, code.form.elements, form.columns, rows=s.bm // form.taps,
+                           cols=code.stored_columns, threads=threads)
     emit_epilogue(w, body, code.form.elements, result=form.dot.result, demanded=code.demanded,
-                  m=form.rows, n=form.n, tile_m=s.bm, bm=str(s.bm), bn=s.bn, lanes=lanes,
+                  m=form.rows, n=form.columns, tile_m=s.bm, bm=str(s.bm), bn=code.stored_columns,
+                  lanes=lanes, paired=form.pairs is not None,
                   read="G::read({acc}, smem, {r}, {c})", accumulator=acc, row0="",
                   pointers=pointers, outputs=outputs, names=names, read_only=read_only,
                   threads=threads)

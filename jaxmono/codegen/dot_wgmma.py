@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from jaxmono.codegen.bias import Bias, bias_of, emit_bias
-from jaxmono.codegen.dot import DotCode, emit_epilogue, emit_piece, legal_lanes
+from jaxmono.codegen.dot import DotCode, emit_epilogue, emit_piece, first_column, legal_lanes
 from jaxmono.codegen.dot_function import emit_split
 from jaxmono.codegen.dot_schedule import DotSchedule, ImageSchedule
 from jaxmono.codegen.dot_wgmma_shared import (
@@ -52,6 +52,7 @@ from jaxmono.codegen.loaders import emit_element_loader, emit_loader
 from jaxmono.codegen.operand import Operand, has_rows
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.dots import PAIR
 from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.plan import DotForm, Sig
 from jaxmono.hlo.ir import Value
@@ -182,7 +183,7 @@ def source_of(code: DotCode) -> Operand | None:
     n, halves = s.bn // s.warps[1], has_halves(s.bn // s.warps[1], s.warps[2])
     assert code.element is not None
     if s.family != "wgmma" or not s.source or s.split_k > 1 \
-            or s.bm * s.bn < _SOURCE_SUMS[halves] * CONSUMERS or form.taps > 1 \
+            or s.bm * s.bn < _SOURCE_SUMS[halves] * CONSUMERS or form.takes_several \
             or code.element.itemsize != 2 or panel_columns(code) \
             or (s.warps[2] == 2 and not halves) \
             or _lanes(code, s.bm * s.bn // CONSUMERS) != 8 \
@@ -202,11 +203,11 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                 arrivals: str, behind: bool) -> None:
     form, s, body, stores = code.form, code.s, code.sig.body, code.form.elements
     t = code.accumulator
-    row = "row(r)" if s.family == IMAGE else ""
+    row, paired = "row(r)" if s.family == IMAGE else "", form.pairs is not None
     piece = partial(emit_piece, w, body, stores, result=form.dot.result, demanded=code.demanded,
-                    m=form.rows, n=form.n, tile_m=s.bm, tile_n=s.bn, read="", accumulator=t,
-                    skip="", pointers=pointers, outputs=outputs, names=names,
-                    read_only=read_only, row=row)
+                    m=form.rows, n=form.columns, tile_m=s.bm, tile_n=code.stored_columns, read="",
+                    accumulator=t, skip="", pointers=pointers, outputs=outputs, names=names,
+                    read_only=read_only, row=row, paired=paired)
     again = _emit_again(w, code, pointers, read_only, names)
     if row:
         emit_row(w, code.arrangement)
@@ -234,18 +235,19 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     result = bias.total if bias else form.dot.result
     reduces = code.reduced_roots
     across = s.bm // s.warps[0] if s.family in REGISTERS else s.bn // s.warps[1]
-    early = early_loads(body, stores, result, form.n, lanes, () if small else read_only,
+    early = early_loads(body, stores, result, form.columns, lanes, () if small else read_only,
                         form.m if across <= WIDE else None, besides=root,
                         also=reduces) if s.family != SWAPPED else []
+    first = first_column(paired=paired)
     # What is reduced goes by rows: not as fragments leave.
     none = "NoEarly" if reduces else no_loads(body, stores, result)
-    emit_fetch(w, body, early, m=form.m, n=form.n, tile_m=s.bm, tile_n=s.bn, lanes=lanes,
-               pointers=pointers, names=names, none=none, row=row)
+    emit_fetch(w, body, early, m=form.m, n=form.columns, tile_m=s.bm, tile_n=code.stored_columns,
+               lanes=lanes, pointers=pointers, names=names, none=none, row=row, n0=first)
     if small:
         w.line(f"const auto first = G::first<{lanes}>(fetch);")
     else:
-        touch_columns(w, body, stores, result, m=form.m, n=form.n, tile_n=s.bn,
-                      pointers=pointers, names=names)
+        touch_columns(w, body, stores, result, m=form.m, n=form.columns,
+                      tile_n=code.stored_columns, pointers=pointers, names=names, n0=first)
     if s.family == BYTES:
         touch_rows(w, body, stores, result, m=form.m, n=form.n, tile_m=s.bm, pointers=pointers,
                    names=names)
@@ -254,14 +256,16 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                   read_only=read_only)
     held = f"<G::Source<{c_type(source.value.type.dtype)}>::GROUPS>" if source else ""
     w.line(f"G::consume{held}(smem, roles, at, k_tiles, sums{', bias' if bias else again});")
-    finish = f"finish{'_shared' if small else ''}<{lanes}>(smem, sums, {'first, ' if small else ''}"
+    finish = f"finish{'_shared' if small else '_pairs' if paired else ''}<{lanes}>(" \
+             f"smem, sums, {'first, ' if small else ''}"
     if s.split_k > 1:
         parts = s.split_k * s.bm * s.bn
         finish = (f"finish_split<{s.split_k}, {lanes}>(smem, sums, split, "
                   f"{workspace} + tile * {parts}, {arrivals} + tile, ")
     if source:
         w.line(f"auto tiles = G::source<{c_type(source.value.type.dtype)}>(smem, roles, at);")
-    head = (f"G::{finish}fetch, [&](int r, int c, const {t} (&acc)[{lanes}], const auto& early"
+    head = (f"G::{finish}fetch, [&](int r, int c, const {t} (&acc){'[2]' if paired else ''}"
+            f"[{lanes}], const auto& early"
             f"{', const auto& source' if source else ''})")
     then = None
     if code.reduced:
@@ -298,9 +302,10 @@ def _bias(code: DotCode) -> Bias | None:
     """What is added to the fragments of a tile. Not where blocks share k: 1280x768x3072 with a bias
     took as long by that, with a gelu, residual or softplus 0.6 to 1 % longer."""
     s = code.s
-    if s.family in _ON_THE_LEFT or s.split_k > 1 or code.element not in (DType.BF16, DType.F16):
-        return None
     form = code.form
+    if s.family in _ON_THE_LEFT or s.split_k > 1 or form.pairs is not None \
+            or code.element not in (DType.BF16, DType.F16):
+        return None
     (index,) = code.demanded
     return bias_of(code.sig.body, form.dot.result, index, form.m, form.n)
 
@@ -350,9 +355,25 @@ def _emit_split(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                   early=early)
 
 
-def cannot_reduce(code: DotCode) -> str | None:
-    """Why the epilogue of a tile cannot reduce what it should; None if it can: where a warp has 16
-    rows of the tile, and goes through them."""
+def cannot_finish(code: DotCode) -> str | None:
+    """Why the epilogue of a tile cannot reduce what it should, or pair columns; None if it can."""
+    return _cannot_reduce(code) if code.form.pairs is None else _cannot_pair(code)
+
+
+def _cannot_pair(code: DotCode) -> str | None:
+    """Both columns of a pair are sums of one thread."""
+    s = code.s
+    n = s.bn // s.warps[1]
+    if s.family != "wgmma" or s.split_k > 1:
+        return "blocks that share k meet by rows, or the operands are swapped"
+    if s.warps[2] == 2 and not has_halves(n, 2):
+        return "its warpgroups share k and meet in shared memory"
+    own = n // 2 if s.warps[2] == 2 else n
+    return None if own % (2 * PAIR) == 0 else f"{own} columns are not whole pairs of {PAIR}"
+
+
+def _cannot_reduce(code: DotCode) -> str | None:
+    """Where a warp has 16 rows of the tile, and goes through them, it can reduce."""
     s = code.s
     if s.family != "wgmma" or (
             s.split_k > 1 and not meets_as_fragments(s, gathered=not has_rows(code.lhs))):
@@ -372,13 +393,14 @@ def _reducing_pieces(code: DotCode) -> tuple[int, int]:
 def _lanes(code: DotCode, per_thread: int) -> int:
     """Elements per thread at a time in the epilogue: 16 bytes where the stores allow it."""
     stores = code.form.elements
-    widest = legal_lanes(code.sig.body, stores, code.form.n, 8, code.reduced_roots)
+    columns = code.form.columns
+    widest = legal_lanes(code.sig.body, stores, columns, 8, code.reduced_roots)
     if code.s.family == BYTES:
         per_thread = 8
     elif code.s.family in _ON_THE_LEFT:  # 16 bytes of sums, whichever threads that leaves
         widest, per_thread = min(widest, 4), 4
     fits = [n for n in (8, 4, 2, 1)
-            if n <= min(widest, max(per_thread, 1)) and code.form.n.size % n == 0]
+            if n <= min(widest, max(per_thread, 1)) and columns.size % n == 0]
     return fits[0]
 
 

@@ -127,12 +127,12 @@ def is_vector(value: Value, index: IndexMap, lane: Lane) -> bool:
 def emit_fetch(w: Writer, body: Graph, loads: Sequence[Root], *, m: Var, n: Var, tile_m: int,
                tile_n: int, lanes: int, pointers: Mapping[Value, str],
                names: Mapping[Var, str], name: str = "fetch", none: str = "NoEarly",
-               row: str = "") -> None:
+               row: str = "", n0: str = "n0") -> None:
     """``const auto NAME = [&](int r, int c)``: a struct with a member x0, x1... per load, or an
     empty one of type ``none``.
 
     Pieces outside the operand load what the last ones inside load; nobody uses it. ``row``: as of
-    `emit_piece`.
+    `emit_piece`. ``n0``: C text, the first column that the tile stores.
     """
     if not loads:
         w.line(f"const auto {name} = [](int, int) {{ return {none}{{}}; }};")
@@ -145,7 +145,7 @@ def emit_fetch(w: Writer, body: Graph, loads: Sequence[Root], *, m: Var, n: Var,
     w.line(f"struct {kind} {{ {members}{by_column} }};")
     with w.block(f"const auto {name} = [&](int r, int c)", "};"):
         for of, at, var, tile, piece in (("m", "m0 + r", m, tile_m, 1),
-                                         ("n", "n0 + c", n, tile_n, lanes)):
+                                         ("n", f"{n0} + c", n, tile_n, lanes)):
             if row and of == "m":
                 w.line(f"const int m = max({row}, 0);")
                 continue
@@ -164,8 +164,8 @@ def emit_fetch(w: Writer, body: Graph, loads: Sequence[Root], *, m: Var, n: Var,
 
 def touch_columns(w: Writer, body: Graph, stores: Sequence[Store], result: Value, *, m: Var,
                   n: Var, tile_n: int, pointers: Mapping[Value, str],
-                  names: Mapping[Var, str]) -> None:
-    """Requests into L1 what the tile at column n0 reads by column, a thread a line of it."""
+                  names: Mapping[Var, str], n0: str = "n0") -> None:
+    """Requests into L1 what the tile at column ``n0`` reads by column, a thread a line of it."""
     found = [(v, index) for v, index in reads(body, stores, result)
              if any(i.depends_on(n) for i in index)
              and all(i.is_static and not i.depends_on(m) for i in index)]
@@ -174,7 +174,7 @@ def touch_columns(w: Writer, body: Graph, stores: Sequence[Store], result: Value
     step = 128 // max(v.type.dtype.itemsize for v, _ in found)
     # One more than the tile has: its first column need not begin a line.
     with w.block(f"if (thread_id() <= {math.ceil(tile_n / step)})"):
-        w.line(f"const int n = min(n0 + thread_id() * {step}, {n.size - 1});")
+        w.line(f"const int n = min({n0} + thread_id() * {step}, {n.size - 1});")
         em = BodyEmitter(w, body, pointers, var_names={**names, n: "n"})
         for v, index in found:
             offset: Index = linearize(index, v.type.dims)

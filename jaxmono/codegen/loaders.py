@@ -10,8 +10,10 @@ from jaxmono.codegen.index_code import guard_code, one_of
 from jaxmono.codegen.operand import (
     MOST_ROWS,
     PIECE_BYTES,
+    Halves,
     Operand,
     Source,
+    halves_of,
     has_rows,
     is_unaligned,
     stride,
@@ -44,6 +46,9 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
     """
     if strided and has_rows(x):
         _emit_rows(w, name, body, x, element, pointers, names, tiles, pair)
+        return
+    if strided and (halves := halves_of(x)) is not None:
+        _emit_paired(w, name, body, x, halves, element, pointers, names, tiles)
         return
     if gathered and emit_gathered(w, name, body, x, element, pointers, names, tiles):
         return
@@ -111,6 +116,20 @@ def _emit_rows(w: Writer, name: str, body: Graph, x: Operand, element: DType,
     if x.ragged or x.width < PIECE_BYTES:
         args += [str(x.width), *(["true"] if x.ragged else [])]
     w.line(f"const Strided<{', '.join(args)}> {name}{{{begin}, {extent}}};")
+
+
+def _emit_paired(w: Writer, name: str, body: Graph, x: Operand, halves: Halves,
+                 element: DType, pointers: Mapping[Value, str], names: Mapping[Var, str],
+                 tiles: Mapping[Var, int]) -> None:
+    """``const Paired<...> NAME{...};``."""
+    assert x.param is not None
+    row = x.outer if x.k_major else x.k
+    em = BodyEmitter(w, body, pointers, var_names=names)
+    begins = ", ".join(f"{pointers[x.param]} + {em.code(at)}"
+                       for at in (halves.first, halves.second))
+    checks = ("true" if v.size % tiles[v] else "false" for v in (row, x.major))
+    args = [c_type(element), str(halves.pitch), "true" if x.k_major else "false", *checks]
+    w.line(f"const Paired<{', '.join(args)}> {name}{{{{{begins}}}, {row.size}, {x.major.size}}};")
 
 
 def _emit_copy(w: Writer, body: Graph, x: Operand, row: Var, inside: str,

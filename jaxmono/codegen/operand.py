@@ -24,6 +24,7 @@ import numpy as np
 
 from jaxmono.codegen.traverse import Lane, guard_holds, uniform_guard
 from jaxmono.fusion.demand import Demand, Guard, demands
+from jaxmono.fusion.dots import PAIR, paired
 from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
 from jaxmono.fusion.support import widens_bytes
 from jaxmono.hlo import ops
@@ -266,6 +267,31 @@ def is_strided(x: Operand) -> bool:
         return False
     row = x.outer if x.k_major else x.k
     return stride(x.offset, row) is not None and stride(x.offset, x.major) == 1
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Two parts of a buffer, whose rows have the same distance."""
+
+    first: Index
+    second: Index
+    pitch: int
+
+
+def halves_of(x: Operand) -> Halves | None:
+    """Those of an operand whose outer elements come from two in turns (fusion/paired_columns.py);
+    None if it is no such operand, or cannot be copied by whole pieces."""
+    if x.param is None or x.offset is None or not x.offset.is_static or x.guard.bounds or x.others \
+            or x.ragged or x.width < PIECE_BYTES or x.outer.size % (2 * PAIR):
+        return None
+    c = Var("h", x.outer.size // 2)
+    row, major = (c, x.k) if x.k_major else (x.k, c)
+    halves = [x.offset.substitute({x.outer: at}) for at in paired(Index.of(c))]
+    if any(stride(o, major) != 1 or stride(o, row) is None for o in halves) \
+            or stride(halves[0], row) != stride(halves[1], row):
+        return None
+    first, second = (o.substitute({c: Index(), x.k: Index()}) for o in halves)
+    return Halves(first, second, stride(halves[0], row) or 0)
 
 
 def has_rows(x: Operand) -> bool:

@@ -142,7 +142,8 @@ def _dot_form(draft: Draft, body: Graph, dot: Op, mapping: dict[Value, Value],
                 stores.append(Store(i, at, (b, m, k)))
     stores.sort(key=lambda s: s.result)
     return DotForm(dot, b, m, n, k, lhs, rhs, tuple(stores), bool(draft.folded),
-                   draft.domain[1] if draft.taps > 1 else None)
+                   draft.domain[1] if draft.taps > 1 else None,
+                   draft.domain[2] if draft.paired else None)
 
 
 def prologue_walk(graph: Graph, dot: ops.DotGeneral, inside: set[Op],

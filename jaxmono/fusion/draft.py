@@ -58,6 +58,7 @@ class Draft:
       extra: values of the row prologue that this dot also writes.
       taps: how many neighbouring rows of the contraction an element of the domain takes (its second
         Var counts windows); see window_rows.py.
+      paired: whether it takes two columns (the third Var counts pairs); see paired_columns.py.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Draft:
     folded: dict[Op, None] = field(default_factory=dict)
     extra: tuple[Value, ...] = ()
     taps: int = 1
+    paired: bool = False
     outputs: tuple[Value, ...] = ()
 
     def own(self, op: Op) -> None:

@@ -378,7 +378,8 @@ def place_in_epilogue(state: State, op: ops.Reduce) -> bool:
     read = [x for a in op.args for x in _behind_padding(state.graph, a, size)]
     for value, between in read:
         draft = state.owner_of(value)
-        if draft is None or draft.kind != "dot" or value not in draft.at or draft.taps > 1 \
+        if draft is None or draft.kind != "dot" or value not in draft.at \
+                or draft.taps > 1 or draft.paired \
                 or draft.domain[0].size != 1 or draft.domain[1].size < MIN_ROWS \
                 or draft.domain[2].size < COLUMNS:
             continue

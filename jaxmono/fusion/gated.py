@@ -15,6 +15,8 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from jaxmono.fusion.dots import dot_dims
+from jaxmono.fusion.paired_columns import order_columns, takes_pairs
+from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes import dead_code
@@ -34,29 +36,38 @@ _PIECE = 8
 _Step = ops.Elementwise | ops.Convert
 
 
-def gated(graph: Graph) -> Graph:
-    """``graph`` with such products in two; itself if it has none."""
+def gated(graph: Graph, device: Device) -> Graph:
+    """``graph`` with such products in two, or with their columns in pairs; itself if it has
+    none."""
     halves: dict[Op, tuple[ops.DotGeneral, Sequence[_Step]]] = {}
+    pairs: set[Op] = set()
     for o in graph.ops:
-        if isinstance(o, ops.DotGeneral) and _is_large(graph, o):
+        if isinstance(o, ops.DotGeneral) and o.rhs in graph.inputs:
             steps, read = _steps(graph, o)
-            if _are_halves(read) and _meet(graph, read):
+            if not _are_halves(read) or not (both := _both(graph, read)):
+                continue
+            if device.wgmma and takes_pairs(o):
+                pairs.add(o)
+            elif _is_large(o) and not _summed(graph, both):
                 halves |= dict.fromkeys(read, (o, steps))
-    if not halves:
+    if not halves and not pairs:
         return graph
     builder, same = Builder(), dict[Value, Value]()
     for o in graph.ops:
         if o in halves and isinstance(o, ops.Slice):
             same[o.result] = _half(graph, builder, *halves[o], o)
+        elif isinstance(o, ops.DotGeneral) and o in pairs:
+            for made in order_columns(o):
+                builder.append(made)
         else:
             builder.append(o)
     return dead_code(replace_values(
         Graph(graph.inputs, tuple(builder.ops), graph.outputs, graph.name), same))
 
 
-def _is_large(graph: Graph, o: ops.DotGeneral) -> bool:
+def _is_large(o: ops.DotGeneral) -> bool:
     dims = dot_dims(o)
-    return o.rhs in graph.inputs and not o.rhs_batch and len(dims.rhs_free) == 1 \
+    return not o.rhs_batch and len(dims.rhs_free) == 1 \
         and dims.m >= _LEAST_ROWS and o.result.type.nbytes >= LEAST_BYTES
 
 
@@ -107,11 +118,9 @@ def _are_halves(read: Sequence[ops.Slice]) -> bool:
         and not any(low.start_indices) and high.start_indices == (*low.start_indices[:-1], half)
 
 
-def _meet(graph: Graph, read: Iterable[ops.Slice]) -> bool:
-    """Whether what is computed of the slices element by element comes together, and is read as
-    `waits` wants it."""
-    both = set.intersection(*(_computed(graph, half.result) for half in read))
-    return bool(both) and not _summed(graph, both)
+def _both(graph: Graph, read: Iterable[ops.Slice]) -> set[Value]:
+    """What is computed element by element of all of these."""
+    return set.intersection(*(_computed(graph, half.result) for half in read))
 
 
 def _computed(graph: Graph, v: Value) -> set[Value]:

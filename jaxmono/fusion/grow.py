@@ -5,6 +5,7 @@
     p[0] + p[1] + ... ──► add bias ──► reduce    the sum of a contraction's shares begins a norm's
     dot ──► reduce over 16 rows                  joins the dot's draft, as a result of its own
     dot ──► relu ──► four slices ──► maximum     joins the dot's draft, with four rows an element
+    dot ──► two halves ──► gelu, multiply        joins the dot's draft, with two columns an element
 
 An op joins the draft of its operand with the highest potential, if everything else that it reads
 has a smaller one (so the draft does not have to wait for its own kind) and it demands the values
@@ -19,6 +20,7 @@ from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.dots import start_dot
 from jaxmono.fusion.draft import JOINABLE, Draft, State, consistent, forward
 from jaxmono.fusion.epilogue_reduces import place_in_epilogue
+from jaxmono.fusion.paired_columns import place_pair
 from jaxmono.fusion.rows import place_reduce
 from jaxmono.fusion.share_k import start_sum
 from jaxmono.fusion.window_rows import place_window
@@ -41,7 +43,7 @@ def grow(state: State) -> None:
             if not place_in_epilogue(state, op):
                 place_reduce(state, op)
         elif op not in state.owner and not start_sum(state, op) and not place_window(state, op) \
-                and not _join(state, op):
+                and not place_pair(state, op) and not _join(state, op):
             pot = max((state.pot_of(v) for v in op.uses), default=0)
             state.pot.update(dict.fromkeys(op.results, pot))
 

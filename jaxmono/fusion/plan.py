@@ -76,6 +76,8 @@ class DotForm:
         then written by the tiles of column 0.
       windows: what is stored instead of m (over batch, windows, n), if each element takes the dot
         at several neighbouring rows: `taps` of them (see window_rows.py).
+      pairs: what is stored instead of n (over batch, rows, pairs), if each element takes the dot
+        at two columns (see paired_columns.py).
       rounded: all that the left operand is made of lies rounded to tf32 in memory (round_rows.py).
     """
 
@@ -89,12 +91,23 @@ class DotForm:
     stores: tuple[Store, ...]
     row_prologue: bool = False
     windows: Var | None = None
+    pairs: Var | None = None
     rounded: bool = False
 
     @property
     def rows(self) -> Var:
         """What the results are stored over, beside batch and n."""
         return self.m if self.windows is None else self.windows
+
+    @property
+    def columns(self) -> Var:
+        """What they are stored over beside batch and rows."""
+        return self.n if self.pairs is None else self.pairs
+
+    @property
+    def takes_several(self) -> bool:
+        """Whether an element that is stored takes several of the product."""
+        return self.windows is not None or self.pairs is not None
 
     @property
     def taps(self) -> int:
@@ -104,13 +117,13 @@ class DotForm:
     @property
     def elements(self) -> tuple[Store, ...]:
         """Stores of each element of the product."""
-        return tuple(s for s in self.stores if s.over == (self.batch, self.rows, self.n))
+        return tuple(s for s in self.stores if s.over == (self.batch, self.rows, self.columns))
 
     @property
     def reduced(self) -> tuple[Store, ...]:
         """Stores of reduces that begin in the epilogue: each group of rows, or of columns, one
         element (epilogue_reduces.py)."""
-        every = (self.batch, self.rows, self.n)
+        every = (self.batch, self.rows, self.columns)
         return tuple(s for s in self.stores if s.over != every and self.k not in s.over)
 
 

@@ -140,6 +140,9 @@ def _notes(form: Formulation) -> tuple[str, ...]:
     windows = sum(d.taps > 1 for d in form.groups)
     if windows:
         out.append(f"{windows} contractions are pooled before they are stored")
+    pairs = sum(d.paired for d in form.groups)
+    if pairs:
+        out.append(f"{pairs} contractions are gated by their own columns before they are stored")
     reduced = sum(len(d.reduced) > 0 for d in form.groups)
     if reduced:
         out.append(f"{reduced} contractions begin in their epilogues what reduces their results")

@@ -39,7 +39,7 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     # Those of a contraction's results may begin in its epilogue: known once there are groups.
     later = () if "epilogue_reduces" in without else of_contractions(graph)
     graph, whole = split_reduces(graph, device, later)
-    graph = padded_images(orient(graph if "gated" in without else gated(graph)), device)
+    graph = padded_images(orient(graph if "gated" in without else gated(graph, device)), device)
     graph = graph if "window_rows" in without else order_rows(graph)
     graph, kept = (graph, ()) if "round_rows" in without else round_rows(graph, device)
     graph, alone = (graph, ()) if "share_k" in without else share_k(graph, device)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from jaxmono.fusion.attention import prove
-from jaxmono.fusion.dots import demanded, operand_index, result_index
+from jaxmono.fusion.dots import PAIR, demanded, operand_index, result_index
 from jaxmono.fusion.epilogue_reduces import COLUMNS, ROWS, elements
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.indexing import Index, Var
@@ -48,6 +48,9 @@ def _dot(sig: Sig, form: DotForm) -> None:
     if form.rows.size * form.taps != form.m.size:
         raise PlanError(f"sig {sig.name}: {form.rows.size} windows of {form.taps} rows are not "
                         f"{form.m.size}")
+    if form.pairs is not None and (2 * form.pairs.size != form.n.size or form.pairs.size % PAIR):
+        raise PlanError(f"sig {sig.name}: {form.pairs.size} pairs of columns are not "
+                        f"{form.n.size}, or no multiple of {PAIR}")
     epilogue = Walk(sig.body, lambda o: o is not dot)
     for s in form.elements:
         epilogue.demand(sig.body.outputs[s.result], s.index)
@@ -80,7 +83,7 @@ def _dot(sig: Sig, form: DotForm) -> None:
 def _reduced(sig: Sig, form: DotForm, s: Store, epilogue: Walk) -> None:
     """Demands what a reduce of groups of rows or columns reduces, at each element of the dot."""
     o = sig.body.producer.get(sig.body.outputs[s.result])
-    if not isinstance(o, ops.Reduce) or form.taps > 1:
+    if not isinstance(o, ops.Reduce) or form.takes_several:
         raise PlanError(f"sig {sig.name}: result {s.result} is stored over groups of elements, but "
                         "no reduce makes it")
     groups = [x for x in s.over if x not in (form.batch, form.m, form.n)]

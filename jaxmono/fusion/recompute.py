@@ -48,7 +48,7 @@ def recompute(graph: Graph, form: Formulation, device: Device,
     for draft in form.groups:
         # Others have values at places of which there are several, or of buffers that are updated.
         if draft.kind in ("dot", "row") and not draft.folded and draft.taps == 1 \
-                and not draft.stored:
+                and not draft.paired and not draft.stored:
             cut.add(draft)
     if not cut.instead:
         return graph, form, frozenset(), ()

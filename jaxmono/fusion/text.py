@@ -79,7 +79,8 @@ def form_lines(form: Form, body: Graph, names: dict[Value, str] | None = None) -
         lines.append(f"dot {names[form.dot.result]} over "
                      f"{_vars((form.batch, form.m, form.n, form.k))}"
                      f"{'; row prologue' if form.row_prologue else ''}"
-                     f"{f'; {_vars((form.rows,))} of {form.taps} m' if form.taps > 1 else ''}")
+                     f"{f'; {_vars((form.rows,))} of {form.taps} m' if form.taps > 1 else ''}"
+                     f"{f'; {_vars((form.pairs,))} of pairs of n' if form.pairs else ''}")
         lines.append(f"lhs {at(form.dot.lhs, form.lhs_index)}; "
                      f"rhs {at(form.dot.rhs, form.rhs_index)}"
                      f"{'; lhs rounded' if form.rounded else ''}")

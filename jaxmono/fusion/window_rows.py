@@ -156,7 +156,8 @@ def place_window(state: State, op: Op) -> bool:
     if not isinstance(op, ops.Slice) or op in state.banned or "window_rows" in state.without:
         return False
     draft, value = state.owner_of(op.operand), op.operand
-    if draft is None or draft.kind != "dot" or draft.taps > 1 or value not in draft.at:
+    if draft is None or draft.kind != "dot" or draft.taps > 1 or draft.paired \
+            or value not in draft.at:
         return False
     slices = taps_of(state.graph, value)
     if not slices or not _meet(state.graph, slices):

@@ -132,20 +132,44 @@ struct StagedRows {
     }
   }
 
+  // What f has of it: itself, or of pairs the one that begins at pair c, and the one 8 columns behind.
+  template <int LANES>
+  struct Pairs {
+    float x[2][LANES];
+  };
+  template <int LANES, int EACH>
+  using Piece = Conditional<EACH == 1, Vec<float, LANES>, Pairs<LANES>>;
+  template <int LANES, int EACH>
+  JM_DEVICE static Piece<LANES, EACH> piece(const float* row, int c) {
+    if constexpr (EACH == 1) {
+      return get<LANES>(row, c);
+    } else {
+      Pairs<LANES> out;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const Vec<float, LANES> x = get<LANES>(row, c / 8 * 16 + c % 8 + i * 8);
+#pragma unroll
+        for (int e = 0; e < LANES; ++e) out.x[i][e] = x.x[e];
+      }
+      return out;
+    }
+  }
+
   // Calls f(r, c, sums, fetch(r, c)) for every LANES neighbouring elements of the warp's 16 rows, the
   // threads on neighbouring columns. Fetches, and the sums themselves, are some pieces ahead: one piece
   // at a time a thread mostly waits. What is the same in all rows (ByColumn) is fetched once a chunk, of
   // row 0. own: BYTES of the warp. source: a SourceTiles::Reader, whose elements f has as its last argument.
-  template <int LANES, class Fetch, class F, class Source>
+  // EACH = 2: of pairs of columns, 8 apart, c counts them, and sums are [2][LANES].
+  template <int LANES, int EACH = 1, class Fetch, class F, class Source>
   JM_DEVICE static void rows(float* own, float (&x)[NT][4], const Fetch& fetch, const F& f,
                              Source&& source) {
     using Early = decltype(fetch(0, 0));
     constexpr bool PLAIN = is_same<typename NoReference<Source>::type, NoSource>;
-    if constexpr (PLAIN && LANES == 8 && NT % 4 == 0 && is_same<Early, NoReads>) {
+    if constexpr (PLAIN && LANES == 8 && EACH == 1 && NT % 4 == 0 && is_same<Early, NoReads>) {
       quads(x, f);
       return;
     }
-    constexpr int PER_ROW = CHUNK / LANES, PIECES = 16 * PER_ROW, TRIPS = (PIECES + WARP - 1) / WARP;
+    constexpr int PER_ROW = CHUNK / EACH / LANES, PIECES = 16 * PER_ROW, TRIPS = (PIECES + WARP - 1) / WARP;
     // Where rows are whole warps or parts of one, a thread stays in its columns: what depends on nothing
     // else (a bias) is loaded once a chunk.
     constexpr bool STAYS = WARP % PER_ROW == 0, ONCE = STAYS && ByColumn<Early>::value;
@@ -153,7 +177,7 @@ struct StagedRows {
     constexpr int ROOM = is_same<Early, NoEarly> || is_same<Early, NoReads> || ONCE
                              ? (NT <= 24 ? 5 : 4)
                              : (NT <= 24 ? 80 : 32) / int(sizeof(Early));
-    constexpr int AHEAD = ROOM < 2 ? 1 : TRIPS < ROOM ? TRIPS : ROOM;
+    constexpr int MOST = ROOM / EACH, AHEAD = MOST < 2 ? 1 : TRIPS < MOST ? TRIPS : MOST;
     const int lane = fresh(lane_id());
     const auto row = [&](int i) {
       return STAYS ? i / WARP * (WARP / PER_ROW) + lane / PER_ROW : (i + lane) / PER_ROW;
@@ -162,7 +186,7 @@ struct StagedRows {
 #pragma unroll 1
     for (int c0 = 0; c0 < N; c0 += CHUNK) {
       Early same;
-      if constexpr (ONCE) same = fetch(0, c0 + column(0));
+      if constexpr (ONCE) same = fetch(0, c0 / EACH + column(0));
       source.begin(c0 / CHUNK);
 #pragma unroll 1
       for (int base = 0; base < PIECES; base += AHEAD * WARP) {
@@ -176,21 +200,21 @@ struct StagedRows {
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k)
           if (ONCE) early[k] = same;
-          else if (inside(k)) early[k] = fetch(row(base + k * WARP), c0 + column(base + k * WARP));
+          else if (inside(k)) early[k] = fetch(row(base + k * WARP), c0 / EACH + column(base + k * WARP));
         if (base == 0) {
           put<LANES>(own, x, c0);
           syncwarp();
         }
-        Vec<float, LANES> sums[AHEAD]{};
+        Piece<LANES, EACH> sums[AHEAD]{};
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k)
           if (inside(k))
-            sums[k] = get<LANES>(own + row(base + k * WARP) * PITCH, column(base + k * WARP));
+            sums[k] = piece<LANES, EACH>(own + row(base + k * WARP) * PITCH, column(base + k * WARP));
 #pragma unroll
         for (int k = 0; k < AHEAD; ++k) {
           if (!inside(k)) continue;
           const int r = row(base + k * WARP), c = column(base + k * WARP);
-          if constexpr (PLAIN) f(r, c0 + c, sums[k].x, early[k]);
+          if constexpr (PLAIN) f(r, c0 / EACH + c, sums[k].x, early[k]);
           else f(r, c0 + c, sums[k].x, early[k], source.template get<LANES>(r, c));
         }
       }

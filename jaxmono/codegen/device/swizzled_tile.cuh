@@ -18,6 +18,9 @@ struct Strided {
   const T* first;
   int rows, cols;
 
+  // Elements between rows, or columns, that are so many apart.
+  JM_DEVICE static constexpr long long down(int n) { return n * ROW; }
+  JM_DEVICE static constexpr int along(int n) { return n; }
   static constexpr bool CHECKS_ROWS = CHECK_ROWS;
   JM_DEVICE static constexpr bool checks() { return CHECK_ROWS || CHECK_COLS; }
   JM_DEVICE bool has(int row, int col) const {
@@ -44,6 +47,34 @@ struct Strided {
         else cp_async_4(bytes + e * sizeof(T), from + e, has(row, col + e));
       }
     }
+  }
+};
+
+// The same of two halves of which 8 rows (IN_ROWS) or columns come in turns: row 16 i + 8 h + j is row 8 i + j
+// of half h. (Of tiles that begin at multiples of 16 of them.)
+template <class T, long long ROW, bool IN_ROWS, bool CHECK_ROWS, bool CHECK_COLS>
+struct Paired {
+  using Element = T;
+  static constexpr bool IS_STRIDED = true;
+  static constexpr long long PITCH = ROW;
+  const T* halves[2];
+  int rows, cols;
+
+  JM_DEVICE static constexpr long long down(int n) { return IN_ROWS ? n / 2 * ROW : n * ROW; }
+  JM_DEVICE static constexpr int along(int n) { return IN_ROWS ? n : n / 2; }
+  static constexpr bool CHECKS_ROWS = CHECK_ROWS;
+  JM_DEVICE static constexpr bool checks() { return CHECK_ROWS || CHECK_COLS; }
+  JM_DEVICE bool has(int row, int col) const {
+    return (!CHECK_ROWS || row < rows) && (!CHECK_COLS || col < cols);
+  }
+  JM_DEVICE const T* at(int row, int col) const {
+    const unsigned both = IN_ROWS ? row : col;
+    const int in_half = both / 16 * 8 + both % 8;
+    return (both / 8 % 2 ? halves[1] : halves[0]) + (IN_ROWS ? in_half * ROW + col : row * ROW + in_half);
+  }
+  JM_DEVICE void operator()(void* to, int row, int col) const { copy(to, at(row, col), row, col); }
+  JM_DEVICE void copy(void* to, const T* from, int row, int col) const {
+    cp_async_16(to, from, has(row, col));
   }
 };
 
@@ -199,12 +230,12 @@ struct SwizzledTile {
       const int row = static_cast<int>(static_cast<unsigned>(thread) / N);
       const int col = FIRST + static_cast<int>(static_cast<unsigned>(thread) % N) * PIECE;
       unsigned char* const to = reinterpret_cast<unsigned char*>(at(base, row, col));
-      const T* const from = N == 8 ? begins + FIRST : load.at(row0 + row, col0 + col);
+      const T* const from = N == 8 ? begins + Load::along(FIRST) : load.at(row0 + row, col0 + col);
       constexpr int COUNT = (ROWS + ROW_STEP - 1) / ROW_STEP;
 #pragma unroll(Load::checks() ? at_once(COUNT) : COUNT)
       for (int i = 0; i < COUNT; ++i) {
         if (ROWS % ROW_STEP == 0 || row + i * ROW_STEP < ROWS)
-          load.copy(to + i * ROW_STEP * 128, from + i * ROW_STEP * Load::PITCH,
+          load.copy(to + i * ROW_STEP * 128, from + Load::down(i * ROW_STEP),
                     row0 + row + i * ROW_STEP, col0 + col);
       }
       straight<THREADS, FIRST + WIDTH>(base, thread, row0, col0, load, begins);

@@ -85,23 +85,41 @@ struct WgmmaFinish {
       float own[G::OWN][4];
       if (warpgroup() == 0) exchange<0>(smem, acc, own);
       else exchange<1>(smem, acc, own);
-      rows<LANES>(smem, own, fetch, f, source);
+      rows<LANES, 1>(smem, own, fetch, f, source);
       syncthreads();
     } else if constexpr (G::SHARED_K) {
       finish_shared<LANES>(smem, acc, first<LANES>(fetch), fetch, f);
     } else {
-      rows<LANES>(smem, acc.x, fetch, f, source);
+      rows<LANES, 1>(smem, acc.x, fetch, f, source);
     }
   }
 
-  template <int LANES, int OWN, class Fetch, class F, class S>
+  // The same for every LANES neighbouring pairs of columns (StagedRows): f(r, c, sums, fetch(r, c)) with
+  // sums[2][LANES], c in pairs.
+  template <int LANES, class Sums, class Fetch, class F>
+  JM_DEVICE static void finish_pairs(unsigned char* smem, Sums& acc, const Fetch& fetch, const F& f) {
+    static_assert(!G::SHARED_K || G::HALVES, "a thread has both sums of a pair");
+    NoSource source;
+    if constexpr (G::HALVES) {
+      float own[G::OWN][4];
+      if (warpgroup() == 0) exchange<0>(smem, acc, own);
+      else exchange<1>(smem, acc, own);
+      rows<LANES, 2>(smem, own, fetch, f, source);
+      syncthreads();
+    } else {
+      rows<LANES, 2>(smem, acc.x, fetch, f, source);
+    }
+  }
+
+  // EACH: columns that a stored one takes.
+  template <int LANES, int EACH, int OWN, class Fetch, class F, class S>
   JM_DEVICE static void rows(unsigned char* smem, float (&x)[OWN][4], const Fetch& fetch, const F& f,
                              S& source) {
-    G::Staged::template rows<LANES>(
+    G::Staged::template rows<LANES, EACH>(
         G::staging(smem) + fresh(warp_id()) * 16 * G::PITCH, x,
-        [&](int r, int c) { return fetch(first_row() + r, own_col() + c); },
-        [&](int r, int c, const float (&sum)[LANES], const auto&... loaded) {
-          f(first_row() + r, own_col() + c, sum, loaded...);
+        [&](int r, int c) { return fetch(first_row() + r, own_col() / EACH + c); },
+        [&](int r, int c, const auto& sum, const auto&... loaded) {
+          f(first_row() + r, own_col() / EACH + c, sum, loaded...);
         },
         source);
   }
