@@ -279,7 +279,7 @@ def _operands(sig: Sig, t: DType | None, stored: bool) -> tuple[Operand, Operand
         else analyse(sig.body, form.dot.lhs, form.lhs_index, form.m, form.k, size, several=True,
                      narrow=t is not None)
     return lhs, analyse(sig.body, form.dot.rhs, form.rhs_index, form.n, form.k, size,
-                        narrow=t is not None, stored=stored)
+                        several=form.pairs is not None, narrow=t is not None, stored=stored)
 
 
 @lru_cache(maxsize=64)

@@ -119,7 +119,8 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     while the other blocks arrive.
     """
     form, s, body = code.form, code.s, code.sig.body
-    if code.rhs_element is None or code.rhs.param not in read_only:
+    if code.rhs_element is None or not code.rhs.params \
+            or not set(code.rhs.params) <= set(read_only):
         return False
     assert code.rhs.offset is not None
     if not code.rhs.offset.is_static:
@@ -130,7 +131,7 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     emit_loader(w, "load_b", body, code.rhs, code.rhs_element, pointers, {form.batch: "b"},
                 read_only, {form.m: s.bm, form.n: s.bn, form.k: s.bk})
     w.line("G::prefetch(smem, n0, k0, k_tiles, load_b);")
-    touch(w, [v for v in body.inputs if v is not code.rhs.param], pointers, read_only)
+    touch(w, [v for v in body.inputs if v not in code.rhs.params], pointers, read_only)
     return True
 
 

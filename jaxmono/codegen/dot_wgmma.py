@@ -115,7 +115,8 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only, tiles,
                     strided=True, gathered=s.family not in (SWAPPED, BYTES), pair=pair)
     ahead, source = 0, code.rhs.source
-    if behind and source is not None and source.param in read_only and source.offset.is_static:
+    if behind and source is not None and source.offset.is_static \
+            and {source.param, *code.rhs.params} <= set(read_only):
         line = s.bk if s.family == BYTES else 128
         ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * line))) \
             if s.family in _ON_THE_LEFT else max(1, _AHEAD_BYTES // (s.bn * deep(code)))

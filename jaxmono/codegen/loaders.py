@@ -122,11 +122,9 @@ def _emit_paired(w: Writer, name: str, body: Graph, x: Operand, halves: Halves,
                  element: DType, pointers: Mapping[Value, str], names: Mapping[Var, str],
                  tiles: Mapping[Var, int]) -> None:
     """``const Paired<...> NAME{...};``."""
-    assert x.param is not None
     row = x.outer if x.k_major else x.k
     em = BodyEmitter(w, body, pointers, var_names=names)
-    begins = ", ".join(f"{pointers[x.param]} + {em.code(at)}"
-                       for at in (halves.first, halves.second))
+    begins = ", ".join(f"{pointers[param]} + {em.code(at)}" for param, at in halves.begins)
     checks = ("true" if v.size % tiles[v] else "false" for v in (row, x.major))
     args = [c_type(element), str(halves.pitch), "true" if x.k_major else "false", *checks]
     w.line(f"const Paired<{', '.join(args)}> {name}{{{{{begins}}}, {row.size}, {x.major.size}}};")

@@ -104,6 +104,11 @@ class Operand:
         return self.major == self.k
 
     @property
+    def params(self) -> tuple[Value, ...]:
+        """The buffers that it is copied from."""
+        return () if self.param is None else (self.param, *(s.param for s in self.others))
+
+    @property
     def stored(self) -> DType | None:
         """The type of bytes that the buffer has and ``value`` is converted from; None elsewhere."""
         t = None if self.param is None else self.param.type.dtype
@@ -271,27 +276,42 @@ def is_strided(x: Operand) -> bool:
 
 @dataclass(frozen=True)
 class Halves:
-    """Two parts of a buffer, whose rows have the same distance."""
+    """Two buffers, or parts of one, whose rows have the same distance.
 
-    first: Index
-    second: Index
+    Attributes:
+      begins: of each, the buffer and the offset of its first element. pitch: between rows.
+    """
+
+    begins: tuple[tuple[Value, Index], ...]
     pitch: int
 
 
 def halves_of(x: Operand) -> Halves | None:
     """Those of an operand whose outer elements come from two in turns (fusion/paired_columns.py);
     None if it is no such operand, or cannot be copied by whole pieces."""
-    if x.param is None or x.offset is None or not x.offset.is_static or x.guard.bounds or x.others \
-            or x.ragged or x.width < PIECE_BYTES or x.outer.size % (2 * PAIR):
+    if x.param is None or x.offset is None or x.guard.bounds or not x.in_pieces \
+            or x.outer.size % (2 * PAIR):
         return None
     c = Var("h", x.outer.size // 2)
     row, major = (c, x.k) if x.k_major else (x.k, c)
-    halves = [x.offset.substitute({x.outer: at}) for at in paired(Index.of(c))]
-    if any(stride(o, major) != 1 or stride(o, row) is None for o in halves) \
-            or stride(halves[0], row) != stride(halves[1], row):
-        return None
-    first, second = (o.substitute({c: Index(), x.k: Index()}) for o in halves)
-    return Halves(first, second, stride(halves[0], row) or 0)
+    begins: list[tuple[Value, Index]] = []
+    pitches: set[int | None] = set()
+    for at in paired(Index.of(c)):
+        param, offset = x.param, x.offset
+        for other in reversed(x.others):
+            holds = guard_holds(Guard(tuple((index.substitute({x.outer: at}), low, high)
+                                            for index, low, high in other.where.bounds)))
+            if holds is None:
+                return None
+            if holds:
+                param, offset = other.param, other.offset
+        offset = offset.substitute({x.outer: at})
+        if not offset.is_static or stride(offset, major) != 1:
+            return None
+        pitches.add(stride(offset, row))
+        begins.append((param, offset.substitute({c: Index(), x.k: Index()})))
+    (pitch, *others) = pitches
+    return None if others or pitch is None else Halves(tuple(begins), pitch)
 
 
 def has_rows(x: Operand) -> bool:

@@ -12,10 +12,16 @@ batch 2: products of 42 MB took 35 us, and what gates them 35.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from jaxmono.fusion.dots import dot_dims
-from jaxmono.fusion.paired_columns import order_columns, takes_pairs
+from jaxmono.fusion.paired_columns import (
+    are_alike,
+    join_columns,
+    order_columns,
+    takes_pairs,
+)
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -40,26 +46,33 @@ def gated(graph: Graph, device: Device) -> Graph:
     """``graph`` with such products in two, or with their columns in pairs; itself if it has
     none."""
     halves: dict[Op, tuple[ops.DotGeneral, Sequence[_Step]]] = {}
-    pairs: set[Op] = set()
+    pairs: dict[Op, Callable[[], list[Op]]] = {}
     for o in graph.ops:
         if isinstance(o, ops.DotGeneral) and o.rhs in graph.inputs:
             steps, read = _steps(graph, o)
             if not _are_halves(read) or not (both := _both(graph, read)):
                 continue
-            if device.wgmma and takes_pairs(o):
-                pairs.add(o)
+            if device.wgmma and takes_pairs(o, dot_dims(o).n):
+                pairs[o] = partial(order_columns, o)
             elif _is_large(o) and not _summed(graph, both):
                 halves |= dict.fromkeys(read, (o, steps))
+    joined: set[Op] = set()
+    for first, second in _gates(graph) if device.wgmma else ():
+        if not {first, second} & (joined | pairs.keys()) and are_alike(first, second) \
+                and takes_pairs(first, 2 * dot_dims(first).n) \
+                and first.rhs in graph.inputs and second.rhs in graph.inputs:
+            pairs[first] = partial(join_columns, first, second)
+            joined.add(second)
     if not halves and not pairs:
         return graph
     builder, same = Builder(), dict[Value, Value]()
     for o in graph.ops:
         if o in halves and isinstance(o, ops.Slice):
             same[o.result] = _half(graph, builder, *halves[o], o)
-        elif isinstance(o, ops.DotGeneral) and o in pairs:
-            for made in order_columns(o):
+        elif o in pairs:
+            for made in pairs[o]():
                 builder.append(made)
-        else:
+        elif o not in joined:
             builder.append(o)
     return dead_code(replace_values(
         Graph(graph.inputs, tuple(builder.ops), graph.outputs, graph.name), same))
@@ -171,19 +184,20 @@ def _half(graph: Graph, builder: Builder, o: ops.DotGeneral, steps: Sequence[_St
 
 def waits(graph: Graph) -> dict[Op, tuple[Value, ...]]:
     """Contractions that are gated by what an earlier one of the same rows gives, and by what."""
-    found: dict[Op, tuple[Value, ...]] = {}
+    return {second: (first.result,) for (first, second), v in _gates(graph).items()
+            if 2 * v.type.nbytes >= LEAST_BYTES and not _summed(graph, _computed(graph, v))}
+
+
+def _gates(graph: Graph) -> dict[tuple[ops.DotGeneral, ops.DotGeneral], Value]:
+    """Two contractions of the same rows, in their order, that meet element by element, and where."""
+    found: dict[tuple[ops.DotGeneral, ops.DotGeneral], Value] = {}
     place = {o: i for i, o in enumerate(graph.ops)}
     for o in graph.ops:
-        if not isinstance(o, ops.Elementwise) or len(o.args) != 2 \
-                or 2 * o.result.type.nbytes < LEAST_BYTES:
-            continue
-        behind = sorted((dot for v in o.args if (dot := _behind(graph, v)) is not None),
-                        key=lambda dot: place[dot])
-        if len(behind) == 2:
-            first, second = behind
-            if first is not second and first.lhs is second.lhs \
-                    and not _summed(graph, _computed(graph, o.result)):
-                found[second] = (first.result,)
+        if isinstance(o, ops.Elementwise) and len(o.args) == 2:
+            behind = sorted((dot for v in o.args if (dot := _behind(graph, v)) is not None),
+                            key=lambda dot: place[dot])
+            if len(behind) == 2 and behind[0] is not behind[1] and behind[0].lhs is behind[1].lhs:
+                found[behind[0], behind[1]] = o.result
     return found
 
 

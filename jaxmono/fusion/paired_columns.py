@@ -13,6 +13,7 @@ written and read (CUTLASS has two weights for this, in its example 45, "dual GEM
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from jaxmono.fusion.demand import demands
@@ -50,25 +51,56 @@ def halves_of(graph: Graph, value: Value) -> tuple[ops.Slice, ...]:
     return low, high
 
 
-def takes_pairs(o: ops.DotGeneral) -> bool:
-    """Whether tiles of wgmma, which pair columns, take a contraction."""
+def takes_pairs(o: ops.DotGeneral, columns: int) -> bool:
+    """Whether tiles of wgmma, which pair columns, take a contraction if it has so many."""
     dims = dot_dims(o)
     return o.lhs.type.dtype is o.rhs.type.dtype and o.lhs.type.dtype in _TYPES \
         and not o.rhs_batch and len(dims.rhs_free) == 1 and dims.m >= MIN_ROWS \
-        and dims.m * dims.n >= MIN_SIZE and dims.n % (2 * PAIR) == 0
+        and dims.m * columns >= MIN_SIZE and columns % (2 * PAIR) == 0
+
+
+def are_alike(o: ops.DotGeneral, other: ops.DotGeneral) -> bool:
+    """Whether two contractions differ only in their right operands, which lie alike."""
+    def what(d: ops.DotGeneral) -> tuple[object, ...]:
+        return (d.lhs, d.rhs.type, d.lhs_batch, d.rhs_batch, d.lhs_contract, d.rhs_contract,
+                d.precision, d.algorithm, d.result.type)
+
+    return o is not other and what(o) == what(other)
 
 
 def order_columns(o: ops.DotGeneral) -> list[Op]:
     """[k, 2 f] -> [k, f / 8, 2, 8], and its result back again."""
     b, (free,) = Builder(o.loc), dot_dims(o).rhs_free
-    parts = o.rhs.type.dims[free] // (2 * PAIR)
-    rhs = b.reshape(_turned(b, o.rhs, free, (2, parts, PAIR)), o.rhs.type.dims)
+    rhs = b.reshape(_turned(b, o.rhs, free, (2, dot_dims(o).n // (2 * PAIR), PAIR)),
+                    o.rhs.type.dims)
+    b.append(ops.Reshape(results=o.results, loc=o.loc, operand=_in_halves(b, o, rhs)))
+    return b.ops
+
+
+def join_columns(o: ops.DotGeneral, other: ops.DotGeneral) -> list[Op]:
+    """Both contractions as one, of 8 columns of each in turns; their results are its halves."""
+    b, (free,) = Builder(o.loc), dot_dims(o).rhs_free
+    dims, (*rows, n) = o.rhs.type.dims, o.result.type.dims
+    apart = (*dims[:free], n // PAIR, 1, PAIR, *dims[free + 1:])
+    both = b.concatenate([b.reshape(d.rhs, apart) for d in (o, other)], free + 1)
+    rhs = b.reshape(both, (*dims[:free], 2 * n, *dims[free + 1:]))
+    whole = b.reshape(_in_halves(b, o, rhs), (*rows, 2 * n))
+    none = [0] * len(rows)
+    for i, d in enumerate((o, other)):
+        b.append(ops.Slice(results=d.results, loc=d.loc, operand=whole,
+                           start_indices=(*none, i * n), limit_indices=(*rows, (i + 1) * n),
+                           strides=(1,) * (len(rows) + 1)))
+    return b.ops
+
+
+def _in_halves(b: Builder, o: ops.DotGeneral, rhs: Value) -> Value:
+    """``o`` of another right operand, [..., f / 8, 2, 8], as [..., 2, f / 8, 8]."""
+    b.loc = o.loc
     made = b.dot_general(o.lhs, rhs, batch=(o.lhs_batch, o.rhs_batch),
                          contract=(o.lhs_contract, o.rhs_contract),
                          dtype=o.result.type.dtype, precision=o.precision, algorithm=o.algorithm)
-    back = _turned(b, made, made.type.rank - 1, (parts, 2, PAIR))
-    b.append(ops.Reshape(results=o.results, loc=o.loc, operand=back))
-    return b.ops
+    n = made.type.dims[-1]
+    return _turned(b, made, made.type.rank - 1, (n // (2 * PAIR), 2, PAIR))
 
 
 def _turned(b: Builder, v: Value, d: int, sizes: tuple[int, int, int]) -> Value:
@@ -89,7 +121,8 @@ def place_pair(state: State, op: Op) -> bool:
     draft, value = state.owner_of(op.operand), op.operand
     if draft is None or draft.kind != "dot" or draft.taps > 1 or draft.paired \
             or value not in draft.at or not state.device.wgmma \
-            or not isinstance(draft.anchor, ops.DotGeneral) or not takes_pairs(draft.anchor):
+            or not isinstance(draft.anchor, ops.DotGeneral) \
+            or not takes_pairs(draft.anchor, draft.domain[2].size):
         return False
     halves = halves_of(state.graph, value)
     if not halves:

@@ -21,6 +21,8 @@ struct Strided {
   // Elements between rows, or columns, that are so many apart.
   JM_DEVICE static constexpr long long down(int n) { return n * ROW; }
   JM_DEVICE static constexpr int along(int n) { return n; }
+  // The piece that thread i of n takes, which have neighbouring pieces of a row.
+  JM_DEVICE static constexpr int piece(int i, int) { return i; }
   static constexpr bool CHECKS_ROWS = CHECK_ROWS;
   JM_DEVICE static constexpr bool checks() { return CHECK_ROWS || CHECK_COLS; }
   JM_DEVICE bool has(int row, int col) const {
@@ -62,6 +64,10 @@ struct Paired {
 
   JM_DEVICE static constexpr long long down(int n) { return IN_ROWS ? n / 2 * ROW : n * ROW; }
   JM_DEVICE static constexpr int along(int n) { return IN_ROWS ? n : n / 2; }
+  // Neighbouring threads read what are neighbours in memory.
+  JM_DEVICE static constexpr int piece(int i, int n) {
+    return IN_ROWS || n < 4 ? i : i < n / 2 ? 2 * i : 2 * i - n + 1;
+  }
   static constexpr bool CHECKS_ROWS = CHECK_ROWS;
   JM_DEVICE static constexpr bool checks() { return CHECK_ROWS || CHECK_COLS; }
   JM_DEVICE bool has(int row, int col) const {
@@ -151,7 +157,8 @@ struct SwizzledTile {
   template <int THREADS, class Load>
   JM_DEVICE static const T* begin(int thread, int row0, int col0, const Load& load) {
     const unsigned t = static_cast<unsigned>(thread);
-    return load.at(row0 + static_cast<int>(t / 8), col0 + static_cast<int>(t % 8) * PIECE);
+    return load.at(row0 + static_cast<int>(t / 8),
+                   col0 + load.piece(static_cast<int>(t % 8), 8) * PIECE);
   }
 
   // As Tile::fill, by THREADS threads of which this is number `thread`.
@@ -228,7 +235,7 @@ struct SwizzledTile {
       constexpr int ROW_STEP = THREADS / N;
       static_assert(THREADS % N == 0 && ROW_STEP % 8 == 0, "one swizzle for all rows of a thread");
       const int row = static_cast<int>(static_cast<unsigned>(thread) / N);
-      const int col = FIRST + static_cast<int>(static_cast<unsigned>(thread) % N) * PIECE;
+      const int col = FIRST + load.piece(static_cast<int>(static_cast<unsigned>(thread) % N), N) * PIECE;
       unsigned char* const to = reinterpret_cast<unsigned char*>(at(base, row, col));
       const T* const from = N == 8 ? begins + Load::along(FIRST) : load.at(row0 + row, col0 + col);
       constexpr int COUNT = (ROWS + ROW_STEP - 1) / ROW_STEP;
