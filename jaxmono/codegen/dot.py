@@ -36,7 +36,7 @@ from jaxmono.codegen.operand import (
 from jaxmono.codegen.traverse import Root
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.demand import Demand, reduction_index
-from jaxmono.fusion.dots import PAIR, demanded
+from jaxmono.fusion.dots import demanded
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device, DotForm, Sig, Store
 from jaxmono.fusion.support import (
@@ -56,6 +56,9 @@ written: by fragments of wgmma 512x1024x4096 (64 KB) took 6 % longer so than wit
 128x2048x8192 (32 KB) 5 %. Smaller ones take 0.3 to 0.55 us less: 4 to 11 % of products with 1 to 64
 rows."""
 
+
+PIECE = 8
+"""Elements of 16 bits in 16 bytes."""
 
 STORED_FAMILIES = frozenset({"gemv", "bytes"})
 """Families that convert weights of bytes on their way to the products (`Operand.stored`)."""
@@ -102,6 +105,15 @@ class DotCode:
         image, s = image_of(self.sig), self.s
         assert isinstance(image, Image) and isinstance(s, ImageSchedule)
         return next(a for a in arrangements(image, s.bm) if a.tall == s.tall)
+
+    @property
+    def pair_block(self) -> int:
+        """Of pairs, the columns of a tile that the same threads finish: of the first half of them
+        each is a column of the product's first half, of the others of its second; else 0."""
+        s = self.s
+        if self.form.pairs is None:
+            return 0
+        return s.bn // (s.warps[1] * s.warps[2]) if s.family == "wgmma" else s.bn
 
     @property
     def stored_columns(self) -> int:
@@ -257,7 +269,8 @@ def any_tile(sig: Sig) -> DotCode:
 
 def cannot_pair(code: DotCode) -> str | None:
     """Why a tile does not have whole pairs of columns; None if it has."""
-    return None if code.s.bn % (2 * PAIR) == 0 else f"{code.s.bn} columns are not whole pairs of 8"
+    return None if code.pair_block % (2 * PIECE) == 0 else \
+        f"{code.pair_block} columns are not two times whole pieces of {PIECE}"
 
 
 def epilogue_lanes(body: Graph, stores: Sequence[Store], lane: Var, *, rows: int, cols: int,
@@ -391,9 +404,9 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
     if read:
         w.line(f"{accumulator} acc{'' if places == 1 else f'[{places}]'}[{lanes}];")
         for i, acc in enumerate(sums):
-            at = ("r", f"c / {PAIR} * {2 * PAIR} + c % {PAIR} + {i * PAIR}") if paired else \
-                (f"r + {i}" if i else "r", "c")
-            w.line(read.format(acc=acc, r=at[0], c=at[1]) + ";")
+            behind = f" + {i * (tile_n if paired else 1)}" if i else ""
+            w.line(read.format(acc=acc, r="r" if paired else f"r{behind}",
+                               c=f"c{behind}" if paired else "c") + ";")
     for i, acc in enumerate(sums):
         dot = f"dot{i if places > 1 else ''}"
         w.line(f"{vector(t, lanes)} {dot};")

@@ -76,7 +76,8 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     _begin(w, code)
     tiles = {form.m: s.bm, form.n: s.bn, form.k: s.bk}
     assert code.rhs_element is not None
-    emit_loader(w, "load_b", body, code.rhs, code.rhs_element, pointers, names, read_only, tiles)
+    emit_loader(w, "load_b", body, code.rhs, code.rhs_element, pointers, names, read_only, tiles,
+                block=code.pair_block)
     if form.row_prologue:
         w.line("const auto load_a = [](void*, int, int) {};  // the panel is computed below")
     else:
@@ -129,7 +130,7 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     w.line("(void)m0;")
     _begin(w, code)
     emit_loader(w, "load_b", body, code.rhs, code.rhs_element, pointers, {form.batch: "b"},
-                read_only, {form.m: s.bm, form.n: s.bn, form.k: s.bk})
+                read_only, {form.m: s.bm, form.n: s.bn, form.k: s.bk}, block=code.pair_block)
     w.line("G::prefetch(smem, n0, k0, k_tiles, load_b);")
     touch(w, [v for v in body.inputs if v not in code.rhs.params], pointers, read_only)
     return True
@@ -234,7 +235,7 @@ def _simt(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs: Sequ
     emit_element_loader(w, "load_a", body, code.lhs, (form.m, form.k), acc, pointers, names,
                         read_only)
     emit_element_loader(w, "load_b", body, code.rhs, (form.k, form.n), acc, pointers, names,
-                        read_only)
+                        read_only, block=code.pair_block)
     fast = f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}"
     w.line(f"G::template run<{fast}>(smem, m0, n0, 0, {code.k_tiles}, load_a, load_b);")
     if code.reduced:

@@ -14,7 +14,14 @@ from functools import partial
 from typing import Any
 
 from jaxmono.codegen.bias import Bias, bias_of, emit_bias
-from jaxmono.codegen.dot import DotCode, emit_epilogue, emit_piece, first_column, legal_lanes
+from jaxmono.codegen.dot import (
+    DotCode,
+    cannot_pair,
+    emit_epilogue,
+    emit_piece,
+    first_column,
+    legal_lanes,
+)
 from jaxmono.codegen.dot_function import emit_split
 from jaxmono.codegen.dot_schedule import DotSchedule, ImageSchedule
 from jaxmono.codegen.dot_wgmma_shared import (
@@ -52,8 +59,8 @@ from jaxmono.codegen.loaders import emit_element_loader, emit_loader
 from jaxmono.codegen.operand import Operand, has_rows
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.dots import PAIR
 from jaxmono.fusion.indexing import Var
+from jaxmono.fusion.paired_columns import WIDTHS
 from jaxmono.fusion.plan import DotForm, Sig
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.types import DType
@@ -106,7 +113,7 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     pair = pair_type(code)
     weights = code.element if code.rhs_element is None or pair else code.rhs_element
     emit_loader(w, "load_b", body, code.rhs, weights, pointers, names, read_only, tiles,
-                strided=True, pair=pair)
+                strided=True, pair=pair, block=code.pair_block)
     if s.family == IMAGE:
         emit_image(w, code.arrangement)
     elif panel_columns(code):
@@ -362,15 +369,16 @@ def cannot_finish(code: DotCode) -> str | None:
 
 
 def _cannot_pair(code: DotCode) -> str | None:
-    """Both columns of a pair are sums of one thread."""
+    """Both columns of a pair have to be sums of one thread."""
     s = code.s
     n = s.bn // s.warps[1]
     if s.family != "wgmma" or s.split_k > 1:
         return "blocks that share k meet by rows, or the operands are swapped"
     if s.warps[2] == 2 and not has_halves(n, 2):
         return "its warpgroups share k and meet in shared memory"
-    own = n // 2 if s.warps[2] == 2 else n
-    return None if own % (2 * PAIR) == 0 else f"{own} columns are not whole pairs of {PAIR}"
+    if code.pair_block % min(WIDTHS):
+        return f"{code.pair_block // 2} columns of each half are not whole lines of 128 bytes"
+    return cannot_pair(code)
 
 
 def _cannot_reduce(code: DotCode) -> str | None:

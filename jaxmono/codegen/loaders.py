@@ -10,7 +10,6 @@ from jaxmono.codegen.index_code import guard_code, one_of
 from jaxmono.codegen.operand import (
     MOST_ROWS,
     PIECE_BYTES,
-    Halves,
     Operand,
     Source,
     halves_of,
@@ -28,7 +27,7 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                 pointers: Mapping[Value, str], names: Mapping[Var, str],
                 read_only: Sequence[Value], tiles: Mapping[Var, int], *,
                 strided: bool = False, gathered: bool = False, pair: str = "",
-                copy: str = "cp_async") -> None:
+                copy: str = "cp_async", block: int = 0) -> None:
     """``const auto NAME = [&](void* to, int <outer or k>, int <k or outer>)``: fills one piece.
 
     The two indices come in the order of the tile's rows and columns: columns are ``x.major``.
@@ -43,25 +42,31 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
         ``Gathered``, for this operand.
       pair: C type of two neighbouring bytes, of which the family makes tiles; `is_strided` holds.
       copy: what copies bytes that lie in memory as the tile has them; as many are appended.
+      block: columns of a tile that are pairs (`DotCode.pair_block`), 0 if none are.
     """
+    if strided and block:
+        _emit_paired(w, name, body, x, element, pointers, names, tiles, block)
+        return
     if strided and has_rows(x):
         _emit_rows(w, name, body, x, element, pointers, names, tiles, pair)
-        return
-    if strided and (halves := halves_of(x)) is not None:
-        _emit_paired(w, name, body, x, halves, element, pointers, names, tiles)
         return
     if gathered and emit_gathered(w, name, body, x, element, pointers, names, tiles):
         return
     row = x.outer if x.k_major else x.k
     r, c = ("o", "k") if x.k_major else ("k", "o")
-    own = {**names, row: r, x.major: c}
     piece = PIECE_BYTES // element.itemsize
     t = c_type(element)
     narrow = x.param is not None and x.width < PIECE_BYTES
+    if block:
+        r, c = ("column", "k") if x.k_major else ("k", "column")
+    own = {**names, row: r, x.major: c}
     bounds = [f"{at} < {var.size}" for at, var in ((r, row), (f"{c}e" if narrow else c, x.major))
               if var.size % tiles[var]]
     inside = " && ".join(bounds) or "true"
-    with w.block(f"const auto {name} = [&](void* to, int {r}, int {c})", "};"):
+    rows, columns = ("o", "k") if x.k_major else ("k", "o")
+    with w.block(f"const auto {name} = [&](void* to, int {rows}, int {columns})", "};"):
+        if block:
+            w.line(f"const int column = pair_column<{block}, {x.outer.size // 2}>(o);")
         if narrow:
             w.directive("#pragma unroll")
             with w.block(f"for (int e = 0; e < {piece}; e += {x.width // element.itemsize})"):
@@ -118,16 +123,20 @@ def _emit_rows(w: Writer, name: str, body: Graph, x: Operand, element: DType,
     w.line(f"const Strided<{', '.join(args)}> {name}{{{begin}, {extent}}};")
 
 
-def _emit_paired(w: Writer, name: str, body: Graph, x: Operand, halves: Halves,
-                 element: DType, pointers: Mapping[Value, str], names: Mapping[Var, str],
-                 tiles: Mapping[Var, int]) -> None:
+def _emit_paired(w: Writer, name: str, body: Graph, x: Operand, element: DType,
+                 pointers: Mapping[Value, str], names: Mapping[Var, str],
+                 tiles: Mapping[Var, int], block: int) -> None:
     """``const Paired<...> NAME{...};``."""
+    halves = halves_of(x)
+    assert halves is not None
     row = x.outer if x.k_major else x.k
     em = BodyEmitter(w, body, pointers, var_names=names)
     begins = ", ".join(f"{pointers[param]} + {em.code(at)}" for param, at in halves.begins)
     checks = ("true" if v.size % tiles[v] else "false" for v in (row, x.major))
-    args = [c_type(element), str(halves.pitch), "true" if x.k_major else "false", *checks]
-    w.line(f"const Paired<{', '.join(args)}> {name}{{{{{begins}}}, {row.size}, {x.major.size}}};")
+    args = [c_type(element), str(halves.pitch), str(block), "true" if x.k_major else "false",
+            *checks]
+    extent = ", ".join(str(v.size // (2 if v is x.outer else 1)) for v in (row, x.major))
+    w.line(f"const Paired<{', '.join(args)}> {name}{{{begins}, {extent}}};")
 
 
 def _emit_copy(w: Writer, body: Graph, x: Operand, row: Var, inside: str,
@@ -210,11 +219,16 @@ def lane_of(v: Emitted, lane: str) -> str:
 
 def emit_element_loader(w: Writer, name: str, body: Graph, x: Operand, order: tuple[Var, Var],
                         accumulator: str, pointers: Mapping[Value, str],
-                        names: Mapping[Var, str], read_only: Sequence[Value]) -> None:
-    """``const auto NAME = [&](int, int)``: one element as the accumulator's type, zero outside."""
+                        names: Mapping[Var, str], read_only: Sequence[Value],
+                        block: int = 0) -> None:
+    """``const auto NAME = [&](int, int)``: one element as the accumulator's type, zero outside.
+    ``block``: as of `emit_loader`, of what is ``order``'s second."""
     a, b = order
     with w.block(f"const auto {name} = [&](int i, int j) -> {accumulator}", "};"):
-        w.line(f"if (i >= {a.size} || j >= {b.size}) return {accumulator}(0);")
-        em = BodyEmitter(w, body, pointers, var_names={**names, a: "i", b: "j"},
+        if block:
+            w.line(f"const int column = pair_column<{block}, {b.size // 2}>(j);")
+        j = "column" if block else "j"
+        w.line(f"if (i >= {a.size} || {j} >= {b.size}) return {accumulator}(0);")
+        em = BodyEmitter(w, body, pointers, var_names={**names, a: "i", b: j},
                          read_only=read_only)
         w.line(f"return convert<{accumulator}>({em.emit(x.value, x.index)});")

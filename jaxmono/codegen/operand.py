@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxmono.codegen.traverse import Lane, guard_holds, uniform_guard
 from jaxmono.fusion.demand import Demand, Guard, demands
-from jaxmono.fusion.dots import PAIR, paired
+from jaxmono.fusion.dots import paired
 from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
 from jaxmono.fusion.support import widens_bytes
 from jaxmono.hlo import ops
@@ -287,16 +287,15 @@ class Halves:
 
 
 def halves_of(x: Operand) -> Halves | None:
-    """Those of an operand whose outer elements come from two in turns (fusion/paired_columns.py);
-    None if it is no such operand, or cannot be copied by whole pieces."""
-    if x.param is None or x.offset is None or x.guard.bounds or not x.in_pieces \
-            or x.outer.size % (2 * PAIR):
+    """Those of an operand whose outer elements are paired (fusion/paired_columns.py); None if they
+    cannot be copied by whole pieces, or have other rows."""
+    if x.param is None or x.offset is None or x.guard.bounds or not x.in_pieces:
         return None
     c = Var("h", x.outer.size // 2)
     row, major = (c, x.k) if x.k_major else (x.k, c)
     begins: list[tuple[Value, Index]] = []
     pitches: set[int | None] = set()
-    for at in paired(Index.of(c)):
+    for at in paired(c):
         param, offset = x.param, x.offset
         for other in reversed(x.others):
             holds = guard_holds(Guard(tuple((index.substitute({x.outer: at}), low, high)

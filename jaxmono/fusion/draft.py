@@ -58,7 +58,8 @@ class Draft:
       extra: values of the row prologue that this dot also writes.
       taps: how many neighbouring rows of the contraction an element of the domain takes (its second
         Var counts windows); see window_rows.py.
-      paired: whether it takes two columns (the third Var counts pairs); see paired_columns.py.
+      paired: whether it takes a column of each half (the third Var counts those of one); see
+        paired_columns.py.
     """
 
     kind: str

@@ -12,16 +12,10 @@ batch 2: products of 42 MB took 35 us, and what gates them 35.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 
 from jaxmono.fusion.dots import dot_dims
-from jaxmono.fusion.paired_columns import (
-    are_alike,
-    join_columns,
-    order_columns,
-    takes_pairs,
-)
+from jaxmono.fusion.paired_columns import are_alike, join_columns, takes_pairs
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -43,36 +37,33 @@ _Step = ops.Elementwise | ops.Convert
 
 
 def gated(graph: Graph, device: Device) -> Graph:
-    """``graph`` with such products in two, or with their columns in pairs; itself if it has
-    none."""
+    """``graph`` with such products in two, or two of them in one where tiles have pairs of columns
+    (paired_columns.py); itself if it has none."""
     halves: dict[Op, tuple[ops.DotGeneral, Sequence[_Step]]] = {}
-    pairs: dict[Op, Callable[[], list[Op]]] = {}
+    joined: dict[Op, tuple[ops.DotGeneral, ...]] = {}
     for o in graph.ops:
         if isinstance(o, ops.DotGeneral) and o.rhs in graph.inputs:
             steps, read = _steps(graph, o)
             if not _are_halves(read) or not (both := _both(graph, read)):
                 continue
-            if device.wgmma and takes_pairs(o, dot_dims(o).n):
-                pairs[o] = partial(order_columns, o)
-            elif _is_large(o) and not _summed(graph, both):
+            if not takes_pairs(o, dot_dims(o).n, device) and _is_large(o) \
+                    and not _summed(graph, both):
                 halves |= dict.fromkeys(read, (o, steps))
-    joined: set[Op] = set()
-    for first, second in _gates(graph) if device.wgmma else ():
-        if not {first, second} & (joined | pairs.keys()) and are_alike(first, second) \
-                and takes_pairs(first, 2 * dot_dims(first).n) \
+    for first, second in _gates(graph):
+        if not {first, second} & joined.keys() and are_alike(first, second) \
+                and takes_pairs(first, 2 * dot_dims(first).n, device) \
                 and first.rhs in graph.inputs and second.rhs in graph.inputs:
-            pairs[first] = partial(join_columns, first, second)
-            joined.add(second)
-    if not halves and not pairs:
+            joined |= {first: (first, second), second: ()}
+    if not halves and not joined:
         return graph
     builder, same = Builder(), dict[Value, Value]()
     for o in graph.ops:
         if o in halves and isinstance(o, ops.Slice):
             same[o.result] = _half(graph, builder, *halves[o], o)
-        elif o in pairs:
-            for made in pairs[o]():
+        elif o in joined:
+            for made in join_columns(*joined[o]) if joined[o] else ():
                 builder.append(made)
-        elif o not in joined:
+        else:
             builder.append(o)
     return dead_code(replace_values(
         Graph(graph.inputs, tuple(builder.ops), graph.outputs, graph.name), same))
@@ -189,7 +180,8 @@ def waits(graph: Graph) -> dict[Op, tuple[Value, ...]]:
 
 
 def _gates(graph: Graph) -> dict[tuple[ops.DotGeneral, ops.DotGeneral], Value]:
-    """Two contractions of the same rows, in their order, that meet element by element, and where."""
+    """Two contractions of the same rows, in their order, that meet element by element; and
+    where."""
     found: dict[tuple[ops.DotGeneral, ops.DotGeneral], Value] = {}
     place = {o: i for i, o in enumerate(graph.ops)}
     for o in graph.ops:

@@ -1,25 +1,31 @@
 """Contractions of which one half gates the other (GEGLU, SwiGLU, GLU): gated where it is computed.
 
-    y = dot(x, w) + b               [m, 2 f]      y' = dot(x, w') + b'   8 columns of each half
-    z = y[:, :f] * gelu(y[:, f:])   [m, f]   ──►  z  = of both           the same stage
-                                                                         in turns
+    y = dot(x, w) + b               [m, 2 f]
+    z = y[:, :f] * gelu(y[:, f:])   [m, f]   ──►   one stage, y is never stored
 
-`order_columns` puts columns of the right operand that meet next to each other (an index, not a
-copy): 8 of the one half, 8 of the other, as many as a fragment of the tensor cores has. `place_pair`
-lets both slices, and with them what comes behind, join the contraction's draft: an element of its
-domain then takes two columns of n. y is never stored: of Stable Diffusion's UNet these are 42 MB,
-written and read (CUTLASS has two weights for this, in its example 45, "dual GEMM").
+    u, g = dot(x, v), dot(x, w)     [m, f]         y = dot(x, v | w)    [m, 2 f]
+    z = u * silu(g)                          ──►   z = of its halves
+
+`place_pair` lets the slices that are the halves of y, and with them what comes behind, join the
+contraction's draft: an element of its domain then takes two columns of n. A tile has columns of
+both halves, and a thread the sums of both columns (codegen/dot_wgmma.py). `join_columns` makes one
+contraction of two (a choice of the buffer for each piece, not a copy).
+
+Of Stable Diffusion's UNet y has 42 MB, which were written and read. CUTLASS has this for two
+weights (its example 45, "dual GEMM").
 """
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Sequence
 
+from jaxmono.fusion import cost
 from jaxmono.fusion.demand import demands
-from jaxmono.fusion.dots import PAIR, dot_dims, paired
+from jaxmono.fusion.dots import dot_dims, paired
 from jaxmono.fusion.draft import Draft, State
-from jaxmono.fusion.indexing import Index, IndexMap, Var
+from jaxmono.fusion.indexing import IndexMap, Var
+from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.rewrite import Builder
@@ -28,9 +34,24 @@ from jaxmono.hlo.types import DType
 MIN_ROWS = 256
 """With fewer the weights' way from memory decides, and other kernels than tiles of wgmma, which do
 not pair columns, are as fast."""
-MIN_SIZE = 1 << 19
+MIN_SIZE = 1 << 20
 """Elements of a product. Smaller ones are shared by blocks or warpgroups with parts of k, which do
 not pair columns."""
+MOST_K = 2048
+"""Of more summed elements products take so long that what is stored beside them costs nothing:
+4096x14336x4096 1.00 to 1.07 of the time of two products (H100)."""
+WIDTHS = (128, 256)
+"""Columns of a tile of pairs. Of each half it has lines of 128 bytes then; with 96 and 160 columns,
+which have not, products took 1.2 to 1.7 times as long (and with halves in turns by 8 columns 1.6 to
+3.4)."""
+_TILES = (96, 128, 160, 192, 256)
+"""The same of other products, that keep the GPU busy."""
+_SEEN = 1 / 3
+"""Part of the time of storing the one product that is saved at least: the rest runs beside other
+blocks' products. Of 8192x1280x320 0.6, 2048x2560x640 0.5, 512x8192x2048 0.56, 2048x8192x2048
+0.37."""
+_PIECE = 8
+"""Columns of 16 bits, of which both halves are multiples: copies of 16 bytes."""
 _TYPES = (DType.BF16, DType.F16)
 
 
@@ -44,19 +65,34 @@ def halves_of(graph: Graph, value: Value) -> tuple[ops.Slice, ...]:
     low, high = sorted(read, key=lambda o: o.start_indices)
     whole = value.type.dims
     half = whole[-1] // 2
-    if half % PAIR or 2 * half != whole[-1] or any(s != 1 for o in read for s in o.strides) \
+    if half % _PIECE or 2 * half != whole[-1] or any(s != 1 for o in read for s in o.strides) \
             or low.limit_indices != (*whole[:-1], half) or high.limit_indices != whole \
             or any(low.start_indices) or high.start_indices != (*low.start_indices[:-1], half):
         return ()
     return low, high
 
 
-def takes_pairs(o: ops.DotGeneral, columns: int) -> bool:
-    """Whether tiles of wgmma, which pair columns, take a contraction if it has so many."""
+def takes_pairs(o: ops.DotGeneral, columns: int, device: Device) -> bool:
+    """Whether tiles of wgmma, which pair columns, take a contraction if it has so many, and in
+    less time than two of half of them."""
     dims = dot_dims(o)
-    return o.lhs.type.dtype is o.rhs.type.dtype and o.lhs.type.dtype in _TYPES \
+    return device.wgmma and o.lhs.type.dtype is o.rhs.type.dtype and o.lhs.type.dtype in _TYPES \
         and not o.rhs_batch and len(dims.rhs_free) == 1 and dims.m >= MIN_ROWS \
-        and dims.m * columns >= MIN_SIZE and columns % (2 * PAIR) == 0
+        and dims.m * columns >= MIN_SIZE and columns % (2 * _PIECE) == 0 \
+        and _pays(dims.m, columns, dims.k, device)
+
+
+def _pays(m: int, n: int, k: int, device: Device) -> bool:
+    """Whether tiles of `WIDTHS` are not so many rounds more that storing half of the columns, and
+    a stage more, take less."""
+    def rounds(columns: int, widths: Sequence[int]) -> int:
+        rows = math.ceil(m / 128)
+        return min(math.ceil(rows * math.ceil(columns / w) / device.sm_count) * w for w in widths)
+
+    more = rounds(n, WIDTHS) - 2 * rounds(n // 2, _TILES)
+    of_one = 2 * 128 * k * device.sm_count / device.matrix_flops_per_us
+    saved = cost.stored_us(m * n // 2 * 2, device)
+    return k <= MOST_K and more * of_one < _SEEN * saved
 
 
 def are_alike(o: ops.DotGeneral, other: ops.DotGeneral) -> bool:
@@ -68,46 +104,20 @@ def are_alike(o: ops.DotGeneral, other: ops.DotGeneral) -> bool:
     return o is not other and what(o) == what(other)
 
 
-def order_columns(o: ops.DotGeneral) -> list[Op]:
-    """[k, 2 f] -> [k, f / 8, 2, 8], and its result back again."""
-    b, (free,) = Builder(o.loc), dot_dims(o).rhs_free
-    rhs = b.reshape(_turned(b, o.rhs, free, (2, dot_dims(o).n // (2 * PAIR), PAIR)),
-                    o.rhs.type.dims)
-    b.append(ops.Reshape(results=o.results, loc=o.loc, operand=_in_halves(b, o, rhs)))
-    return b.ops
-
-
 def join_columns(o: ops.DotGeneral, other: ops.DotGeneral) -> list[Op]:
-    """Both contractions as one, of 8 columns of each in turns; their results are its halves."""
+    """Both contractions as one, whose halves are their results."""
     b, (free,) = Builder(o.loc), dot_dims(o).rhs_free
-    dims, (*rows, n) = o.rhs.type.dims, o.result.type.dims
-    apart = (*dims[:free], n // PAIR, 1, PAIR, *dims[free + 1:])
-    both = b.concatenate([b.reshape(d.rhs, apart) for d in (o, other)], free + 1)
-    rhs = b.reshape(both, (*dims[:free], 2 * n, *dims[free + 1:]))
-    whole = b.reshape(_in_halves(b, o, rhs), (*rows, 2 * n))
+    whole = b.dot_general(
+        o.lhs, b.concatenate([o.rhs, other.rhs], free), batch=(o.lhs_batch, o.rhs_batch),
+        contract=(o.lhs_contract, o.rhs_contract), dtype=o.result.type.dtype,
+        precision=o.precision, algorithm=o.algorithm)
+    *rows, n = o.result.type.dims
     none = [0] * len(rows)
     for i, d in enumerate((o, other)):
         b.append(ops.Slice(results=d.results, loc=d.loc, operand=whole,
                            start_indices=(*none, i * n), limit_indices=(*rows, (i + 1) * n),
                            strides=(1,) * (len(rows) + 1)))
     return b.ops
-
-
-def _in_halves(b: Builder, o: ops.DotGeneral, rhs: Value) -> Value:
-    """``o`` of another right operand, [..., f / 8, 2, 8], as [..., 2, f / 8, 8]."""
-    b.loc = o.loc
-    made = b.dot_general(o.lhs, rhs, batch=(o.lhs_batch, o.rhs_batch),
-                         contract=(o.lhs_contract, o.rhs_contract),
-                         dtype=o.result.type.dtype, precision=o.precision, algorithm=o.algorithm)
-    n = made.type.dims[-1]
-    return _turned(b, made, made.type.rank - 1, (n // (2 * PAIR), 2, PAIR))
-
-
-def _turned(b: Builder, v: Value, d: int, sizes: tuple[int, int, int]) -> Value:
-    """``v`` with dimension d as these three, the first two of them in the other order."""
-    dims = v.type.dims
-    order = [*range(d), d + 1, d, *range(d + 2, v.type.rank + 2)]
-    return b.transpose(b.reshape(v, (*dims[:d], *sizes, *dims[d + 1:])), order)
 
 
 # ---- pairs in a contraction's draft -------------------------------------------------------------
@@ -120,9 +130,9 @@ def place_pair(state: State, op: Op) -> bool:
         return False
     draft, value = state.owner_of(op.operand), op.operand
     if draft is None or draft.kind != "dot" or draft.taps > 1 or draft.paired \
-            or value not in draft.at or not state.device.wgmma \
-            or not isinstance(draft.anchor, ops.DotGeneral) \
-            or not takes_pairs(draft.anchor, draft.domain[2].size):
+            or value not in draft.at or not isinstance(draft.anchor, ops.DotGeneral) \
+            or not takes_pairs(draft.anchor, draft.domain[2].size, state.device) \
+            or not _are_given(state.graph, draft.anchor.rhs):
         return False
     halves = halves_of(state.graph, value)
     if not halves:
@@ -141,6 +151,12 @@ def place_pair(state: State, op: Op) -> bool:
     return True
 
 
+def _are_given(graph: Graph, v: Value) -> bool:
+    """Whether weights are inputs, or inputs next to each other."""
+    o = graph.producer.get(v)
+    return all(x in graph.inputs for x in (o.args if isinstance(o, ops.Concatenate) else (v,)))
+
+
 def _only_inside(state: State, draft: Draft, v: Value) -> bool:
     return v not in state.outputs_set() and all(
         draft.has(u) for u in state.graph.users.get(v, ()))
@@ -149,9 +165,7 @@ def _only_inside(state: State, draft: Draft, v: Value) -> bool:
 def _place(halves: Sequence[ops.Slice], at: IndexMap, n: Var, columns: Var) -> IndexMap | None:
     """Where in each half the pair ``columns`` is; None if its elements are not those of its two
     columns of ``n``."""
-    if n.size % (2 * PAIR):
-        return None
-    both = [tuple(i.substitute({n: x}) for i in at) for x in paired(Index.of(columns))]
+    both = [tuple(i.substitute({n: x}) for i in at) for x in paired(columns)]
     index = both[0]
     for o, there in zip(halves, both, strict=True):
         (need,) = demands(o, index) or (None,)

@@ -77,7 +77,7 @@ class DotForm:
       windows: what is stored instead of m (over batch, windows, n), if each element takes the dot
         at several neighbouring rows: `taps` of them (see window_rows.py).
       pairs: what is stored instead of n (over batch, rows, pairs), if each element takes the dot
-        at two columns (see paired_columns.py).
+        at one column of each half of n (see paired_columns.py).
       rounded: all that the left operand is made of lies rounded to tf32 in memory (round_rows.py).
     """
 

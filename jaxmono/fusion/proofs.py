@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from jaxmono.fusion.attention import prove
-from jaxmono.fusion.dots import PAIR, demanded, operand_index, result_index
+from jaxmono.fusion.dots import demanded, operand_index, result_index
 from jaxmono.fusion.epilogue_reduces import COLUMNS, ROWS, elements
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.indexing import Index, Var
@@ -48,9 +48,9 @@ def _dot(sig: Sig, form: DotForm) -> None:
     if form.rows.size * form.taps != form.m.size:
         raise PlanError(f"sig {sig.name}: {form.rows.size} windows of {form.taps} rows are not "
                         f"{form.m.size}")
-    if form.pairs is not None and (2 * form.pairs.size != form.n.size or form.pairs.size % PAIR):
+    if form.pairs is not None and 2 * form.pairs.size != form.n.size:
         raise PlanError(f"sig {sig.name}: {form.pairs.size} pairs of columns are not "
-                        f"{form.n.size}, or no multiple of {PAIR}")
+                        f"{form.n.size}")
     epilogue = Walk(sig.body, lambda o: o is not dot)
     for s in form.elements:
         epilogue.demand(sig.body.outputs[s.result], s.index)

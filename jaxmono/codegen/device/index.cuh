@@ -52,6 +52,18 @@ JM_DEVICE I clamp_offset(I x) {
   return min(max(x, static_cast<I>(0)), static_cast<I>(N - 1));
 }
 
+// Of two halves of a dimension of which BLOCK/2 elements come in turns: where element x lies in its half; which
+// of all 2 N it is, 2 N if there is none.
+template <int BLOCK, class I>
+JM_DEVICE I pair_place(I x) {
+  return udiv<BLOCK>(x) * (BLOCK / 2) + umod<BLOCK / 2>(x);
+}
+template <int BLOCK, long long N, class I>
+JM_DEVICE I pair_column(I x) {
+  const I place = pair_place<BLOCK>(x);
+  return place < N ? umod<2>(udiv<BLOCK / 2>(x)) * static_cast<I>(N) + place : static_cast<I>(2 * N);
+}
+
 // Rounding down, for any x.
 template <long long D, class I>
 JM_DEVICE I floordiv(I x) {

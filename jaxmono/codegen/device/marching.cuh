@@ -14,7 +14,7 @@ namespace jaxmono {
 template <class T, class TileT, int BK, bool K_MAJOR, bool UNALIGNED, int MORE, class Load,
           bool STRAIGHT = !is_same<T, float>>
 struct Marching {
-  static constexpr bool STEADY = STRAIGHT && IsStrided<Load>::value;
+  static constexpr bool STEADY = STRAIGHT && IsSteady<Load>::value;
   using Shifted = UnalignedTile<T, TileT::ROWS, TileT::COLS>;
   const int thread, outer, k0;
   const Load& load;

@@ -121,6 +121,26 @@ struct StagedRows {
     }
   }
 
+  // The same where columns are pairs: of the first half of x, and behind those of the second half.
+  template <int LANES>
+  JM_DEVICE static void put_pairs(float* to, const float (&x)[NT][4], int c0) {
+    constexpr int EACH = CHUNK / 16;
+    static_assert(NT % 2 == 0 && NT / 2 % EACH == 0, "whole chunks of both halves");
+    const int lane = fresh(lane_id()), g = lane / 4, t = lane % 4 * 2;
+    float* const row = to + g * PITCH + (LANES == 8 ? t % 4 + t / 4 * HALF : t);
+#pragma unroll
+    for (int first = 0; first < (IN_PLACE ? NT / 2 : EACH); first += EACH) {
+      if (IN_PLACE && CHUNK < N && c0 != first * 16) continue;
+#pragma unroll
+      for (int j = 0; j < CHUNK / 8; ++j) {
+        const float (&sums)[4] = x[first + (j < EACH ? j : NT / 2 + j - EACH)];
+        float* const p = row + j * (LANES == 8 ? 4 : 8);
+        store<float, 2>(p, Vec<float, 2>{sums[0], sums[1]});
+        store<float, 2>(p + 8 * PITCH, Vec<float, 2>{sums[2], sums[3]});
+      }
+    }
+  }
+
   // The piece that begins at column c, a multiple of LANES.
   template <int LANES>
   JM_DEVICE static Vec<float, LANES> get(const float* row, int c) {
@@ -132,7 +152,7 @@ struct StagedRows {
     }
   }
 
-  // What f has of it: itself, or of pairs the one that begins at pair c, and the one 8 columns behind.
+  // What f has of it: itself, or of pairs the one that begins at c, and the one of the other half.
   template <int LANES>
   struct Pairs {
     float x[2][LANES];
@@ -147,7 +167,7 @@ struct StagedRows {
       Pairs<LANES> out;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const Vec<float, LANES> x = get<LANES>(row, c / 8 * 16 + c % 8 + i * 8);
+        const Vec<float, LANES> x = get<LANES>(row, c + i * (CHUNK / 2));
 #pragma unroll
         for (int e = 0; e < LANES; ++e) out.x[i][e] = x.x[e];
       }
@@ -159,7 +179,7 @@ struct StagedRows {
   // threads on neighbouring columns. Fetches, and the sums themselves, are some pieces ahead: one piece
   // at a time a thread mostly waits. What is the same in all rows (ByColumn) is fetched once a chunk, of
   // row 0. own: BYTES of the warp. source: a SourceTiles::Reader, whose elements f has as its last argument.
-  // EACH = 2: of pairs of columns, 8 apart, c counts them, and sums are [2][LANES].
+  // EACH = 2: of pairs of columns, of both halves of x; c counts pairs, and sums are [2][LANES].
   template <int LANES, int EACH = 1, class Fetch, class F, class Source>
   JM_DEVICE static void rows(float* own, float (&x)[NT][4], const Fetch& fetch, const F& f,
                              Source&& source) {
@@ -202,7 +222,8 @@ struct StagedRows {
           if (ONCE) early[k] = same;
           else if (inside(k)) early[k] = fetch(row(base + k * WARP), c0 / EACH + column(base + k * WARP));
         if (base == 0) {
-          put<LANES>(own, x, c0);
+          if constexpr (EACH == 1) put<LANES>(own, x, c0);
+          else put_pairs<LANES>(own, x, c0);
           syncwarp();
         }
         Piece<LANES, EACH> sums[AHEAD]{};
@@ -220,7 +241,8 @@ struct StagedRows {
       }
       syncwarp();
       source.end(c0 / CHUNK);
-      if constexpr (!IN_PLACE) advance<CHUNK>(x);
+      if constexpr (!IN_PLACE && EACH == 1) advance<CHUNK>(x);
+      if constexpr (!IN_PLACE && EACH == 2) advance<CHUNK / 2>(x);  // of both halves
     }
   }
 

@@ -1,6 +1,7 @@
 // A tile in shared memory as wgmma reads it, and the threads that fill it.
 #pragma once
 #include "jaxmono/gathered.cuh"
+#include "jaxmono/index.cuh"
 #include "jaxmono/opaque.cuh"
 #include "jaxmono/ptx.cuh"
 #include "jaxmono/types.cuh"
@@ -18,11 +19,9 @@ struct Strided {
   const T* first;
   int rows, cols;
 
-  // Elements between rows, or columns, that are so many apart.
+  static constexpr bool STEADY = true;  // a piece further along is a constant distance behind
+  // Elements between rows that are so many apart.
   JM_DEVICE static constexpr long long down(int n) { return n * ROW; }
-  JM_DEVICE static constexpr int along(int n) { return n; }
-  // The piece that thread i of n takes, which have neighbouring pieces of a row.
-  JM_DEVICE static constexpr int piece(int i, int) { return i; }
   static constexpr bool CHECKS_ROWS = CHECK_ROWS;
   JM_DEVICE static constexpr bool checks() { return CHECK_ROWS || CHECK_COLS; }
   JM_DEVICE bool has(int row, int col) const {
@@ -52,31 +51,30 @@ struct Strided {
   }
 };
 
-// The same of two halves of which 8 rows (IN_ROWS) or columns come in turns: row 16 i + 8 h + j is row 8 i + j
-// of half h. (Of tiles that begin at multiples of 16 of them.)
-template <class T, long long ROW, bool IN_ROWS, bool CHECK_ROWS, bool CHECK_COLS>
+// The same of two operands, the halves of a wider one: of every BLOCK rows (IN_ROWS) or columns the first half
+// is of the first one, the others of the second (pair_column).
+template <class T, long long ROW, int BLOCK, bool IN_ROWS, bool CHECK_ROWS, bool CHECK_COLS>
 struct Paired {
   using Element = T;
-  static constexpr bool IS_STRIDED = true;
+  static constexpr bool IS_STRIDED = true, STEADY = IN_ROWS;
   static constexpr long long PITCH = ROW;
-  const T* halves[2];
-  int rows, cols;
+  static constexpr int HALF = BLOCK / 2;
+  const T *first, *second;
+  int rows, cols;  // of each half, if they are what is paired
 
-  JM_DEVICE static constexpr long long down(int n) { return IN_ROWS ? n / 2 * ROW : n * ROW; }
-  JM_DEVICE static constexpr int along(int n) { return IN_ROWS ? n : n / 2; }
-  // Neighbouring threads read what are neighbours in memory.
-  JM_DEVICE static constexpr int piece(int i, int n) {
-    return IN_ROWS || n < 4 ? i : i < n / 2 ? 2 * i : 2 * i - n + 1;
+  // Of a row at the beginning of a block, or as many behind it as HALF is a multiple of.
+  JM_DEVICE long long down(int n) const {
+    return IN_ROWS ? pair_place<BLOCK>(n) * ROW + (n / HALF % 2 ? second - first : 0) : n * ROW;
   }
   static constexpr bool CHECKS_ROWS = CHECK_ROWS;
   JM_DEVICE static constexpr bool checks() { return CHECK_ROWS || CHECK_COLS; }
   JM_DEVICE bool has(int row, int col) const {
-    return (!CHECK_ROWS || row < rows) && (!CHECK_COLS || col < cols);
+    return (!CHECK_ROWS || (IN_ROWS ? pair_place<BLOCK>(row) : row) < rows) &&
+           (!CHECK_COLS || (IN_ROWS ? col : pair_place<BLOCK>(col)) < cols);
   }
   JM_DEVICE const T* at(int row, int col) const {
-    const unsigned both = IN_ROWS ? row : col;
-    const int in_half = both / 16 * 8 + both % 8;
-    return (both / 8 % 2 ? halves[1] : halves[0]) + (IN_ROWS ? in_half * ROW + col : row * ROW + in_half);
+    const int both = IN_ROWS ? row : col, place = pair_place<BLOCK>(both);
+    return (umod<2>(udiv<HALF>(both)) ? second : first) + (IN_ROWS ? place * ROW + col : row * ROW + place);
   }
   JM_DEVICE void operator()(void* to, int row, int col) const { copy(to, at(row, col), row, col); }
   JM_DEVICE void copy(void* to, const T* from, int row, int col) const {
@@ -91,6 +89,15 @@ struct IsStrided {
 template <class L>
 struct IsStrided<L, decltype(void(L::IS_STRIDED))> {
   static constexpr bool value = true;
+};
+
+template <class L, bool = IsStrided<L>::value>
+struct IsSteady {
+  static constexpr bool value = false;
+};
+template <class L>
+struct IsSteady<L, true> {
+  static constexpr bool value = L::STEADY;
 };
 
 // Pieces of a row that a strip of threads takes at a time, where so many are left.
@@ -157,8 +164,7 @@ struct SwizzledTile {
   template <int THREADS, class Load>
   JM_DEVICE static const T* begin(int thread, int row0, int col0, const Load& load) {
     const unsigned t = static_cast<unsigned>(thread);
-    return load.at(row0 + static_cast<int>(t / 8),
-                   col0 + load.piece(static_cast<int>(t % 8), 8) * PIECE);
+    return load.at(row0 + static_cast<int>(t / 8), col0 + static_cast<int>(t % 8) * PIECE);
   }
 
   // As Tile::fill, by THREADS threads of which this is number `thread`.
@@ -235,14 +241,14 @@ struct SwizzledTile {
       constexpr int ROW_STEP = THREADS / N;
       static_assert(THREADS % N == 0 && ROW_STEP % 8 == 0, "one swizzle for all rows of a thread");
       const int row = static_cast<int>(static_cast<unsigned>(thread) / N);
-      const int col = FIRST + load.piece(static_cast<int>(static_cast<unsigned>(thread) % N), N) * PIECE;
+      const int col = FIRST + static_cast<int>(static_cast<unsigned>(thread) % N) * PIECE;
       unsigned char* const to = reinterpret_cast<unsigned char*>(at(base, row, col));
-      const T* const from = N == 8 ? begins + Load::along(FIRST) : load.at(row0 + row, col0 + col);
+      const T* const from = N == 8 && Load::STEADY ? begins + FIRST : load.at(row0 + row, col0 + col);
       constexpr int COUNT = (ROWS + ROW_STEP - 1) / ROW_STEP;
 #pragma unroll(Load::checks() ? at_once(COUNT) : COUNT)
       for (int i = 0; i < COUNT; ++i) {
         if (ROWS % ROW_STEP == 0 || row + i * ROW_STEP < ROWS)
-          load.copy(to + i * ROW_STEP * 128, from + Load::down(i * ROW_STEP),
+          load.copy(to + i * ROW_STEP * 128, from + load.down(i * ROW_STEP),
                     row0 + row + i * ROW_STEP, col0 + col);
       }
       straight<THREADS, FIRST + WIDTH>(base, thread, row0, col0, load, begins);

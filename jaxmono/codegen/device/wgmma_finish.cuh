@@ -95,7 +95,7 @@ struct WgmmaFinish {
   }
 
   // The same for every LANES neighbouring pairs of columns (StagedRows): f(r, c, sums, fetch(r, c)) with
-  // sums[2][LANES], c in pairs.
+  // sums[2][LANES], c in pairs. Of the columns that a thread finishes both halves are one of a pair each.
   template <int LANES, class Sums, class Fetch, class F>
   JM_DEVICE static void finish_pairs(unsigned char* smem, Sums& acc, const Fetch& fetch, const F& f) {
     static_assert(!G::SHARED_K || G::HALVES, "a thread has both sums of a pair");
