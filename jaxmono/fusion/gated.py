@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from jaxmono.fusion.dots import dot_dims
-from jaxmono.fusion.paired_columns import are_alike, join_columns, takes_pairs
+from jaxmono.fusion.paired_columns import are_alike, join_columns, why_apart
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -36,9 +36,17 @@ _PIECE = 8
 _Step = ops.Elementwise | ops.Convert
 
 
-def gated(graph: Graph, device: Device) -> Graph:
+def gated(graph: Graph, device: Device) -> tuple[Graph, tuple[str, ...]]:
     """``graph`` with such products in two, or two of them in one where tiles have pairs of columns
-    (paired_columns.py); itself if it has none."""
+    (paired_columns.py), itself if it has none; and of those that have none, why."""
+    apart: dict[str, None] = {}
+
+    def refused(o: ops.DotGeneral, columns: int) -> bool:
+        reason = why_apart(o, columns, device)
+        if reason and dot_dims(o).m >= _LEAST_ROWS:
+            apart[f"the halves of {o.loc} do not meet in one tile: {reason}"] = None
+        return bool(reason)
+
     halves: dict[Op, tuple[ops.DotGeneral, Sequence[_Step]]] = {}
     joined: dict[Op, tuple[ops.DotGeneral, ...]] = {}
     for o in graph.ops:
@@ -46,16 +54,15 @@ def gated(graph: Graph, device: Device) -> Graph:
             steps, read = _steps(graph, o)
             if not _are_halves(read) or not (both := _both(graph, read)):
                 continue
-            if not takes_pairs(o, dot_dims(o).n, device) and _is_large(o) \
-                    and not _summed(graph, both):
+            if refused(o, dot_dims(o).n) and _is_large(o) and not _summed(graph, both):
                 halves |= dict.fromkeys(read, (o, steps))
     for first, second in _gates(graph):
         if not {first, second} & joined.keys() and are_alike(first, second) \
-                and takes_pairs(first, 2 * dot_dims(first).n, device) \
-                and first.rhs in graph.inputs and second.rhs in graph.inputs:
+                and first.rhs in graph.inputs and second.rhs in graph.inputs \
+                and not refused(first, 2 * dot_dims(first).n):
             joined |= {first: (first, second), second: ()}
     if not halves and not joined:
-        return graph
+        return graph, tuple(apart)
     builder, same = Builder(), dict[Value, Value]()
     for o in graph.ops:
         if o in halves and isinstance(o, ops.Slice):
@@ -65,8 +72,8 @@ def gated(graph: Graph, device: Device) -> Graph:
                 builder.append(made)
         else:
             builder.append(o)
-    return dead_code(replace_values(
-        Graph(graph.inputs, tuple(builder.ops), graph.outputs, graph.name), same))
+    made = Graph(graph.inputs, tuple(builder.ops), graph.outputs, graph.name)
+    return dead_code(replace_values(made, same)), tuple(apart)
 
 
 def _is_large(o: ops.DotGeneral) -> bool:

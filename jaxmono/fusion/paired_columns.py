@@ -72,14 +72,21 @@ def halves_of(graph: Graph, value: Value) -> tuple[ops.Slice, ...]:
     return low, high
 
 
-def takes_pairs(o: ops.DotGeneral, columns: int, device: Device) -> bool:
-    """Whether tiles of wgmma, which pair columns, take a contraction if it has so many, and in
-    less time than two of half of them."""
+def why_apart(o: ops.DotGeneral, columns: int, device: Device) -> str:
+    """Why a contraction with so many columns does not have them in pairs; empty if it can, and
+    takes less time than two of half of them."""
     dims = dot_dims(o)
-    return device.wgmma and o.lhs.type.dtype is o.rhs.type.dtype and o.lhs.type.dtype in _TYPES \
-        and not o.rhs_batch and len(dims.rhs_free) == 1 and dims.m >= MIN_ROWS \
-        and dims.m * columns >= MIN_SIZE and columns % (2 * _PIECE) == 0 \
-        and _pays(dims.m, columns, dims.k, device)
+    if not device.wgmma or o.lhs.type.dtype is not o.rhs.type.dtype \
+            or o.lhs.type.dtype not in _TYPES:
+        return "tiles of wgmma of 16-bit elements have pairs of columns"
+    if o.rhs_batch or len(dims.rhs_free) != 1 or columns % (2 * _PIECE):
+        return f"its halves are no columns in pieces of {_PIECE}"
+    if dims.m < MIN_ROWS or dims.m * columns < MIN_SIZE:
+        return f"{dims.m} rows of {columns} columns are few"
+    if dims.k > MOST_K:
+        return f"what is stored costs little beside products of {dims.k} summed elements"
+    return "" if _pays(dims.m, columns, dims.k, device) else \
+        f"{dims.m} x {columns} in tiles of {' or '.join(map(str, WIDTHS))} columns takes longer"
 
 
 def _pays(m: int, n: int, k: int, device: Device) -> bool:
@@ -91,8 +98,7 @@ def _pays(m: int, n: int, k: int, device: Device) -> bool:
 
     more = rounds(n, WIDTHS) - 2 * rounds(n // 2, _TILES)
     of_one = 2 * 128 * k * device.sm_count / device.matrix_flops_per_us
-    saved = cost.stored_us(m * n // 2 * 2, device)
-    return k <= MOST_K and more * of_one < _SEEN * saved
+    return more * of_one < _SEEN * cost.stored_us(m * n // 2 * 2, device)
 
 
 def are_alike(o: ops.DotGeneral, other: ops.DotGeneral) -> bool:
@@ -131,7 +137,7 @@ def place_pair(state: State, op: Op) -> bool:
     draft, value = state.owner_of(op.operand), op.operand
     if draft is None or draft.kind != "dot" or draft.taps > 1 or draft.paired \
             or value not in draft.at or not isinstance(draft.anchor, ops.DotGeneral) \
-            or not takes_pairs(draft.anchor, draft.domain[2].size, state.device) \
+            or why_apart(draft.anchor, draft.domain[2].size, state.device) \
             or not _are_given(state.graph, draft.anchor.rhs):
         return False
     halves = halves_of(state.graph, value)

@@ -39,11 +39,12 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     # Those of a contraction's results may begin in its epilogue: known once there are groups.
     later = () if "epilogue_reduces" in without else of_contractions(graph)
     graph, whole = split_reduces(graph, device, later)
-    graph = padded_images(orient(graph if "gated" in without else gated(graph, device)), device)
+    graph, apart = (graph, ()) if "gated" in without else gated(graph, device)
+    graph = padded_images(orient(graph), device)
     graph = graph if "window_rows" in without else order_rows(graph)
     graph, kept = (graph, ()) if "round_rows" in without else round_rows(graph, device)
     graph, alone = (graph, ()) if "share_k" in without else share_k(graph, device)
-    return graph, (*whole, *kept, *alone)
+    return graph, (*whole, *apart, *kept, *alone)
 
 
 def without_barriers(graph: Graph) -> Graph:
