@@ -6,7 +6,8 @@
 
 `gated` makes two products of one, `waits` lets the second one wait for the first, though it does
 not read it. Side by side, both would be written and read again. Stable Diffusion's UNet, 64 x 64,
-batch 2: products of 42 MB took 35 us, and what gates them 35.
+batch 2: products of 42 MB took 35 us, and what gates them 35. Where tiles of columns of both halves
+take less time, they gate themselves, and nothing waits (paired_columns.py).
 """
 
 from __future__ import annotations

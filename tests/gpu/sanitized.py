@@ -1,16 +1,16 @@
 """Runs generated kernels and next to nothing else, for `compute-sanitizer` to watch.
 
     PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] [images:DTYPE] [taps:DTYPE] \\
-        [rows:DTYPE] [quantised:DTYPE] [diffusion:DTYPE] [exact:DTYPE] NUMBER... \\
-        MODEL:BATCH[:DTYPE]...
+        [rows:DTYPE] [quantised:DTYPE] [diffusion:DTYPE] [gated:DTYPE] [exact:DTYPE] \\
+        NUMBER... MODEL:BATCH[:DTYPE]...
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
 models of the yardstick at their published sizes. ``images``: convolutions with channels first, and
 rows that read windows. ``taps``: convolutions whose image stays in shared memory. ``rows``:
 products whose rows are no multiples of 16 bytes. ``quantised``: weights of bytes. ``diffusion``:
-a level of a UNet. ``exact``: products of f32 at precision HIGHEST. ``ordered``: with what racecheck
-sees the order of producers and consumers by (JM_RACECHECK in device/roles.cuh), in kernels that no
-cache keeps.
+a level of a UNet. ``gated``: tiles of columns of two halves. ``exact``: products of f32 at
+precision HIGHEST. ``ordered``: with what racecheck sees the order of producers and consumers by
+(JM_RACECHECK in device/roles.cuh), in kernels that no cache keeps.
 """
 
 from __future__ import annotations
@@ -116,6 +116,19 @@ def diffusion(dtype: str) -> None:
     run(case.program.step, case.arguments())
 
 
+def gated(dtype: str) -> None:
+    """Weights [k, n] and [n, k], of two buffers; tiles of 128 and 256 columns."""
+    def block(x: jax.Array, v: jax.Array, w: jax.Array, u: jax.Array) -> jax.Array:
+        y = jax.nn.silu(x @ v) * (x @ w)
+        g, h = jnp.split(y @ u.T, 2, axis=-1)
+        return g * jax.nn.sigmoid(h)
+
+    rng = np.random.default_rng(0)
+    for shapes in (((1111, 328), (328, 1096), (328, 1096), (2056, 1096)),
+                   ((2048, 640), (640, 2048), (640, 2048), (4096, 2048))):
+        run(block, tuple(rng.standard_normal(s).astype(jnp.dtype(dtype)) for s in shapes))
+
+
 def exact(dtype: str) -> None:
     """Products in parts of bf16: rows that are gathered, lie [k][m], begin anywhere, are a batch's
     own; shares of k, and sums that are made once more."""
@@ -148,7 +161,8 @@ def main(what: list[str]) -> None:
         show_order()
         what = [spec for spec in what if spec != "ordered"]
     for name, function in (("images:", images), ("taps:", taps), ("rows:", rows),
-                           ("quantised:", quantised), ("diffusion:", diffusion), ("exact:", exact)):
+                           ("quantised:", quantised), ("diffusion:", diffusion), ("gated:", gated),
+                           ("exact:", exact)):
         for spec in [spec for spec in what if spec.startswith(name)]:
             function(spec.removeprefix(name))
             what.remove(spec)

@@ -70,6 +70,8 @@ KERNELS = {
     "images that stay": {"memcheck": ["taps:bfloat16", "vgg16:2", "repvgg_a0:32"],
                          "racecheck": ["ordered", "taps:bfloat16"]},
     "diffusion": {"memcheck": ["diffusion:bf16"], "racecheck": ["ordered", "diffusion:bf16"]},
+    "halves of products": {"memcheck": ["gated:bfloat16"],
+                           "racecheck": ["ordered", "gated:bfloat16"]},
     "channels first, windows in rows": {"memcheck": ["images:bfloat16", "images:float32"],
                                         "racecheck": ["ordered", "images:bfloat16",
                                                       "images:float32"]},
