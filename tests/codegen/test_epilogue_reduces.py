@@ -211,7 +211,7 @@ def test_tiles_that_cannot() -> None:
 
     def why(schedule: DotSchedule) -> str | None:
         family = dot_wgmma if schedule.family in ("wgmma", "swapped") else dot_function
-        return family.cannot_reduce(DotCode.of(sig, schedule))
+        return family.cannot_finish(DotCode.of(sig, schedule))
 
     assert why(wgmma(128, 64, 2, (2, 1, 1))) is None
     assert why(wgmma(128, 128, 2, (2, 1, 1), split=2)) is None
