@@ -34,7 +34,7 @@ _PIECE = 8
 
 def place_back_to_back(state: State, second: ops.DotGeneral) -> Draft | None:
     """Merges the draft of a first contraction into one around ``second``."""
-    if second in state.banned or not state.device.wgmma:
+    if second in state.banned or second in state.paired or not state.device.wgmma:
         return None
     for side in ("lhs", "rhs"):
         left = second.lhs if side == "lhs" else second.rhs

@@ -19,7 +19,7 @@ from jaxmono.fusion.bodies import order as body_order
 from jaxmono.fusion.draft import Draft, State
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.fold import fold
-from jaxmono.fusion.gated import waits
+from jaxmono.fusion.gated import paired, waits
 from jaxmono.fusion.grow import grow
 from jaxmono.fusion.inplace import find_in_place
 from jaxmono.fusion.loops import copies, materialise, merge
@@ -66,11 +66,12 @@ def formulate(graph: Graph, device: Device, without: Collection[str] = (),
     """
     banned: set[Op] = set(apart)
     later = {} if "gated" in without else waits(graph)
+    pairs = () if "gated" in without else paired(graph, device)
     for o, values in (after or {}).items():
         later[o] = (*later.get(o, ()), *values)
     for _ in range(MAX_ATTEMPTS):
         state = State(graph, device, banned=set(banned), without=frozenset(without),
-                      views=views or {}, after=later, begun=begun)
+                      views=views or {}, after=later, begun=begun, paired=pairs)
         find_in_place(state)
         grow(state)
         trim(state)

@@ -15,8 +15,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from jaxmono.fusion import paired_columns
 from jaxmono.fusion.dots import dot_dims
-from jaxmono.fusion.paired_columns import are_alike, join_columns, why_apart
+from jaxmono.fusion.paired_columns import are_alike, halves_of, join_columns, why_apart
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -27,13 +28,8 @@ from jaxmono.hlo.types import TensorType
 LEAST_BYTES = 4 << 20
 """Of both products: half of it passes memory once less, in a microsecond, and the tiles of a half
 still fill the GPU."""
-_LEAST_ROWS = 256
-"""With fewer rows the weights' way from memory decides, which both products share."""
 _STEPS = 24
 """Most values between a product and what gates; a GELU by tanh has 10."""
-_PIECE = 8
-"""Columns, of which both halves are multiples: copies of 16 bytes."""
-
 _Step = ops.Elementwise | ops.Convert
 
 
@@ -43,9 +39,10 @@ def gated(graph: Graph, device: Device) -> tuple[Graph, tuple[str, ...]]:
     apart: dict[str, None] = {}
 
     def refused(o: ops.DotGeneral, columns: int) -> bool:
-        reason = why_apart(o, columns, device)
-        if reason and dot_dims(o).m >= _LEAST_ROWS:
-            apart[f"the halves of {o.loc} do not meet in one tile: {reason}"] = None
+        reason = why_apart(o, columns, device) or _why_image(graph, o)
+        if reason and dot_dims(o).m >= paired_columns.MIN_ROWS:
+            apart[f"the product of {o.loc} and what it gates are no halves of one tile: "
+                  f"{reason}"] = None
         return bool(reason)
 
     halves: dict[Op, tuple[ops.DotGeneral, Sequence[_Step]]] = {}
@@ -53,9 +50,8 @@ def gated(graph: Graph, device: Device) -> tuple[Graph, tuple[str, ...]]:
     for o in graph.ops:
         if isinstance(o, ops.DotGeneral) and o.rhs in graph.inputs:
             steps, read = _steps(graph, o)
-            if not _are_halves(read) or not (both := _both(graph, read)):
-                continue
-            if refused(o, dot_dims(o).n) and _is_large(o) and not _summed(graph, both):
+            if (both := _both(graph, read)) and refused(o, dot_dims(o).n) and _is_large(o) \
+                    and not _summed(graph, both):
                 halves |= dict.fromkeys(read, (o, steps))
     for first, second in _gates(graph):
         if not {first, second} & joined.keys() and are_alike(first, second) \
@@ -77,27 +73,52 @@ def gated(graph: Graph, device: Device) -> tuple[Graph, tuple[str, ...]]:
     return dead_code(replace_values(made, same)), tuple(apart)
 
 
+def paired(graph: Graph, device: Device) -> dict[Op, None]:
+    """Contractions whose halves meet element by element, in one tile of columns of both."""
+    return {o: None for o in graph.ops if isinstance(o, ops.DotGeneral)
+            and _are_given(graph, o) and _both(graph, _steps(graph, o)[1])
+            and not why_apart(o, dot_dims(o).n, device) and not _why_image(graph, o)}
+
+
+def _are_given(graph: Graph, o: ops.DotGeneral) -> bool:
+    """Whether weights are an input, or two next to each other, of a half each."""
+    made = graph.producer.get(o.rhs)
+    if isinstance(made, ops.Concatenate) and made.dimension in dot_dims(o).rhs_free:
+        return len(made.args) == 2 and made.args[0].type == made.args[1].type \
+            and all(v in graph.inputs for v in made.args)
+    return o.rhs in graph.inputs
+
+
+def _why_image(graph: Graph, o: ops.DotGeneral) -> str:
+    """Why the rows of a contraction may be copied once for all taps; empty if they are no
+    windows."""
+    v = o.lhs
+    while isinstance(made := graph.producer.get(v), ops.Transpose | ops.Reshape):
+        v = made.operand
+    return "its rows are windows, whose image may stay" if isinstance(made, ops.Window) else ""
+
+
 def _is_large(o: ops.DotGeneral) -> bool:
     dims = dot_dims(o)
     return not o.rhs_batch and len(dims.rhs_free) == 1 \
-        and dims.m >= _LEAST_ROWS and o.result.type.nbytes >= LEAST_BYTES
+        and dims.m >= paired_columns.MIN_ROWS and o.result.type.nbytes >= LEAST_BYTES
 
 
-def _steps(graph: Graph, o: ops.DotGeneral) -> tuple[list[_Step], list[ops.Slice]]:
-    """What is done to a product element by element, by columns alike, and the slices of what comes
-    of it; no slices where anything else reads it."""
+def _steps(graph: Graph, o: ops.DotGeneral) -> tuple[list[_Step], tuple[ops.Slice, ...]]:
+    """What is done to a product element by element, by columns alike, and the halves of what comes
+    of it; none where anything else reads it."""
     steps: list[_Step] = []
     v = o.result
     while v not in graph.outputs:
         users = tuple(dict.fromkeys(graph.users.get(v, ())))
         if users and all(isinstance(u, ops.Slice) for u in users):
-            return steps, [u for u in users if isinstance(u, ops.Slice)]
+            return steps, halves_of(graph, v)
         if len(users) != 1 or not isinstance(u := users[0], _Step) or not all(
                 x is v or _repeated(graph, x) for x in u.inputs):
             break
         steps.append(u)
         v = u.result
-    return steps, []
+    return steps, ()
 
 
 def _repeated(graph: Graph, v: Value) -> ops.Constant | ops.BroadcastInDim | None:
@@ -118,21 +139,9 @@ def _is_given(graph: Graph, v: Value) -> bool:
     return v in graph.inputs
 
 
-def _are_halves(read: Sequence[ops.Slice]) -> bool:
-    """Whether two slices divide the last dimension in two equal parts."""
-    if len(read) != 2:
-        return False
-    low, high = sorted(read, key=lambda o: o.start_indices)
-    whole = low.operand.type.dims
-    half = whole[-1] // 2
-    return half % _PIECE == 0 and all(s == 1 for o in read for s in o.strides) \
-        and low.limit_indices == (*whole[:-1], half) and high.limit_indices == whole \
-        and not any(low.start_indices) and high.start_indices == (*low.start_indices[:-1], half)
-
-
 def _both(graph: Graph, read: Iterable[ops.Slice]) -> set[Value]:
-    """What is computed element by element of all of these."""
-    return set.intersection(*(_computed(graph, half.result) for half in read))
+    """What is computed element by element of all of these; nothing if there are none."""
+    return set.intersection(*(_computed(graph, half.result) for half in read)) if read else set()
 
 
 def _computed(graph: Graph, v: Value) -> set[Value]:
@@ -211,7 +220,8 @@ def _behind(graph: Graph, v: Value) -> ops.DotGeneral | None:
             new = {x for x in o.inputs if x not in seen and _repeated(graph, x) is None}
             todo += new
             seen |= new
-        elif dot is None and isinstance(o, ops.DotGeneral) and dot_dims(o).m >= _LEAST_ROWS:
+        elif dot is None and isinstance(o, ops.DotGeneral) \
+                and dot_dims(o).m >= paired_columns.MIN_ROWS:
             dot = o
         else:
             return None

@@ -50,7 +50,7 @@ _SEEN = 1 / 3
 """Part of the time of storing the one product that is saved at least: the rest runs beside other
 blocks' products. Of 8192x1280x320 0.6, 2048x2560x640 0.5, 512x8192x2048 0.56, 2048x8192x2048
 0.37."""
-_PIECE = 8
+PIECE = 8
 """Columns of 16 bits, of which both halves are multiples: copies of 16 bytes."""
 _TYPES = (DType.BF16, DType.F16)
 
@@ -65,7 +65,7 @@ def halves_of(graph: Graph, value: Value) -> tuple[ops.Slice, ...]:
     low, high = sorted(read, key=lambda o: o.start_indices)
     whole = value.type.dims
     half = whole[-1] // 2
-    if half % _PIECE or 2 * half != whole[-1] or any(s != 1 for o in read for s in o.strides) \
+    if half % PIECE or 2 * half != whole[-1] or any(s != 1 for o in read for s in o.strides) \
             or low.limit_indices != (*whole[:-1], half) or high.limit_indices != whole \
             or any(low.start_indices) or high.start_indices != (*low.start_indices[:-1], half):
         return ()
@@ -74,14 +74,16 @@ def halves_of(graph: Graph, value: Value) -> tuple[ops.Slice, ...]:
 
 def why_apart(o: ops.DotGeneral, columns: int, device: Device) -> str:
     """Why a contraction with so many columns does not have them in pairs; empty if it can, and
-    takes less time than two of half of them."""
+    that takes less time than two of half of them, of which a third reads both."""
     dims = dot_dims(o)
+    summed = o.rhs_contract
     if not device.wgmma or o.lhs.type.dtype is not o.rhs.type.dtype \
             or o.lhs.type.dtype not in _TYPES:
         return "tiles of wgmma of 16-bit elements have pairs of columns"
-    if o.rhs_batch or len(dims.rhs_free) != 1 or columns % (2 * _PIECE):
-        return f"its halves are no columns in pieces of {_PIECE}"
-    if dims.m < MIN_ROWS or dims.m * columns < MIN_SIZE:
+    if o.rhs_batch or len(dims.rhs_free) != 1 or columns % (2 * PIECE) \
+            or summed != tuple(range(summed[0], summed[0] + len(summed))):
+        return f"they are no columns of a matrix, in pieces of {PIECE}"
+    if dims.m < MIN_ROWS or columns < min(WIDTHS) or dims.m * columns < MIN_SIZE:
         return f"{dims.m} rows of {columns} columns are few"
     if dims.k > MOST_K:
         return f"what is stored costs little beside products of {dims.k} summed elements"
@@ -135,13 +137,11 @@ def place_pair(state: State, op: Op) -> bool:
     if not isinstance(op, ops.Slice) or op in state.banned or "gated" in state.without:
         return False
     draft, value = state.owner_of(op.operand), op.operand
-    if draft is None or draft.kind != "dot" or draft.taps > 1 or draft.paired \
-            or value not in draft.at or not isinstance(draft.anchor, ops.DotGeneral) \
-            or why_apart(draft.anchor, draft.domain[2].size, state.device) \
-            or not _are_given(state.graph, draft.anchor.rhs):
+    if draft is None or draft.anchor not in state.paired or draft.taps > 1 or draft.paired \
+            or value not in draft.at:
         return False
     halves = halves_of(state.graph, value)
-    if not halves:
+    if not halves or not state.banned.isdisjoint(halves):
         return False
     b, m, n = draft.domain
     columns = Var("h", n.size // 2)
@@ -155,12 +155,6 @@ def place_pair(state: State, op: Op) -> bool:
         draft.at[o.result] = index
         state.claim(draft, o)
     return True
-
-
-def _are_given(graph: Graph, v: Value) -> bool:
-    """Whether weights are inputs, or inputs next to each other."""
-    o = graph.producer.get(v)
-    return all(x in graph.inputs for x in (o.args if isinstance(o, ops.Concatenate) else (v,)))
 
 
 def _only_inside(state: State, draft: Draft, v: Value) -> bool:

@@ -15,7 +15,7 @@ from jaxmono.codegen import cuda_target, dot_function, dot_wgmma
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.generate import default_schedule, emit
-from jaxmono.fusion import gated, paired_columns
+from jaxmono.fusion import paired_columns
 from jaxmono.fusion.plan import Device, Plan
 
 Spec = jax.ShapeDtypeStruct
@@ -32,7 +32,6 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired_columns, "MIN_ROWS", 64)
     monkeypatch.setattr(paired_columns, "MIN_SIZE", 0)
     monkeypatch.setattr(paired_columns, "_SEEN", 1000)
-    monkeypatch.setattr(gated, "_LEAST_ROWS", 64)
 
 
 def gated_plan(weights: str = "kn", dtype: Any = BF16, k: int = K, f: int = F) -> Plan:

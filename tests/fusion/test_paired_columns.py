@@ -63,6 +63,12 @@ def swiglu(x: X, gate: X, up: X) -> X:
     return jax.nn.silu(x @ gate) * (x @ up)
 
 
+def geglu_of_image(x: X, w: X) -> X:
+    y = jax.lax.conv_general_dilated(x, w, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+    u, g = jnp.split(y, 2, axis=-1)
+    return u * jax.nn.gelu(g)
+
+
 X_W = spec(M, K), spec(K, 2 * F), spec(2 * F)
 X_TWO = spec(M, K), spec(K, F), spec(K, F)
 
@@ -111,7 +117,31 @@ def test_three_matrices_of_which_two_meet() -> None:
     assert sorted(pairs(plan(fn, *X_TWO, spec(K, F)))) == [0, F]
 
 
+def test_products_that_could_stay_on_chip_with_the_one_in_front() -> None:
+    """Halves meet in a tile of the second one; without that a block would keep its rows."""
+    rows = 16384
+    for fn, *shapes in (
+            (lambda x, d, w: geglu(x @ d, w, 0), (rows, K), (K, 64), (64, 256)),
+            (lambda x, d, v, w: swiglu(jax.nn.relu(x @ d), v, w), (rows, K), (K, 64), (64, 128),
+             (64, 128))):
+        made = plan(fn, *(spec(*s) for s in shapes))
+        assert kinds(made) == [["dot"], ["dot"]] and pairs(made) == [0, 128]
+
+
 APART = {
+    "few columns": (geglu, (spec(4 * M, K), spec(K, 96), spec(96))),
+    "halves that never meet": (
+        lambda x, w, b: (jnp.tanh((y := x @ w + b)[:, :F]), y[:, F:] + 1), X_W),
+    "halves that turn": (lambda x, w, b: jnp.concatenate(
+        [-(y := x @ w + b)[:, F:], y[:, :F]], -1), X_W),
+    "windows of an image": (lambda x, w, b: geglu_of_image(x, w) * b,
+                            (spec(4, 128, K), spec(3, K, 2 * F), spec(F))),
+    "weights that are put together": (
+        lambda x, v, w: (y := x @ jnp.concatenate([v, w], 1))[:, :F] * y[:, F:],
+        (spec(M, K), spec(K, F - 16), spec(K, F + 16))),
+    "weights of two dimensions that are not neighbours": (
+        lambda x, w, b: (y := jnp.einsum("mij,inj->mn", x, w) + b)[:, :F] * y[:, F:],
+        (spec(M, 4, 16), spec(4, 2 * F, 16), spec(2 * F))),
     "few rows": (geglu, (spec(M - 1, K), *X_W[1:])),
     "halves of no whole pieces": (geglu, (spec(M, K), spec(K, 2 * F + 8), spec(2 * F + 8))),
     "f32": (geglu, tuple(spec(*s.shape, dtype=jnp.float32) for s in X_W)),
