@@ -57,9 +57,6 @@ written: by fragments of wgmma 512x1024x4096 (64 KB) took 6 % longer so than wit
 rows."""
 
 
-PIECE = 8
-"""Elements of 16 bits in 16 bytes."""
-
 STORED_FAMILIES = frozenset({"gemv", "bytes"})
 """Families that convert weights of bytes on their way to the products (`Operand.stored`)."""
 
@@ -265,12 +262,6 @@ def any_tile(sig: Sig) -> DotCode:
 
 
 # ---- epilogue ----------------------------------------------------------------------------------
-
-
-def cannot_pair(code: DotCode) -> str | None:
-    """Why a tile does not have whole pairs of columns; None if it has."""
-    return None if code.pair_block % (2 * PIECE) == 0 else \
-        f"{code.pair_block} columns are not two times whole pieces of {PIECE}"
 
 
 def epilogue_lanes(body: Graph, stores: Sequence[Store], lane: Var, *, rows: int, cols: int,

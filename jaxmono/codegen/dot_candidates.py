@@ -108,7 +108,7 @@ def finishing(sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
                 for found in ([_exact(sig, request)] if exact else _tiles(sig, request))]
     if not any(families):
         s = choose_simt(form.m.size, form.n.size, request.threads)
-        assert _cannot_finish(sig, s) is None  # of `COLUMNS` columns and more
+        assert _cannot_finish(sig, s) is None  # 16 or 64 columns
         return (s,)
     _, choice = min((f[0] for f in families if f), key=lambda x: x[0])
     return varied(choice, families)

@@ -8,7 +8,6 @@ from functools import partial
 
 from jaxmono.codegen.dot import (
     DotCode,
-    cannot_pair,
     emit_epilogue,
     emit_piece,
     epilogue_lanes,
@@ -23,6 +22,7 @@ from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
+from jaxmono.fusion.paired_columns import PIECE
 from jaxmono.hlo.ir import Value
 
 
@@ -196,8 +196,8 @@ def cannot_finish(code: DotCode) -> str | None:
     """Why the epilogue of a tile cannot reduce what it should, or pair columns; None if it can."""
     if code.s.split_k > 1:
         return "blocks share k"
-    if code.form.pairs is not None:
-        return cannot_pair(code)
+    if code.pair_block % (2 * PIECE):
+        return f"{code.pair_block} columns are not two times whole pieces of {PIECE}"
     if code.s.bm % 16:
         return f"{code.s.bm} rows are not whole 16s"
     return refusal(code.reduced, *reducing_pieces(code))

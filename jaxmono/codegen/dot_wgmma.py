@@ -16,7 +16,6 @@ from typing import Any
 from jaxmono.codegen.bias import Bias, bias_of, emit_bias
 from jaxmono.codegen.dot import (
     DotCode,
-    cannot_pair,
     emit_epilogue,
     emit_piece,
     first_column,
@@ -371,14 +370,12 @@ def cannot_finish(code: DotCode) -> str | None:
 def _cannot_pair(code: DotCode) -> str | None:
     """Both columns of a pair have to be sums of one thread."""
     s = code.s
-    n = s.bn // s.warps[1]
     if s.family != "wgmma" or s.split_k > 1:
         return "blocks that share k meet by rows, or the operands are swapped"
-    if s.warps[2] == 2 and not has_halves(n, 2):
+    if s.warps[2] == 2 and not has_halves(s.bn, 2):
         return "its warpgroups share k and meet in shared memory"
-    if code.pair_block % min(WIDTHS):
-        return f"{code.pair_block // 2} columns of each half are not whole lines of 128 bytes"
-    return cannot_pair(code)
+    return None if code.pair_block % min(WIDTHS) == 0 else \
+        f"{code.pair_block // 2} columns of each half are not whole lines of 128 bytes"
 
 
 def _cannot_reduce(code: DotCode) -> str | None:

@@ -193,5 +193,5 @@ def _between(body: Graph, first: ops.DotGeneral, second: ops.DotGeneral, side: s
 
 
 def _probs_side(body: Graph, first: ops.DotGeneral, second: ops.DotGeneral) -> str:
-    after = {r for o in _between(body, first, second, "") for r in o.results}
+    after = {first.result, *(r for o in _between(body, first, second, "") for r in o.results)}
     return "lhs" if second.lhs in after else "rhs"

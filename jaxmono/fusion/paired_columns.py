@@ -51,7 +51,7 @@ _SEEN = 1 / 3
 blocks' products. Of 8192x1280x320 0.6, 2048x2560x640 0.5, 512x8192x2048 0.56, 2048x8192x2048
 0.37."""
 PIECE = 8
-"""Columns of 16 bits, of which both halves are multiples: copies of 16 bytes."""
+"""Columns of 16 bits that are copied at a time, of which both halves are multiples."""
 _TYPES = (DType.BF16, DType.F16)
 
 

@@ -59,6 +59,23 @@ def test_schedules(s: AttentionSchedule, dtype: Any) -> None:
     run(plan_of(attend, *qkv(150, 300, 24, dtype, dv=40)), s, rtol=RTOL[dtype], blocks=(4, 5))
 
 
+@pytest.mark.parametrize("keys", [65, 77, 80])
+def test_a_text_of_one_chunk(keys: int) -> None:
+    """As many queries read as many keys: CLIP's."""
+    plan = plan_of(attend, *qkv(150, keys, 40, BF16), device=H200)
+    run(plan, wgmma(128, 80, 2), seeds=(0, 1))
+    code = attention_wgmma.candidates(attention_sig(plan), attention_sig(plan).form,
+                                      shared_bytes=H200.shared_bytes)
+    assert any(s.chunk == 80 for s in code)
+
+
+def test_other_lengths_have_no_such_chunk() -> None:
+    for keys in (64, 81, 160):
+        sig = attention_sig(plan_of(attend, *qkv(150, keys, 40, BF16), device=H200))
+        assert all(s.chunk != 80 for s in attention_wgmma.candidates(
+            sig, sig.form, shared_bytes=H200.shared_bytes))
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", thinned(["bhmd", "bmhd", "bhdm", "mbhd", "dbhm"]))
 @pytest.mark.parametrize("s", thinned([wgmma(64, 128, 3), wgmma(128, 64, 3)]))

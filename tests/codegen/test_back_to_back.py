@@ -107,6 +107,18 @@ def test_layouts(layout: str) -> None:
     run(plan, pair(48, 3), seeds=(0, 1))
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_nothing_in_between(turned: bool) -> None:
+    """Of either side of the second product."""
+    def fn(x: Any, u: Any, w: Any) -> Any:
+        return w.T @ (x @ u).T if turned else (x @ u) @ w
+
+    plan = plan_of(fn, Spec((264, 72), BF16), Spec((72, 48), BF16), Spec((48, 40), BF16),
+                   device=SMALL)
+    assert kinds(plan) == [["attention"]]
+    run(plan, pair(48, 2), seeds=(0,))
+
+
 def test_what_the_middle_makes_of_nothing_does_not_count() -> None:
     """Columns past the end are infinite behind the logarithm; NaN inside stays in its row."""
     def fn(x: Any, u: Any, w: Any) -> Any:
