@@ -149,7 +149,8 @@ class DotCode:
         128x768x3072 5 % less)."""
         s = self.s
         mailed = s.split_k > 1 and self.accumulator == "float" and self.form.taps == 1 and (
-            s.family == "gemv" or 4 * s.bm * s.bn <= _MAIL_BYTES) and s.family != "wgmma"
+            s.family == "gemv" or 4 * s.bm * s.bn <= _MAIL_BYTES) \
+            and s.family not in ("wgmma", "image")
         return self.tasks * s.bm * s.bn if mailed else 0
 
     @property

@@ -250,7 +250,7 @@ def image_candidates(sig: Sig, request: Request) -> list[Costed]:
     assert isinstance(image, Image)
     found = candidates_image(image, request.siblings, form.n.size, device=request.device,
                              shared_bytes=request.shared_bytes, k_major=code.rhs.k_major,
-                             behind=request.behind)
+                             behind=request.behind, alone=not request.mixed)
     if not request.mixed or not dot_wgmma_shared.comes(code.lhs):
         return found
     few = request.device.sm_count // 2

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from jaxmono.codegen.dot_schedule import DotSchedule, ImageSchedule
 from jaxmono.codegen.dot_wgmma_shared import (
@@ -21,6 +22,7 @@ from jaxmono.codegen.dot_wgmma_shared import (
     ROLES_BYTES,
     image_bytes,
     operand_bytes,
+    staged_columns,
     staging_bytes,
 )
 from jaxmono.codegen.image import Arrangement, Image, arrangements
@@ -53,23 +55,29 @@ _LAYOUTS = ((2, 1), (1, 2))
 _COLUMNS = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
 """Of a warpgroup."""
 _LEAST_SLOTS, _MANY_SLOTS = 3, 6
+_SPLITS = (2, 4, 8)
+"""Blocks that share the channels of a tile, all of a stage's in a single wave."""
+_MEET_US, _MEET_BYTES = 1.2, 22_000.0
+"""What that costs: as where rows lie one behind the other (dot_schedule_wgmma.py, fragments)."""
 
 
 def candidates_image(image: Image, siblings: int, n: int, *, device: Device, shared_bytes: int,
-                     k_major: bool, behind: bool = False) -> list[tuple[float, DotSchedule]]:
+                     k_major: bool, behind: bool = False,
+                     alone: bool = True) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model, cheapest first.
 
     Args:
       siblings: as many run side by side.
-      n: columns. k_major: weights are [n][k]. behind: a grid barrier is in front.
+      n: columns. k_major: weights are [n][k]. behind: a grid barrier is in front. alone: nothing
+        else runs in the stage, so that blocks may wait for each other.
     """
     late = _BEHIND_US if behind else 0.0
-    found = _costed(image, siblings, n, device, shared_bytes, k_major)
+    found = _costed(image, siblings, n, device, shared_bytes, k_major, alone)
     return sorted(((cost + late, s) for cost, s in found), key=lambda x: x[0])
 
 
 def _costed(image: Image, siblings: int, n: int, device: Device, shared_bytes: int, k_major: bool,
-            ) -> Iterator[tuple[float, ImageSchedule]]:
+            alone: bool) -> Iterator[tuple[float, ImageSchedule]]:
     taps, tiles = math.prod(image.taps), [(w, a) for w in _LAYOUTS
                                           for a in arrangements(image, 64 * w[0])]
     for ((wm, wn), a), columns, bk in itertools.product(tiles, _COLUMNS, _depths(image.channels)):
@@ -89,6 +97,13 @@ def _costed(image: Image, siblings: int, n: int, device: Device, shared_bytes: i
             s = ImageSchedule(IMAGE, 64 * wm, bn, bk, slots, (wm, wn, 1), 1, slots == 0, images,
                               a.tall)
             yield _cost(a, s, siblings, n, device), s
+            tiles_of = siblings * a.tiles * math.ceil(n / bn)
+            for split in _SPLITS if alone and slots and not image.pooled else ():
+                if image.channels // bk % split == 0 and columns % (8 * split) == 0 \
+                        and staged_columns(columns // split) <= staged_columns(columns) \
+                        and tiles_of * split <= device.sm_count:
+                    shared = replace(s, split_k=split)
+                    yield _cost(a, shared, siblings, n, device), shared
 
 
 def _depths(channels: int) -> list[int]:
@@ -100,8 +115,9 @@ def _depths(channels: int) -> list[int]:
 def _cost(a: Arrangement, s: ImageSchedule, siblings: int, n: int, device: Device) -> float:
     """Microseconds in the model."""
     taps, channels, (wm, wn, _) = math.prod(a.image.taps), a.image.channels, s.warps
+    channels //= s.split_k
     k, images = taps * channels, channels // s.bk
-    tiles = siblings * a.tiles * math.ceil(n / s.bn)
+    tiles = siblings * a.tiles * math.ceil(n / s.bn) * s.split_k
     waves = math.ceil(tiles / device.sm_count)
     weights = 2 * k * min(math.ceil(s.bn / 64), math.ceil(n / 64)) * 64
     lines = a.copied * math.ceil(s.bk / 64)  # of 128 bytes, of an image
@@ -112,7 +128,10 @@ def _cost(a: Arrangement, s: ImageSchedule, siblings: int, n: int, device: Devic
         + (0 if s.resident else weights)
     work = max(2.0 * s.bm * s.bn * k / _FLOPS, passed / _SHARED_BYTES) \
         + taps * images * _PRODUCTS_US
-    epilogue = s.bm * s.bn * 4 / _EPILOGUE_BYTES
+    sums = s.bm * s.bn * 4
+    epilogue = sums / s.split_k / _EPILOGUE_BYTES
+    if s.split_k > 1:
+        epilogue += _MEET_US + sums * (s.split_k - 1) / s.split_k / _MEET_BYTES
     if s.resident:  # the warpgroups take turns
         loop = weights / _LOAD_BYTES + waves * max(load, work, work / 2 + epilogue)
     else:

@@ -129,7 +129,8 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     w.line("const auto ready = [&] { roles->await_open(at); };")
     if s.family == IMAGE:
         image = pointers[code.arrangement.image.param]
-        w.line(f"G::produce<{ahead}>(smem, roles, at, n0, ready, {image}, place, load_b);")
+        own = ", split * G::OWN_CHUNKS" if s.split_k > 1 else ""
+        w.line(f"G::produce<{ahead}>(smem, roles, at, n0, ready, {image}, place, load_b{own});")
         w.line("return at;")
         return
     w.line(f"G::produce<{ahead}>(smem, roles, at, m0, n0, k0, k_tiles, ready, load_a, load_b);")
@@ -164,7 +165,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
                     {form.m: s.bm, form.n: s.bn, form.k: s.bk})
         w.line("G::fill(smem, m0, k0, k_tiles, load_a);")
     w.line("G::Accumulators sums;")
-    if s.split_k > 1 and not meets_as_fragments(
+    if s.split_k > 1 and s.family != IMAGE and not meets_as_fragments(
             s, gathered=not has_rows(code.lhs) or form.taps > 1):
         _emit_split(w, code, pointers, outputs, read_only, names, workspace, arrivals, mail)
     else:
@@ -465,7 +466,8 @@ def _gemm(code: DotCode) -> str:
         assert isinstance(s, ImageSchedule)
         return (f"GemmImage<{c_type(code.element)}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, "
                 f"{s.images}, {s.warps[0]}, {s.warps[1]}, {_cpp(code.rhs.k_major)}, "
-                f"{code.arrangement.image.channels // s.bk}, {code.arrangement.shape()}>")
+                f"{code.arrangement.image.channels // s.bk}, {code.arrangement.shape()}"
+                f"{f', {s.split_k}' if s.split_k > 1 else ''}>")
     if s.family == BF16X6:
         return (f"GemmBf16x6<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "
                 f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}>")

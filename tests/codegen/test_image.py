@@ -23,7 +23,7 @@ from lost_waits import Case, failure
 from test_convolution import conv
 
 from jaxmono.codegen import cuda_target
-from jaxmono.codegen.dot import any_tile
+from jaxmono.codegen.dot import DotCode, any_tile
 from jaxmono.codegen.dot_schedule import DotSchedule, ImageSchedule
 from jaxmono.codegen.dot_schedule_image import candidates_image
 from jaxmono.codegen.dot_wgmma_shared import comes
@@ -81,6 +81,23 @@ def test_arrangements(x: tuple[int, ...], w: tuple[int, ...], s: DotSchedule,
     """Lines and boxes; one image of the channels and several; margins of all kinds."""
     p = plan(x, w, **kw)
     check_exact(p, build(p, in_order(p, s), threads=256), seeds=(0, 1, 2), blocks=(1, 3))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("x", "w", "s", "split"), [
+    ((2, 13, 11, 64), (3, 3, 64, 48), image(128, 32, 32), 2),
+    ((2, 13, 11, 64), (3, 3, 64, 48), image(128, 32, 16, 6, 4), 4),
+    ((1, 16, 16, 128), (3, 3, 128, 72), image(128, 64, 32, tall=8), 2),
+    ((2, 8, 8, 128), (3, 3, 128, 128), image(64, 128, 16, tall=8), 8),
+    ((2, 9, 12, 64), (1, 7, 64, 32), image(128, 32, 16, 7), 2)])
+def test_blocks_that_share_the_channels(x: tuple[int, ...], w: tuple[int, ...], s: ImageSchedule,
+                                        split: int) -> None:
+    """Each leaves the others fragments of the columns that they finish."""
+    p = plan(x, w)
+    s = dataclasses.replace(s, split_k=split)
+    made = build(p, in_order(p, s), threads=256)
+    assert f", {split}>;" in made.source and f"finish_split<{split}, " in made.source
+    check_exact(p, made, seeds=(0, 1, 2), blocks=(DotCode.of(dot_sigs(p)[0], s).tasks,))
 
 
 def test_fewer_products_in_flight() -> None:

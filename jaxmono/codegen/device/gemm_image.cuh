@@ -41,10 +41,11 @@ struct ImageShape {
 
 // T: bf16 or f16. BK: channels of an image, and of a slot of the ring. CHUNKS: images of all channels.
 // IMAGES: buffers, 2 or 4. SLOTS: 0 if all weights stay, which producers load once for all of a block's tasks.
+// SPLIT: blocks that share the channels of a tile.
 template <class T, int BM_, int BN_, int BK_, int SLOTS_, int IMAGES, int WG_M, int WG_N, bool B_K,
-          int CHUNKS, class Shape>
+          int CHUNKS, class Shape, int SPLIT = 1>
 struct GemmImage
-    : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, IMAGES, WG_M, WG_N, B_K, CHUNKS, Shape>> {
+    : WgmmaFinish<GemmImage<T, BM_, BN_, BK_, SLOTS_, IMAGES, WG_M, WG_N, B_K, CHUNKS, Shape, SPLIT>> {
   static constexpr int BM = BM_, BN = BN_, BK = BK_, SLOTS = SLOTS_;
   static constexpr int N = BN / WG_N, NT = N / 8, TAPS = Shape::TAPS;
   static_assert(WG_M * WG_N == 2 && BM == 64 * WG_M, "two warpgroups of 64 rows");
@@ -52,6 +53,8 @@ struct GemmImage
   static_assert(N % 16 == 0 && N <= 256 && BK % 16 == 0, "");
   static_assert(SLOTS != 1 && SLOTS + IMAGES <= MAX_SLOTS, "the images have barriers of the ring's");
   static constexpr bool RESIDENT = SLOTS == 0;
+  static constexpr int OWN_CHUNKS = CHUNKS / SPLIT;  // of a task
+  static_assert(CHUNKS % SPLIT == 0 && (SPLIT == 1 || !RESIDENT), "");
   static_assert(B_K || WG_N == 1 || N % 64 == 0, "a slice along n begins at a panel of 64 columns");
   static constexpr bool SHARED_K = false, HALVES = false;  // of WgmmaFinish
   static constexpr int OWN = NT, WINDOW_LINE = 8;
@@ -92,10 +95,11 @@ struct GemmImage
   static constexpr int SOON = IMAGES > 2 ? 0 : SLOTS + 1 < TAPS ? SLOTS + 1 : TAPS - 1;
 
   // AHEAD: taps whose weights are requested before a grid barrier opens. ready(): waits for it. place(p):
-  // the first element of position p of the tile, less than 0 where it is zeros. from: element 0.
+  // the first element of position p of the tile, less than 0 where it is zeros. from: element 0. own: the
+  // first of this task's chunks.
   template <int AHEAD, class Ready, class Where, class LoadB>
   JM_DEVICE static void produce(unsigned char* smem, Roles* roles, Place& at, int col0, const Ready& ready,
-                                const T* from, const Where& place, const LoadB& load_b) {
+                                const T* from, const Where& place, const LoadB& load_b, int own = 0) {
     const int thread = thread_id() - CONSUMERS;
     const Marching<T, TileB, BK, B_K, false, 0, LoadB> b(thread, col0, 0, load_b);
     const auto weights = [&](int chunk, int tap) {
@@ -103,7 +107,7 @@ struct GemmImage
         b.fill(slot(smem, chunk * TAPS + tap), tap * CHUNKS + chunk);
       } else {
         mbarrier_wait(&roles->empty[at.slot], at.parity() ^ 1);
-        b.fill(slot(smem, at.slot), tap * CHUNKS + chunk);
+        b.fill(slot(smem, at.slot), tap * CHUNKS + own + chunk);
         cp_async_mbarrier_arrive(&roles->full[at.slot]);
         at.template next<SLOTS>();
       }
@@ -115,7 +119,7 @@ struct GemmImage
     const auto picture = [&](int chunk) {
       const int number = next_image(at);
       mbarrier_wait(&roles->empty[SLOTS + number], at.parity(SLOTS + number) ^ 1);
-      copy(smem + number * TileA::BYTES, first + lane / 8, lane, places, from, chunk * BK);
+      copy(smem + number * TileA::BYTES, first + lane / 8, lane, places, from, (own + chunk) * BK);
       cp_async_mbarrier_arrive(&roles->full[SLOTS + number]);
       pass_image(at);
     };
@@ -139,14 +143,14 @@ struct GemmImage
     ready();
     picture(0);
 #pragma unroll 1
-    for (; chunk < CHUNKS; ++chunk, tap = 0) {
+    for (; chunk < OWN_CHUNKS; ++chunk, tap = 0) {
       int next = chunk + 1;
 #pragma unroll 1
-      for (; tap < TAPS || next < CHUNKS; ++tap) {
+      for (; tap < TAPS || next < OWN_CHUNKS; ++tap) {
         if (tap < TAPS) weights(chunk, tap);
-        if (tap < SOON || next == CHUNKS) continue;
+        if (tap < SOON || next == OWN_CHUNKS) continue;
         picture(next);
-        next = CHUNKS;
+        next = OWN_CHUNKS;
       }
     }
   }
@@ -239,7 +243,7 @@ struct GemmImage
     };
     int number = 0;
 #pragma unroll 1
-    for (int chunk = 0; chunk < CHUNKS; ++chunk) {
+    for (int chunk = 0; chunk < OWN_CHUNKS; ++chunk) {
       number = await_image(roles, at);
       uint64_t a = wgmma_descriptor_at(a0, number * TileA::BYTES);
 #pragma unroll 1
