@@ -237,7 +237,7 @@ def test_layers_behind_each_other(alike: bool) -> None:
 
 IMAGE_EMPTY = "      mbarrier_wait(&roles->empty[SLOTS + number], at.parity(SLOTS + number) ^ 1);\n"
 IMAGE_FULL = "    mbarrier_wait(&roles->full[SLOTS + number], at.parity(SLOTS + number));\n"
-FILL = "        b.fill(slot(smem, at.slot), tap * CHUNKS + chunk);\n"
+FILL = "        b.fill(slot(smem, at.slot), tap * CHUNKS + own + chunk);\n"
 WAITS = {
     "a free image": (IMAGE_EMPTY, ""),
     "an image": (IMAGE_FULL, ""),
@@ -289,3 +289,32 @@ def test_margins_are_shared() -> None:
         (0, 51, 244), (16, 56, 180), (8, 56, 180)]
     costs = candidates_image(made, 1, 64, device=Device(), shared_bytes=227 << 10, k_major=False)
     assert costs == sorted(costs, key=lambda x: x[0]) and costs[0][1].family == "image"
+
+
+def test_channels_are_shared_where_blocks_may_wait_for_each_other() -> None:
+    """All at once, and beside nothing else."""
+    def shares(height: int, channels: int, *, alone: bool = True, siblings: int = 1) -> set[int]:
+        made = image_of(dot_sigs(plan((2, height, 16, channels), (3, 3, channels, 640)))[0])
+        assert isinstance(made, Image)
+        found = candidates_image(made, siblings, 640, device=Device(), shared_bytes=227 << 10,
+                                 k_major=False, alone=alone)
+        for _, s in found:
+            (a,) = (a for a in arrangements(made, s.bm) if a.tall == s.tall)
+            blocks = siblings * a.tiles * -(-640 // s.bn) * s.split_k
+            assert s.split_k == 1 or (blocks <= Device().sm_count and not s.resident)
+            assert channels // s.bk % s.split_k == 0
+        return {s.split_k for _, s in found}
+
+    assert shares(16, 1280) == {1, 2, 4, 8}
+    assert shares(16, 1280, alone=False) == {1}
+    assert 8 not in shares(16, 1280, siblings=2)
+    assert shares(256, 320) == {1}
+
+
+def test_few_tiles_of_many_channels_share_them() -> None:
+    """Of Stable Diffusion's UNet."""
+    for height, channels, split in ((16, 1280, 4), (8, 1280, 8), (64, 320, 1)):
+        p = plan_of(lambda x, w: conv(x, w), Spec((2, height, height, channels), BF16),
+                    Spec((3, 3, channels, channels), BF16), device=Device())
+        schedule = default_schedule(p, cuda_target("sm_90a"), Device())
+        assert schedule.sigs[dot_sigs(p)[0].key].split_k == split

@@ -69,6 +69,8 @@ IMAGES = {
     "a line": (network(1, padding="VALID", rhs_dilation=(2, 3)), (16, 40, 44, 64), (3, 4, 64, 160)),
     "tall windows": (network(1), (32, 17, 17, 128), (7, 1, 128, 192)),
     "wide windows": (network(1), (32, 17, 17, 128), (1, 7, 128, 192)),
+    "shared channels": (network(1), (2, 16, 16, 512), (3, 3, 512, 512)),
+    "shared channels of a line": (network(1), (2, 8, 8, 640), (3, 3, 640, 1280)),
 }
 """Convolutions whose image stays in shared memory."""
 CASES |= IMAGES
@@ -90,7 +92,9 @@ def test_a_layer_as_right_as_xla(name: str, dtype: Any) -> None:
         at = jax.devices("cpu" if name in IMAGES and kernel[:2] == (5, 5) else None)[0]
         exact = np.asarray(jax.jit(fn)(*jax.device_put(wide, at)))
     mono = jaxmono.jit(fn, on_unsupported="error")
-    assert name not in IMAGES or "GemmImage<" in mono.lower(*narrow).as_text("cuda")
+    if name in IMAGES:
+        text = mono.lower(*narrow).as_text("cuda")
+        assert "GemmImage<" in text and ("G::finish_split<" in text) == ("shared" in name)
     found = [np.asarray(f(*narrow), np.float32) for f in (mono, mono, jax.jit(fn))]
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(np.isnan(found[0]), np.isnan(exact))
