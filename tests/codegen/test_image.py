@@ -313,8 +313,15 @@ def test_channels_are_shared_where_blocks_may_wait_for_each_other() -> None:
 
 def test_few_tiles_of_many_channels_share_them() -> None:
     """Of Stable Diffusion's UNet."""
-    for height, channels, split in ((16, 1280, 4), (8, 1280, 8), (64, 320, 1)):
+    for height, channels, split in ((16, 1280, 4), (32, 640, 2), (64, 320, 1)):
         p = plan_of(lambda x, w: conv(x, w), Spec((2, height, height, channels), BF16),
                     Spec((3, 3, channels, channels), BF16), device=Device())
         schedule = default_schedule(p, cuda_target("sm_90a"), Device())
         assert schedule.sigs[dot_sigs(p)[0].key].split_k == split
+
+
+def test_few_places_do_not() -> None:
+    p = plan_of(lambda x, w: conv(x, w), Spec((2, 8, 8, 1280), BF16),
+                Spec((3, 3, 1280, 1280), BF16), device=Device())
+    schedule = default_schedule(p, cuda_target("sm_90a"), Device())
+    assert schedule.sigs[dot_sigs(p)[0].key].family == "wgmma"

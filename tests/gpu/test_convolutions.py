@@ -70,7 +70,7 @@ IMAGES = {
     "tall windows": (network(1), (32, 17, 17, 128), (7, 1, 128, 192)),
     "wide windows": (network(1), (32, 17, 17, 128), (1, 7, 128, 192)),
     "shared channels": (network(1), (2, 16, 16, 512), (3, 3, 512, 512)),
-    "shared channels of a line": (network(1), (2, 8, 8, 640), (3, 3, 640, 1280)),
+    "shared channels of a line": (network(1), (4, 8, 8, 640), (3, 3, 640, 640)),
 }
 """Convolutions whose image stays in shared memory."""
 CASES |= IMAGES
