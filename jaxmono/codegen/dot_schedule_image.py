@@ -72,7 +72,7 @@ def candidates_image(image: Image, siblings: int, n: int, *, device: Device, sha
     Args:
       siblings: as many run side by side.
       n: columns. k_major: weights are [n][k]. behind: a grid barrier is in front. alone: nothing
-        else runs in the stage, so that blocks may wait for each other.
+        else runs in the stage that blocks which wait for each other would wait for, too.
     """
     late = _BEHIND_US if behind else 0.0
     found = _costed(image, siblings, n, device, shared_bytes, k_major, alone)

@@ -137,8 +137,8 @@ def place_pair(state: State, op: Op) -> bool:
     if not isinstance(op, ops.Slice) or op in state.banned or "gated" in state.without:
         return False
     draft, value = state.owner_of(op.operand), op.operand
-    if draft is None or draft.anchor not in state.paired or draft.taps > 1 or draft.paired \
-            or value not in draft.at:
+    if draft is None or draft.kind != "dot" or draft.anchor not in state.paired \
+            or draft.taps > 1 or draft.paired or value not in draft.at:
         return False
     halves = halves_of(state.graph, value)
     if not halves or not state.banned.isdisjoint(halves):

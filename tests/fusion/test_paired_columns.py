@@ -128,6 +128,17 @@ def test_products_that_could_stay_on_chip_with_the_one_in_front() -> None:
         assert kinds(made) == [["dot"], ["dot"]] and pairs(made) == [0, 128]
 
 
+def test_halves_of_an_attention() -> None:
+    """Its second product has rows that stay on chip: they are gated by a stage of their own."""
+    def fn(q: X, k: X, v: X) -> X:
+        y = jax.nn.softmax(q @ k.T, -1) @ v
+        return y[:, :F] * jax.nn.gelu(y[:, F:])
+
+    graph = models.graph_of(fn, spec(16384, 64), spec(128, 64), spec(128, 2 * F))
+    made = make_plan(graph, HOPPER)
+    assert kinds(made) == [["attention"], ["loop"]] and not any(pairs(made))
+
+
 APART = {
     "few columns": (geglu, (spec(4 * M, K), spec(K, 96), spec(96))),
     "halves that never meet": (
