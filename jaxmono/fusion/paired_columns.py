@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from jaxmono.fusion import cost
 from jaxmono.fusion.demand import demands
 from jaxmono.fusion.dots import dot_dims, paired
-from jaxmono.fusion.draft import Draft, State
+from jaxmono.fusion.draft import State
 from jaxmono.fusion.indexing import IndexMap, Var
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
@@ -147,7 +147,7 @@ def place_pair(state: State, op: Op) -> bool:
     columns = Var("h", n.size // 2)
     index = _place(halves, draft.at[value], n, columns)
     if index is None or draft.stored or draft.reduced or any(
-            v is not value and not _only_inside(state, draft, v) for v in draft.at):
+            v is not value and not state.stays_in(draft, v) for v in draft.at):
         return False
     draft.domain, draft.paired = (b, m, columns), True
     draft.at.clear()
@@ -155,11 +155,6 @@ def place_pair(state: State, op: Op) -> bool:
         draft.at[o.result] = index
         state.claim(draft, o)
     return True
-
-
-def _only_inside(state: State, draft: Draft, v: Value) -> bool:
-    return v not in state.outputs_set() and all(
-        draft.has(u) for u in state.graph.users.get(v, ()))
 
 
 def _place(halves: Sequence[ops.Slice], at: IndexMap, n: Var, columns: Var) -> IndexMap | None:

@@ -186,14 +186,9 @@ def _refusal(state: State, draft: Draft, value: Value, taps: int) -> str:
     if draft.domain[1].size < MIN_ROWS:
         return f"{draft.domain[1].size} rows are few; other kernels of products are faster there"
     if draft.stored or draft.reduced or any(
-            v is not value and not _only_inside(state, draft, v) for v in draft.at):
+            v is not value and not state.stays_in(draft, v) for v in draft.at):
         return "the contraction's results are also read, or written, as they are"
     return ""
-
-
-def _only_inside(state: State, draft: Draft, v: Value) -> bool:
-    return v not in state.outputs_set() and all(
-        draft.has(u) for u in state.graph.users.get(v, ()))
 
 
 def _meet(graph: Graph, slices: tuple[ops.Slice, ...]) -> bool:

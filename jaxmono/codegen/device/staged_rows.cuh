@@ -103,37 +103,20 @@ struct StagedRows {
   static constexpr bool IN_PLACE = false;
 #endif
 
-  // The chunk of columns from c0 on: where sums move, the first of x.
-  template <int LANES>
+  // The chunk of columns from c0 on: where sums move, the first of x. EACH = 2: of the first half of x, and
+  // behind those of the second half.
+  template <int LANES, int EACH = 1>
   JM_DEVICE static void put(float* to, const float (&x)[NT][4], int c0 = 0) {
+    constexpr int OWN = CHUNK / 8 / EACH;
+    static_assert(NT / EACH % OWN == 0, "whole chunks");
     const int lane = fresh(lane_id()), g = lane / 4, t = lane % 4 * 2;
     float* const row = to + g * PITCH + (LANES == 8 ? t % 4 + t / 4 * HALF : t);
 #pragma unroll
-    for (int first = 0; first < (IN_PLACE ? NT : CHUNK / 8); first += CHUNK / 8) {
-      if (IN_PLACE && CHUNK < N && c0 != first * 8) continue;
+    for (int first = 0; first < (IN_PLACE ? NT / EACH : OWN); first += OWN) {
+      if (IN_PLACE && CHUNK < N && c0 != first * 8 * EACH) continue;
 #pragma unroll
       for (int j = 0; j < CHUNK / 8; ++j) {
-        const float (&sums)[4] = x[first + j];
-        float* const p = row + j * (LANES == 8 ? 4 : 8);
-        store<float, 2>(p, Vec<float, 2>{sums[0], sums[1]});
-        store<float, 2>(p + 8 * PITCH, Vec<float, 2>{sums[2], sums[3]});
-      }
-    }
-  }
-
-  // The same where columns are pairs: of the first half of x, and behind those of the second half.
-  template <int LANES>
-  JM_DEVICE static void put_pairs(float* to, const float (&x)[NT][4], int c0) {
-    constexpr int EACH = CHUNK / 16;
-    static_assert(NT % 2 == 0 && NT / 2 % EACH == 0, "whole chunks of both halves");
-    const int lane = fresh(lane_id()), g = lane / 4, t = lane % 4 * 2;
-    float* const row = to + g * PITCH + (LANES == 8 ? t % 4 + t / 4 * HALF : t);
-#pragma unroll
-    for (int first = 0; first < (IN_PLACE ? NT / 2 : EACH); first += EACH) {
-      if (IN_PLACE && CHUNK < N && c0 != first * 16) continue;
-#pragma unroll
-      for (int j = 0; j < CHUNK / 8; ++j) {
-        const float (&sums)[4] = x[first + (j < EACH ? j : NT / 2 + j - EACH)];
+        const float (&sums)[4] = x[first + j % OWN + j / OWN * (NT / EACH)];
         float* const p = row + j * (LANES == 8 ? 4 : 8);
         store<float, 2>(p, Vec<float, 2>{sums[0], sums[1]});
         store<float, 2>(p + 8 * PITCH, Vec<float, 2>{sums[2], sums[3]});
@@ -222,8 +205,7 @@ struct StagedRows {
           if (ONCE) early[k] = same;
           else if (inside(k)) early[k] = fetch(row(base + k * WARP), c0 / EACH + column(base + k * WARP));
         if (base == 0) {
-          if constexpr (EACH == 1) put<LANES>(own, x, c0);
-          else put_pairs<LANES>(own, x, c0);
+          put<LANES, EACH>(own, x, c0);
           syncwarp();
         }
         Piece<LANES, EACH> sums[AHEAD]{};
@@ -241,8 +223,7 @@ struct StagedRows {
       }
       syncwarp();
       source.end(c0 / CHUNK);
-      if constexpr (!IN_PLACE && EACH == 1) advance<CHUNK>(x);
-      if constexpr (!IN_PLACE && EACH == 2) advance<CHUNK / 2>(x);  // of both halves
+      if constexpr (!IN_PLACE) advance<CHUNK / EACH>(x);  // of both halves
     }
   }
 
