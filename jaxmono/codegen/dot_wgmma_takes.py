@@ -7,7 +7,7 @@ from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_wgmma_shared import comes
 from jaxmono.codegen.gathered import parts_of
 from jaxmono.codegen.names import is_f8
-from jaxmono.codegen.operand import PIECE_BYTES, halves_of, is_strided, is_unaligned, stride
+from jaxmono.codegen.operand import PIECE_BYTES, is_strided, is_unaligned, paired_halves, stride
 from jaxmono.fusion.plan import DotForm
 from jaxmono.fusion.support import asks_for_nine
 from jaxmono.hlo.precision import algorithm_of
@@ -22,7 +22,7 @@ def takes(form: DotForm, code: DotCode, element: DType | None) -> str | None:
         return "wgmma multiplies floats of 8 and 16 bits, and tf32"
     if not comes(code.rhs) or not (comes(code.lhs) or form.row_prologue):
         return "an operand is computed, not copied"
-    if form.pairs is not None and halves_of(code.rhs) is None:
+    if form.pairs is not None and paired_halves(code.rhs) is None:
         return "columns are paired in pieces of 16 bytes"
     return None
 

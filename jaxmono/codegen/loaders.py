@@ -12,9 +12,9 @@ from jaxmono.codegen.operand import (
     PIECE_BYTES,
     Operand,
     Source,
-    halves_of,
     has_rows,
     is_unaligned,
+    paired_halves,
     stride,
 )
 from jaxmono.codegen.writer import Writer
@@ -127,7 +127,7 @@ def _emit_paired(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                  pointers: Mapping[Value, str], names: Mapping[Var, str],
                  tiles: Mapping[Var, int], block: int) -> None:
     """``const Paired<...> NAME{...};``."""
-    halves = halves_of(x)
+    halves = paired_halves(x)
     assert halves is not None
     row = x.outer if x.k_major else x.k
     em = BodyEmitter(w, body, pointers, var_names=names)

@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxmono.codegen.traverse import Lane, guard_holds, uniform_guard
 from jaxmono.fusion.demand import Demand, Guard, demands
-from jaxmono.fusion.dots import paired
+from jaxmono.fusion.dots import both_columns
 from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
 from jaxmono.fusion.support import widens_bytes
 from jaxmono.hlo import ops
@@ -286,7 +286,7 @@ class Halves:
     pitch: int
 
 
-def halves_of(x: Operand) -> Halves | None:
+def paired_halves(x: Operand) -> Halves | None:
     """Those of an operand whose outer elements are paired (fusion/paired_columns.py); None if they
     cannot be copied by whole pieces, or have other rows."""
     if x.param is None or x.offset is None or x.guard.bounds or not x.in_pieces:
@@ -295,7 +295,7 @@ def halves_of(x: Operand) -> Halves | None:
     row, major = (c, x.k) if x.k_major else (x.k, c)
     begins: list[tuple[Value, Index]] = []
     pitches: set[int | None] = set()
-    for at in paired(c):
+    for at in both_columns(c):
         param, offset = x.param, x.offset
         for other in reversed(x.others):
             holds = guard_holds(Guard(tuple((index.substitute({x.outer: at}), low, high)

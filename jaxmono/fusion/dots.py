@@ -59,7 +59,7 @@ def result_index(op: ops.DotGeneral, batch: Index, m: Index, n: Index) -> IndexM
             *delinearize(n, [rhs[d] for d in dims.rhs_free]))
 
 
-def paired(columns: Var) -> tuple[Index, Index]:
+def both_columns(columns: Var) -> tuple[Index, Index]:
     """The two columns of a product that an element of ``columns`` takes: one of each half."""
     return Index.of(columns), Index.of(columns) + columns.size
 
@@ -68,7 +68,7 @@ def demanded(form: DotForm) -> tuple[IndexMap, ...]:
     """Where every element stored over (batch, rows, columns) demands the dot: once, at all rows of
     its window, or at two columns."""
     b, n, first = Index.of(form.batch), Index.of(form.n), Index.of(form.rows) * form.taps
-    at = (n,) if form.pairs is None else paired(form.pairs)
+    at = (n,) if form.pairs is None else both_columns(form.pairs)
     return tuple(result_index(form.dot, b, first + t, x) for t in range(form.taps) for x in at)
 
 

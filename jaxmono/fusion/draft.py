@@ -147,11 +147,6 @@ class State:
     def outputs_set(self) -> frozenset[Value]:
         return frozenset(self.graph.outputs)
 
-    def stays_in(self, draft: Draft, v: Value) -> bool:
-        """Whether nothing outside a draft reads a value."""
-        return v not in self.outputs_set() and all(
-            draft.has(u) for u in self.graph.users.get(v, ()))
-
 
 def forward(op: Op, operand: Value, index: IndexMap, cols: tuple[Var, ...] = ()) -> IndexMap | None:
     """Where element ``index`` of ``operand`` lands in the result of a joinable op.

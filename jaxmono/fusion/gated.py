@@ -39,14 +39,15 @@ def gated(graph: Graph, device: Device) -> tuple[Graph, tuple[str, ...]]:
     apart: dict[str, None] = {}
 
     def refused(o: ops.DotGeneral, columns: int) -> bool:
-        reason = why_apart(o, columns, device) or _why_image(graph, o)
+        reason = _why_apart(graph, o, columns, device)
         if reason and dot_dims(o).m >= paired_columns.MIN_ROWS:
             apart[f"the product of {o.loc} and what it gates are no halves of one tile: "
                   f"{reason}"] = None
         return bool(reason)
 
     halves: dict[Op, tuple[ops.DotGeneral, Sequence[_Step]]] = {}
-    joined: dict[Op, tuple[ops.DotGeneral, ...]] = {}
+    joined: dict[Op, ops.DotGeneral] = {}
+    seconds: set[Op] = set()
     for o in graph.ops:
         if isinstance(o, ops.DotGeneral) and o.rhs in graph.inputs:
             steps, read = _steps(graph, o)
@@ -54,20 +55,21 @@ def gated(graph: Graph, device: Device) -> tuple[Graph, tuple[str, ...]]:
                     and not _summed(graph, both):
                 halves |= dict.fromkeys(read, (o, steps))
     for first, second in _gates(graph):
-        if not {first, second} & joined.keys() and are_alike(first, second) \
+        if not {first, second} & (joined.keys() | seconds) and are_alike(first, second) \
                 and first.rhs in graph.inputs and second.rhs in graph.inputs \
                 and not refused(first, 2 * dot_dims(first).n):
-            joined |= {first: (first, second), second: ()}
+            joined[first] = second
+            seconds.add(second)
     if not halves and not joined:
         return graph, tuple(apart)
     builder, same = Builder(), dict[Value, Value]()
     for o in graph.ops:
         if o in halves and isinstance(o, ops.Slice):
             same[o.result] = _half(graph, builder, *halves[o], o)
-        elif o in joined:
-            for made in join_columns(*joined[o]) if joined[o] else ():
-                builder.append(made)
-        else:
+        elif isinstance(o, ops.DotGeneral) and o in joined:
+            for each in join_columns(o, joined[o]):
+                builder.append(each)
+        elif o not in seconds:
             builder.append(o)
     made = Graph(graph.inputs, tuple(builder.ops), graph.outputs, graph.name)
     return dead_code(replace_values(made, same)), tuple(apart)
@@ -77,7 +79,7 @@ def paired(graph: Graph, device: Device) -> dict[Op, None]:
     """Contractions whose halves meet element by element, in one tile of columns of both."""
     return {o: None for o in graph.ops if isinstance(o, ops.DotGeneral)
             and _are_given(graph, o) and _both(graph, _steps(graph, o)[1])
-            and not why_apart(o, dot_dims(o).n, device) and not _why_image(graph, o)}
+            and not _why_apart(graph, o, dot_dims(o).n, device)}
 
 
 def _are_given(graph: Graph, o: ops.DotGeneral) -> bool:
@@ -89,13 +91,13 @@ def _are_given(graph: Graph, o: ops.DotGeneral) -> bool:
     return o.rhs in graph.inputs
 
 
-def _why_image(graph: Graph, o: ops.DotGeneral) -> str:
-    """Why the rows of a contraction may be copied once for all taps; empty if they are no
-    windows."""
+def _why_apart(graph: Graph, o: ops.DotGeneral, columns: int, device: Device) -> str:
+    """As `why_apart`; nor has a convolution pairs, whose image may stay in shared memory."""
     v = o.lhs
     while isinstance(made := graph.producer.get(v), ops.Transpose | ops.Reshape):
         v = made.operand
-    return "its rows are windows, whose image may stay" if isinstance(made, ops.Window) else ""
+    return why_apart(o, columns, device) or (
+        "its rows are windows, whose image may stay" if isinstance(made, ops.Window) else "")
 
 
 def _is_large(o: ops.DotGeneral) -> bool:

@@ -11,8 +11,8 @@ contraction's draft: an element of its domain then takes two columns of n. A til
 both halves, and a thread the sums of both columns (codegen/dot_wgmma.py). `join_columns` makes one
 contraction of two (a choice of the buffer for each piece, not a copy).
 
-Of Stable Diffusion's UNet y has 42 MB, which were written and read. CUTLASS has this for two
-weights (its example 45, "dual GEMM").
+Of Stable Diffusion's UNet y has 42 MB; as two products half of it was written and read. CUTLASS has
+this for two weights (its example 45, "dual GEMM").
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import math
 from collections.abc import Sequence
 
 from jaxmono.fusion import cost
-from jaxmono.fusion.demand import demands
-from jaxmono.fusion.dots import dot_dims, paired
+from jaxmono.fusion.dots import both_columns, dot_dims
 from jaxmono.fusion.draft import State
-from jaxmono.fusion.indexing import IndexMap, Var
+from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.plan import Device
+from jaxmono.fusion.sliced import is_read_whole, join_slices, place_in, sliced_draft
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.rewrite import Builder
@@ -134,36 +134,19 @@ def join_columns(o: ops.DotGeneral, other: ops.DotGeneral) -> list[Op]:
 def place_pair(state: State, op: Op) -> bool:
     """Lets both halves of what ``op`` slices join the contraction's draft that made it; False if
     that cannot be. From then on nothing else of the draft has a place."""
-    if not isinstance(op, ops.Slice) or op in state.banned or "gated" in state.without:
+    found = sliced_draft(state, op)
+    if found is None or found[0].anchor not in state.paired:
         return False
-    draft, value = state.owner_of(op.operand), op.operand
-    if draft is None or draft.kind != "dot" or draft.anchor not in state.paired \
-            or draft.taps > 1 or draft.paired or value not in draft.at:
-        return False
+    draft, value = found
     halves = halves_of(state.graph, value)
-    if not halves or not state.banned.isdisjoint(halves):
+    if not halves or not state.banned.isdisjoint(halves) or is_read_whole(state, draft, value):
         return False
     b, m, n = draft.domain
     columns = Var("h", n.size // 2)
-    index = _place(halves, draft.at[value], n, columns)
-    if index is None or draft.stored or draft.reduced or any(
-            v is not value and not state.stays_in(draft, v) for v in draft.at):
+    index = place_in(halves, [tuple(i.substitute({n: x}) for i in draft.at[value])
+                              for x in both_columns(columns)])
+    if index is None:
         return False
-    draft.domain, draft.paired = (b, m, columns), True
-    draft.at.clear()
-    for o in halves:
-        draft.at[o.result] = index
-        state.claim(draft, o)
+    draft.paired = True
+    join_slices(state, draft, halves, index, (b, m, columns))
     return True
-
-
-def _place(halves: Sequence[ops.Slice], at: IndexMap, n: Var, columns: Var) -> IndexMap | None:
-    """Where in each half the pair ``columns`` is; None if its elements are not those of its two
-    columns of ``n``."""
-    both = [tuple(i.substitute({n: x}) for i in at) for x in paired(columns)]
-    index = both[0]
-    for o, there in zip(halves, both, strict=True):
-        (need,) = demands(o, index) or (None,)
-        if need is None or need.index != there:
-            return None
-    return index

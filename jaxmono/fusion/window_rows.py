@@ -15,10 +15,10 @@ from __future__ import annotations
 import itertools
 import math
 
-from jaxmono.fusion.demand import demands
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import JOINABLE, Draft, State, depths
-from jaxmono.fusion.indexing import Index, IndexMap, Var
+from jaxmono.fusion.indexing import Index, Var
+from jaxmono.fusion.sliced import is_read_whole, join_slices, place_in, sliced_draft
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.rewrite import Builder
@@ -153,29 +153,26 @@ def _ordered(o: ops.DotGeneral, window: tuple[int, ...]) -> list[Op]:
 def place_window(state: State, op: Op) -> bool:
     """Lets all slices of what ``op`` slices join the contraction's draft that made it; False if
     that cannot be. From then on nothing else of the draft has a place."""
-    if not isinstance(op, ops.Slice) or op in state.banned or "window_rows" in state.without:
+    found = None if "window_rows" in state.without else sliced_draft(state, op)
+    if found is None:
         return False
-    draft, value = state.owner_of(op.operand), op.operand
-    if draft is None or draft.kind != "dot" or draft.taps > 1 or draft.paired \
-            or value not in draft.at:
-        return False
+    draft, value = found
     slices = taps_of(state.graph, value)
     if not slices or not _meet(state.graph, slices):
         return False
     b, m, n = draft.domain
     taps = len(slices)
     rows = Var("g", m.size // taps)
-    index = _place(slices, draft.at[value], m, rows)
+    places = [tuple(i.substitute({m: Index.of(rows) * taps + t}) for i in draft.at[value])
+              for t in range(taps)]
+    index = place_in(slices, places) if rows.size * taps == m.size else None
     reason = _refusal(state, draft, value, taps)
     if reason or index is None:
         state.refused[f"the windows of {op.loc} are not pooled where they are computed: "
                       f"{reason or 'they are not of neighbouring rows'}"] = None
         return False
-    draft.domain, draft.taps = (b, rows, n), taps
-    draft.at.clear()
-    for o in slices:
-        draft.at[o.result] = index
-        state.claim(draft, o)
+    draft.taps = taps
+    join_slices(state, draft, slices, index, (b, rows, n))
     return True
 
 
@@ -185,8 +182,7 @@ def _refusal(state: State, draft: Draft, value: Value, taps: int) -> str:
         return f"they have {taps} elements; a warp has whole windows of {', '.join(map(str, TAPS))}"
     if draft.domain[1].size < MIN_ROWS:
         return f"{draft.domain[1].size} rows are few; other kernels of products are faster there"
-    if draft.stored or draft.reduced or any(
-            v is not value and not state.stays_in(draft, v) for v in draft.at):
+    if is_read_whole(state, draft, value):
         return "the contraction's results are also read, or written, as they are"
     return ""
 
@@ -206,21 +202,3 @@ def _meet(graph: Graph, slices: tuple[ops.Slice, ...]) -> bool:
         whole += len(made[o.result]) == len(slices)
     partly = (v for v, of in made.items() if len(of) < len(slices))
     return 0 < 2 * whole <= len(slices) and not any(v in graph.outputs for v in partly)
-
-
-def _place(slices: tuple[ops.Slice, ...], at: IndexMap, m: Var, rows: Var) -> IndexMap | None:
-    """Where in each slice the window of row ``rows`` is; None if its elements are not just the
-    neighbouring rows of ``m`` that begin there."""
-    taps = len(slices)
-    if rows.size * taps != m.size:
-        return None
-    rest = {tuple(i.substitute({m: Index.of(rows) * taps + t}) for i in at) for t in range(taps)}
-    first = next(o for o in slices if not any(o.start_indices))
-    begin = tuple(i.substitute({m: Index.of(rows) * taps}) for i in at)
-    index = tuple(i // s for i, s in zip(begin, first.strides, strict=True))
-    for o in slices:
-        (need,) = demands(o, index) or (None,)
-        if need is None or need.index not in rest:
-            return None
-        rest.remove(need.index)
-    return index

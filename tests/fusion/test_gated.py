@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import models
-import numpy as np
 import pytest
+from checked import checked, kinds
 
-from jaxmono.fusion import gated, make_plan
-from jaxmono.fusion.interp import run_plan
-from jaxmono.fusion.plan import Device, DotForm, Plan
-from jaxmono.hlo.interp import evaluate
+from jaxmono.fusion import gated
+from jaxmono.fusion.plan import DotForm
 
 M, K, F = 256, 32, 64
 X = Any
@@ -29,21 +25,6 @@ def spec(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
 
-def plan(fn: Callable[..., Any], *args: Any, without: tuple[str, ...] = ()) -> Plan:
-    """Plans ``fn``, and checks it with small integers, whose products are exact."""
-    graph = models.graph_of(fn, *args)
-    made = make_plan(graph, Device(), without=without)
-    rng = np.random.default_rng(0)
-    inputs = [rng.integers(-2, 3, v.type.dims).astype(v.type.dtype.numpy) for v in graph.inputs]
-    for got, want in zip(run_plan(made, inputs, seed=1), evaluate(graph, inputs), strict=True):
-        np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2 ** -7)
-    return made
-
-
-def kinds(p: Plan) -> list[list[str]]:
-    return [[g.sig.kind for g in s.groups] for s in p.stages]
-
-
 ALONE, BESIDE = [["dot"], ["dot"]], [["dot", "dot"], ["loop"]]
 ONE = [["dot"], ["loop"]]
 X_W = spec(M, K), spec(K, 2 * F), spec(2 * F)
@@ -55,10 +36,10 @@ def geglu(x: X, w: X, b: X) -> X:
 
 
 def test_halves_of_one_product_become_two() -> None:
-    made = plan(geglu, *X_W)
+    made = checked(geglu, *X_W)
     assert kinds(made) == ALONE
     assert [g.sig.form.n.size for g in made.groups if isinstance(g.sig.form, DotForm)] == [F, F]
-    assert kinds(plan(geglu, *X_W, without=("gated",))) == ONE
+    assert kinds(checked(geglu, *X_W, without=("gated",))) == ONE
 
 
 def test_rows_may_have_several_dimensions_and_the_gate_may_come_first() -> None:
@@ -66,7 +47,7 @@ def test_rows_may_have_several_dimensions_and_the_gate_may_come_first() -> None:
         y = x @ w + b
         return jax.nn.sigmoid(y[..., :F]) * (y[..., F:] * 2)
 
-    assert kinds(plan(fn, spec(4, M // 4, K), *X_W[1:])) == ALONE
+    assert kinds(checked(fn, spec(4, M // 4, K), *X_W[1:])) == ALONE
 
 
 def test_two_matrices_of_the_same_rows() -> None:
@@ -74,8 +55,8 @@ def test_two_matrices_of_the_same_rows() -> None:
         return jax.nn.silu(x @ gate) * (x @ up)
 
     args = spec(M, K), spec(K, F), spec(K, F)
-    assert kinds(plan(fn, *args)) == ALONE
-    assert kinds(plan(fn, *args, without=("gated",))) == BESIDE
+    assert kinds(checked(fn, *args)) == ALONE
+    assert kinds(checked(fn, *args, without=("gated",))) == BESIDE
 
 
 def test_the_gate_may_come_first() -> None:
@@ -90,7 +71,7 @@ def test_the_gate_may_come_first() -> None:
 
     args = spec(M, K), spec(K, F), spec(K, F), spec(F, K)
     for fn in (inline, named):
-        assert kinds(plan(fn, *args)) == [["dot"]] * 3
+        assert kinds(checked(fn, *args)) == [["dot"]] * 3
 
 
 def test_a_norm_behind_both_reads_both() -> None:
@@ -99,7 +80,7 @@ def test_a_norm_behind_both_reads_both() -> None:
         h = jax.nn.silu(x @ gate) * (x @ up)
         return h / jnp.sum(jnp.abs(h), -1, keepdims=True)
 
-    assert kinds(plan(fn, spec(M, K), spec(K, F), spec(K, F))) == [["dot", "dot"], ["row"]]
+    assert kinds(checked(fn, spec(M, K), spec(K, F), spec(K, F))) == [["dot", "dot"], ["row"]]
 
 
 def test_what_both_products_make_is_still_stored_for_others() -> None:
@@ -107,7 +88,7 @@ def test_what_both_products_make_is_still_stored_for_others() -> None:
         u = x @ up
         return u * jax.nn.silu(x @ gate), jnp.sum(u, axis=0)
 
-    made = plan(fn, spec(M, K), spec(K, F), spec(K, F))
+    made = checked(fn, spec(M, K), spec(K, F), spec(K, F))
     assert kinds(made)[:2] == [["dot"], ["dot", "row"]]
 
 
@@ -130,8 +111,8 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_others_stay(case: str) -> None:
     fn, args, wanted = REFUSED[case]
-    made = plan(fn, *args)
-    assert kinds(made) == kinds(plan(fn, *args, without=("gated",)))
+    made = checked(fn, *args)
+    assert kinds(made) == kinds(checked(fn, *args, without=("gated",)))
     assert wanted is None or kinds(made) == wanted
 
 
@@ -139,4 +120,4 @@ def test_products_of_other_rows_do_not_wait() -> None:
     def fn(x: X, y: X, a: X, b: X) -> X:
         return jnp.tanh(x @ a) * (y @ b)
 
-    assert kinds(plan(fn, spec(M, K), spec(M, K), spec(K, F), spec(K, F))) == BESIDE
+    assert kinds(checked(fn, spec(M, K), spec(M, K), spec(K, F), spec(K, F))) == BESIDE

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import models
-import numpy as np
 import pytest
+from checked import checked, kinds
 
 from jaxmono.fusion import make_plan, paired_columns
-from jaxmono.fusion.interp import run_plan
 from jaxmono.fusion.plan import Device, DotForm, Plan
 from jaxmono.fusion.print import print_plan
-from jaxmono.hlo.interp import evaluate
 
 M, K, F = 256, 32, 64
 X = Any
@@ -30,22 +27,6 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def spec(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def plan(fn: Callable[..., Any], *args: Any, without: tuple[str, ...] = (),
-         device: Device = HOPPER) -> Plan:
-    """Plans ``fn``, and checks it with small integers, whose products are exact."""
-    graph = models.graph_of(fn, *args)
-    made = make_plan(graph, device, without=without)
-    rng = np.random.default_rng(0)
-    inputs = [rng.integers(-2, 3, v.type.dims).astype(v.type.dtype.numpy) for v in graph.inputs]
-    for got, want in zip(run_plan(made, inputs, seed=1), evaluate(graph, inputs), strict=True):
-        np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2 ** -7)
-    return made
-
-
-def kinds(p: Plan) -> list[list[str]]:
-    return [[g.sig.kind for g in s.groups] for s in p.stages]
 
 
 def pairs(p: Plan) -> list[int]:
@@ -74,24 +55,24 @@ X_TWO = spec(M, K), spec(K, F), spec(K, F)
 
 
 def test_halves_of_one_product() -> None:
-    made = plan(geglu, *X_W)
+    made = checked(geglu, *X_W)
     assert kinds(made) == [["dot"]] and pairs(made) == [F]
     assert "1 contractions are gated by their own columns before they are stored" in made.notes
     assert " of pairs of n\n" in print_plan(made)
-    assert kinds(plan(geglu, *X_W, without=("gated",))) == [["dot"], ["loop"]]
+    assert kinds(checked(geglu, *X_W, without=("gated",))) == [["dot"], ["loop"]]
 
 
 def test_two_matrices_of_the_same_rows() -> None:
-    made = plan(swiglu, *X_TWO)
+    made = checked(swiglu, *X_TWO)
     assert kinds(made) == [["dot"]] and pairs(made) == [F]
-    assert kinds(plan(swiglu, *X_TWO, without=("gated",))) == [["dot", "dot"], ["loop"]]
+    assert kinds(checked(swiglu, *X_TWO, without=("gated",))) == [["dot", "dot"], ["loop"]]
 
 
 def test_rows_of_several_dimensions_and_the_next_product() -> None:
     def fn(x: X, w: X, b: X, down: X) -> X:
         return geglu(x, w, b) @ down
 
-    made = plan(fn, spec(4, M // 4, K), *X_W[1:], spec(F, K))
+    made = checked(fn, spec(4, M // 4, K), *X_W[1:], spec(F, K))
     assert kinds(made) == [["dot"], ["dot"]] and pairs(made) == [F, 0]
 
 
@@ -100,13 +81,13 @@ def test_what_a_backward_pass_reads_is_stored_beside_it() -> None:
         g, u = x @ gate, x @ up
         return jax.nn.silu(g) * u, g, u
 
-    made = plan(fn, *X_TWO)
+    made = checked(fn, *X_TWO)
     assert kinds(made) == [["dot"]] and pairs(made) == [F]
     assert [len(g.results) for g in made.groups] == [3]
 
 
 def test_a_norm_behind_them_reads_one() -> None:
-    made = plan(lambda *a: (h := swiglu(*a)) / jnp.sum(jnp.abs(h), -1, keepdims=True), *X_TWO)
+    made = checked(lambda *a: (h := swiglu(*a)) / jnp.sum(jnp.abs(h), -1, keepdims=True), *X_TWO)
     assert kinds(made) == [["dot"], ["row"]] and pairs(made) == [F]
 
 
@@ -114,7 +95,7 @@ def test_three_matrices_of_which_two_meet() -> None:
     def fn(x: X, a: X, b: X, c: X) -> tuple[X, X]:
         return swiglu(x, a, b), jnp.sum((x @ c).astype(jnp.float32), 0)
 
-    assert sorted(pairs(plan(fn, *X_TWO, spec(K, F)))) == [0, F]
+    assert sorted(pairs(checked(fn, *X_TWO, spec(K, F)))) == [0, F]
 
 
 def test_products_that_could_stay_on_chip_with_the_one_in_front() -> None:
@@ -124,7 +105,7 @@ def test_products_that_could_stay_on_chip_with_the_one_in_front() -> None:
             (lambda x, d, w: geglu(x @ d, w, 0), (rows, K), (K, 64), (64, 256)),
             (lambda x, d, v, w: swiglu(jax.nn.relu(x @ d), v, w), (rows, K), (K, 64), (64, 128),
              (64, 128))):
-        made = plan(fn, *(spec(*s) for s in shapes))
+        made = checked(fn, *(spec(*s) for s in shapes))
         assert kinds(made) == [["dot"], ["dot"]] and pairs(made) == [0, 128]
 
 
@@ -171,17 +152,17 @@ APART = {
 @pytest.mark.parametrize("case", APART)
 def test_others_stay_apart(case: str) -> None:
     fn, args = APART[case]
-    assert not any(pairs(plan(fn, *args)))
+    assert not any(pairs(checked(fn, *args)))
 
 
 def test_a_refusal_says_why() -> None:
-    told = [n for n in plan(geglu, *APART["much that is summed"][1]).notes if "halves" in n]
+    told = [n for n in checked(geglu, *APART["much that is summed"][1]).notes if "halves" in n]
     assert len(told) == 1 and "products of 2064 summed elements" in told[0]
-    assert not any("halves" in n for n in plan(geglu, *APART["few rows"][1]).notes)
+    assert not any("halves" in n for n in checked(geglu, *APART["few rows"][1]).notes)
 
 
 def test_gpus_without_wgmma_have_no_such_tiles() -> None:
-    assert not any(pairs(plan(geglu, *X_W, device=Device(wgmma=False))))
+    assert not any(pairs(checked(geglu, *X_W, device=Device(wgmma=False))))
 
 
 @pytest.mark.parametrize(("m", "n", "k", "pays"), [

@@ -88,9 +88,10 @@ struct Mapped {
 struct Roles {
   uint64_t full[MAX_SLOTS], empty[MAX_SLOTS];
   // The first warpgroup is so far in its task that the second may go on: it has issued its last products
-  // (gemm_wgmma.cuh), or has the weights of its first keys (attention_wgmma.cuh). Named barriers in its place,
-  // at which the first one arrives without waiting, take as long, but behind them racecheck 2025.3 reports
-  // what bar.sync orders: reads of the second one and what the first one writes a bar.sync later.
+  // (gemm_wgmma.cuh), or has the weights of its first keys (attention_wgmma.cuh). In attention named
+  // barriers in its place, at which the first one arrives without waiting, took as long, but behind them
+  // racecheck 2025.3 reports what bar.sync orders: reads of the second one and what the first one writes a
+  // bar.sync later.
   uint64_t turn;
   // The same of each buffer of an image (gemm_image.cuh).
   uint64_t turns[MAX_IMAGES];

@@ -66,7 +66,6 @@ struct Paired {
   JM_DEVICE long long down(int n) const {
     return IN_ROWS ? pair_place<BLOCK>(n) * ROW + (n / HALF % 2 ? second - first : 0) : n * ROW;
   }
-  static constexpr bool CHECKS_ROWS = CHECK_ROWS;
   JM_DEVICE static constexpr bool checks() { return CHECK_ROWS || CHECK_COLS; }
   JM_DEVICE bool has(int row, int col) const {
     return (!CHECK_ROWS || (IN_ROWS ? pair_place<BLOCK>(row) : row) < rows) &&
@@ -76,7 +75,6 @@ struct Paired {
     const int both = IN_ROWS ? row : col, place = pair_place<BLOCK>(both);
     return (umod<2>(udiv<HALF>(both)) ? second : first) + (IN_ROWS ? place * ROW + col : row * ROW + place);
   }
-  JM_DEVICE void operator()(void* to, int row, int col) const { copy(to, at(row, col), row, col); }
   JM_DEVICE void copy(void* to, const T* from, int row, int col) const {
     cp_async_16(to, from, has(row, col));
   }

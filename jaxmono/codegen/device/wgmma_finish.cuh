@@ -77,20 +77,21 @@ struct WgmmaFinish {
     finish<LANES>(smem, acc, fetch, f, NoSource{});
   }
 
-  // source: a Reader, if f has a source's elements as its last argument.
-  template <int LANES, class Sums, class Fetch, class F, class S>
+  // source: a Reader, if f has a source's elements as its last argument. EACH: as in `finish_pairs`.
+  template <int LANES, int EACH = 1, class Sums, class Fetch, class F, class S>
   JM_DEVICE static void finish(unsigned char* smem, Sums& acc, const Fetch& fetch, const F& f,
                                S&& source) {
     if constexpr (G::HALVES) {
       float own[G::OWN][4];
       if (warpgroup() == 0) exchange<0>(smem, acc, own);
       else exchange<1>(smem, acc, own);
-      rows<LANES, 1>(smem, own, fetch, f, source);
+      rows<LANES, EACH>(smem, own, fetch, f, source);
       syncthreads();
     } else if constexpr (G::SHARED_K) {
+      static_assert(EACH == 1, "a thread has both sums of a pair");
       finish_shared<LANES>(smem, acc, first<LANES>(fetch), fetch, f);
     } else {
-      rows<LANES, 1>(smem, acc.x, fetch, f, source);
+      rows<LANES, EACH>(smem, acc.x, fetch, f, source);
     }
   }
 
@@ -98,17 +99,7 @@ struct WgmmaFinish {
   // sums[2][LANES], c in pairs. Of the columns that a thread finishes both halves are one of a pair each.
   template <int LANES, class Sums, class Fetch, class F>
   JM_DEVICE static void finish_pairs(unsigned char* smem, Sums& acc, const Fetch& fetch, const F& f) {
-    static_assert(!G::SHARED_K || G::HALVES, "a thread has both sums of a pair");
-    NoSource source;
-    if constexpr (G::HALVES) {
-      float own[G::OWN][4];
-      if (warpgroup() == 0) exchange<0>(smem, acc, own);
-      else exchange<1>(smem, acc, own);
-      rows<LANES, 2>(smem, own, fetch, f, source);
-      syncthreads();
-    } else {
-      rows<LANES, 2>(smem, acc.x, fetch, f, source);
-    }
+    finish<LANES, 2>(smem, acc, fetch, f, NoSource{});
   }
 
   // EACH: columns that a stored one takes.
