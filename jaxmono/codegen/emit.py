@@ -31,6 +31,7 @@ from jaxmono.codegen.names import (
 )
 from jaxmono.codegen.narrowed import is_narrowed
 from jaxmono.codegen.op_code import Emitted, call, expression
+from jaxmono.codegen.rarely_outside import computed_everywhere
 from jaxmono.codegen.scopes import Scopes
 from jaxmono.codegen.traverse import (
     GUARDED,
@@ -292,7 +293,9 @@ class BodyEmitter(Scopes):
         pattern, in_lane = access(offset, self.lane), self._scopes[-1].lane
         if in_lane or pattern in (Access.CONTIGUOUS, Access.UNIFORM):
             self._emit_dynamics((offset,))
-            return self._read(f"{pointer} + {self._code(offset)}", dtype,
+            at, test = self._code(offset), self.reads_if
+            at = f"({test} ? {at} : 0)" if test and at != "0" else at
+            return self._read(f"{pointer} + {at}", dtype,
                               pattern is Access.CONTIGUOUS and not in_lane, read_only)
         return self._per_lane(dtype, lambda: self._load(pointer, offset, value, read_only))
 
@@ -353,9 +356,10 @@ class BodyEmitter(Scopes):
         in_lane = self._scopes[-1].lane
         if self.lanes > 1 and not in_lane and any(g is None for g in guards):
             return self._per_lane(dtype, lambda: self._choose(op, value, index))
-        if (x := self._padded(op, value, index, choices)
-                or self._part(op, index)) is not None:
+        if (x := self._padded(op, value, index, choices) or self._part(op, index)) is not None:
             return x
+        if isinstance(op, ops.Pad) and (x := computed_everywhere(self, op, choices)) is not None:
+            return self._name(x, dtype, op)
         # The type of the result (one scalar, or a Vec) shows once all branches are written.
         outer, parts = self.w, list[tuple[str, Writer, Emitted]]()
         for choice, guard in zip(choices, guards, strict=True):
@@ -371,7 +375,7 @@ class BodyEmitter(Scopes):
         self.w.line(f"{self._type(dtype, wide)} {name};", self._remark(op))
         for i, (test, inner, x) in enumerate(parts):
             self.w.line(f"{'} else ' if i else ''}{f'if ({test}) ' if test else ''}{{")
-            inner.line(f"{name} = {self._widen(x, wide)};")
+            inner.line(f"{name} = {self.widen(x, wide)};")
             self.w.extend(inner)
         self.w.line("}")
         return Emitted(name, wide, all(x.exact for _, _, x in parts))
@@ -411,7 +415,7 @@ class BodyEmitter(Scopes):
         at = f"{test} ? {emit_address(self, found)} : {self.buffer(found.parts[0].buffer)}" \
             if found is not None else f"{pointer} + ({test} ? {self._code(offset)} : 0)"
         x = self._read(at, dtype, wide, read_only)
-        other = self._widen(self._constant(fixed, fill.index), wide)
+        other = self.widen(self._constant(fixed, fill.index), wide)
         return self._name(Emitted(f"{test} ? {x} : {other}", wide, x.exact), dtype)
 
     def _parts(self, op: Op | None, index: IndexMap) -> Joined | None:
@@ -454,7 +458,7 @@ class BodyEmitter(Scopes):
             x = self._emit(init, ())
             names.append(self.w.fresh())
             self.w.line(f"{self._type(result.type.dtype, wide)} {names[-1]} = "
-                        f"{self._widen(x, wide)};", self._remark(op))
+                        f"{self.widen(x, wide)};", self._remark(op))
         self._serial_loops(op, reduction_index(op, index, tuple(over)), over, names, wide)
         out = [Emitted(n, wide, not is_narrow(r.type.dtype))
                for n, r in zip(names, op.results, strict=True)]
@@ -477,7 +481,7 @@ class BodyEmitter(Scopes):
         after = [self._name(x, r.type.dtype) if x in before else x
                  for x, r in zip(after, op.results, strict=True)]
         for n, x in zip(names, after, strict=True):
-            self.w.line(f"{n} = {self._widen(x, wide)};")
+            self.w.line(f"{n} = {self.widen(x, wide)};")
 
 
 def _only_moves(op: Op) -> bool:

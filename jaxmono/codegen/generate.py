@@ -59,7 +59,7 @@ gradient of 1024 cross-entropies of 50257 labels 216 and 144 us of an H200."""
 
 def _resident(plan: Plan, sigs: Mapping[str, Any], target: Target, device: Device) -> int:
     """Blocks per SM to compile for: one where blocks often wait for each other or fill an SM."""
-    if plan.barriers > _FEW_BARRIERS or any(s.kind not in _STREAMING for s in plan.sigs):
+    if not _only_streams(plan):
         return 1
     shared = max((code_for(s).shared_bytes(s, sigs[s.key], target.threads) for s in plan.sigs),
                  default=0)
@@ -67,6 +67,10 @@ def _resident(plan: Plan, sigs: Mapping[str, Any], target: Target, device: Devic
                      for g in stage.groups) for stage in plan.stages), default=0)
     fit = target.shared_bytes // max(shared + 1024, 1)
     return max(1, min(_RESIDENT, fit, math.ceil(tasks / device.sm_count)))
+
+
+def _only_streams(plan: Plan) -> bool:
+    return plan.barriers <= _FEW_BARRIERS and all(s.kind in _STREAMING for s in plan.sigs)
 
 
 def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
@@ -83,7 +87,8 @@ def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
     shared = min(target.shared_bytes, device.shared_bytes)
     first = {g.sig.key for stage in plan.stages[:1] for g in stage.groups}
     return {s.key: Request(device, target.threads, shared, siblings[s.key], target.wgmma,
-                           beside[s.key], s.key not in first) for s in plan.sigs}
+                           beside[s.key], s.key not in first, _only_streams(plan))
+            for s in plan.sigs}
 
 
 def _work(dots: tuple[tuple[int, int, int], ...]) -> int:

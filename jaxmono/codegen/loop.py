@@ -34,7 +34,7 @@ class LoopCode:
 
     def choose(self, sig: Sig, request: Request) -> LoopSchedule:
         return choose_loop(sig, request.device, request.threads, request.siblings,
-                           beside=bool(request.stage))
+                           beside=bool(request.stage), streaming=request.streaming)
 
     def tasks(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
         form = sig.form

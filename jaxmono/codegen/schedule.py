@@ -6,7 +6,7 @@ A tuner makes other values of the same types; the generator takes any that fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +17,12 @@ from jaxmono.codegen.row_chain import KEEP_WORDS
 from jaxmono.codegen.shared_loop import shared_loop
 from jaxmono.codegen.stencil_loop import loads_of, stencil_loop
 from jaxmono.codegen.stencil_rows import stencil_rows
-from jaxmono.codegen.traverse import Access, Lane, access, vector_width, walk
+from jaxmono.codegen.traverse import Access, Lane, access, dynamics, vector_width, walk
 from jaxmono.fusion.demand import Demand, reduction_index
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device, LoopForm, RowForm, Sig, Store
 from jaxmono.hlo import ops
-from jaxmono.hlo.ir import Value
+from jaxmono.hlo.ir import Graph, Value
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,16 @@ _FEW_TASKS = 32
 of a contraction do not fit 132 SMs at once; 4 do."""
 
 
+_ACCESS = 16, 32
+"""Bytes of a thread's widest access: where the kernel only streams, and where it does not. Threads
+that take 32 of f32 beside 16 of bf16 ask for halves of sectors: bf16 widened to f32 took 49 us of
+an H100, in vectors of 4 elements 38; AdamW's step with gradients of bf16 220 and 199. Where one
+block is on a multiprocessor more is in flight so: behind a product that step took 430 us, in
+vectors of 4, eight of them a thread, 448."""
+_LOOKED_UP = 64
+"""Vectors for each thread of the GPU from which on a thread has eight in flight in place of four
+where a load waits for an index: lines of 768 that are looked up took 59 and 50 us. With fewer the
+tasks are too few to be shared out evenly (DIEN's training, 1127 us and 1272)."""
 _IN_FLIGHT = 64
 """Bytes that a thread of a copy loads before it stores: narrow loads have to be many to fill the
 time that memory takes."""
@@ -151,18 +161,23 @@ _LOADED_WORDS = 96
 
 
 def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
-                beside: bool = False) -> LoopSchedule:
+                beside: bool = False, streaming: bool = False) -> LoopSchedule:
     """Vectors as wide as possible, of stencils as wide as it pays; unrolled as far as every SM
     still gets work.
 
-    ``beside``: contractions of the same stage fill the SMs; then few tasks disturb them least, and
-    threads have registers for a few loads.
+    Args:
+      beside: contractions of the same stage fill the SMs; then few tasks disturb them least, and
+        threads have registers for a few loads.
+      streaming: the kernel only moves data; other blocks' loads are in flight, too.
     """
     form = sig.form
     assert isinstance(form, LoopForm)
     flat, env = flat_loop(form)
     values, offsets = roots(sig, form.stores, env), sinks(sig, form.stores, env)
-    lanes = vector_width(sig.body, values, offsets, flat)
+    lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[not streaming])
+    if _draws(sig.body):
+        while lanes > 1 and 2 * flat.size * siblings <= device.sm_count * threads * lanes:
+            lanes //= 2
     moves = all(isinstance(o, _MOVES) for o in sig.body.ops)
     wide = vector_width(sig.body, values, offsets, flat, unaligned=True) if moves else 1
     padded = len(values) == 1 and padded_copy(sig.body, *values[0], flat, wide) is not None
@@ -195,13 +210,23 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
         if found is not None:
             order, lanes = found
             vectors /= lanes
-    most = 4
+    most = 8 if lanes <= 4 and vectors >= _LOOKED_UP and _looks_up(sig.body, values) else 4
     if moves:
         most = max(4, _IN_FLIGHT // (lanes * max(n for _, n in offsets)))
     elif beside:
         loads = loads_of(sig.body, roots(sig, form.stores, plain))
         most = min(4, _LOADED_WORDS // max(1, loads * lanes * widest_input(sig) // 4))
     return LoopSchedule(lanes, max(1, min(most, 1 << int(math.log2(max(vectors, 1))))), order)
+
+
+def _draws(body: Graph) -> bool:
+    """Random bits: 75 instructions an element, which are worth a thread of their own."""
+    return any(isinstance(o, ops.Elementwise) and o.kind.startswith("threefry") for o in body.ops)
+
+
+def _looks_up(body: Graph, values: Sequence[tuple[Value, IndexMap]]) -> bool:
+    """Whether indices are read from memory: a load waits for another one."""
+    return any(dynamics(n.index) for n in walk(body, values))
 
 
 # ---- rows --------------------------------------------------------------------------------------

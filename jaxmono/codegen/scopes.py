@@ -24,6 +24,8 @@ class _Scope:
     texts: dict[str, str] = field(default_factory=dict)
     lane: str = ""
     """Inside a loop over the lanes: its variable. Values in such a scope are scalars."""
+    read_if: str = ""
+    """A C condition: where it does not hold, loads are of a buffer's first element."""
 
 
 class Scopes:
@@ -58,11 +60,29 @@ class Scopes:
 
     def push_scope(self) -> None:
         """Begins a C block that the caller writes; what is emitted in it is not known after it."""
-        self._scopes.append(_Scope(lane=self._scopes[-1].lane))
+        around = self._scopes[-1]
+        self._scopes.append(_Scope(lane=around.lane, read_if=around.read_if))
 
     def pop_scope(self) -> None:
         """Ends the block of `push_scope`."""
         self._scopes.pop()
+
+    @contextmanager
+    def reading_if(self, test: str) -> Generator[None]:
+        """Loads in it are of a buffer's first element where the C condition ``test`` does not hold;
+        what is emitted in it is not known after it."""
+        assert not self.reads_if
+        self.push_scope()
+        self._scopes[-1].read_if = test
+        try:
+            yield
+        finally:
+            self.pop_scope()
+
+    @property
+    def reads_if(self) -> str:
+        """The condition of `reading_if` around, or empty."""
+        return self._scopes[-1].read_if
 
     @contextmanager
     def scope(self, head: str = "", *, pragma: str = "") -> Generator[None]:
@@ -143,5 +163,5 @@ class Scopes:
     def _type(self, dtype: DType, wide: bool) -> str:
         return vector(compute(dtype), self.lanes if wide else 1)
 
-    def _widen(self, x: Emitted, wide: bool) -> str:
+    def widen(self, x: Emitted, wide: bool) -> str:
         return f"splat<{self.lanes}>({x})" if wide and not x.vector else x.name

@@ -63,6 +63,7 @@ class Request:
       stage: batch, columns and k of all contractions that run beside it, itself included.
       wgmma: the kernel may have producer warps and Hopper's products.
       behind: a grid barrier is in front of its stage, wherever it runs: producers are ahead of it.
+      streaming: the kernel only moves data; a multiprocessor may run several of its blocks.
     """
 
     device: Device
@@ -72,6 +73,7 @@ class Request:
     wgmma: bool = False
     stage: tuple[tuple[int, int, int], ...] = ()
     behind: bool = False
+    streaming: bool = False
 
     @property
     def mixed(self) -> bool:

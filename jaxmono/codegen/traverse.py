@@ -196,11 +196,11 @@ def depends_on(index: Iterable[Index], vars: Iterable[Var]) -> bool:
 
 def vector_width(body: Graph, roots: Iterable[Root], stores: Iterable[tuple[Index, int]],
                  lane: Var, *, reduction: Reduction | None = None, limit: int = 8,
-                 unaligned: bool = False) -> int:
+                 widest: int = 32, unaligned: bool = False) -> int:
     """The largest number of lanes for which every access along ``lane`` is one wide access.
 
     Lanes are at most ``limit`` and make at most 16 bytes of the narrowest element type accessed
-    along the lane, 32 bytes of the widest. Guards must decide for a whole vector at once.
+    along the lane, ``widest`` bytes of the widest. Guards must decide for a whole vector at once.
 
     Args:
       roots: the values that are computed, with their indices (over ``lane``).
@@ -211,14 +211,14 @@ def vector_width(body: Graph, roots: Iterable[Root], stores: Iterable[tuple[Inde
     width = limit
     while width > 1:
         if lane.size % width == 0 and _fits(body, roots, stores, Lane(lane, width), reduction,
-                                            unaligned=unaligned):
+                                            widest, unaligned=unaligned):
             return width
         width //= 2
     return 1
 
 
 def _fits(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index, int]], lane: Lane,
-          reduction: Reduction | None, *, unaligned: bool) -> bool:
+          reduction: Reduction | None, widest: int, *, unaligned: bool) -> bool:
     sizes: list[int] = []
     for offset, size in stores:
         if access(lane.split(offset), lane) is not Access.CONTIGUOUS:
@@ -233,17 +233,14 @@ def _fits(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index, int]
     for node in walk(body, split, reduction=reduced):
         if not unaligned and any(uniform_guard(g, lane) is None for g in node.guards):
             return False
-        is_table = isinstance(node.op, ops.Constant) and node.value.type.rank > 0
+        is_table = isinstance(node.op, ops.Constant) and node.value.type.rank > 0 \
+            and not is_splat(node.op.value)
         if node.op is None or is_table:
             pattern = access(linearize(node.index, node.value.type.dims), lane)
             if pattern is Access.CONTIGUOUS:
                 sizes.append(node.value.type.dtype.itemsize)
-            elif pattern is not Access.UNIFORM and not _is_splat(node.op) and not (
+            elif pattern is not Access.UNIFORM and not (
                     unaligned and pattern is Access.UNALIGNED):
                 return False
-    return not sizes or (min(sizes) * lane.width <= 16 and max(sizes) * lane.width <= 32)
-
-
-def _is_splat(op: Op | None) -> bool:
-    return isinstance(op, ops.Constant) and is_splat(op.value)
+    return not sizes or (min(sizes) * lane.width <= 16 and max(sizes) * lane.width <= widest)
 

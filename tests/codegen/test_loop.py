@@ -16,7 +16,7 @@ from jaxmono.codegen.schedule import KernelSchedule, LoopSchedule
 from jaxmono.codegen.target import interpret_target
 from jaxmono.fusion import make_plan
 from jaxmono.hlo import ops
-from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.ir import Value
 from jaxmono.hlo.rewrite import Builder
 from jaxmono.hlo.types import DType, TensorType
 
@@ -329,26 +329,6 @@ def test_turned_sources_are_read_in_their_order(dtype: DType, shape: tuple[int, 
     chosen = default_schedule(plan, interpret_target(), DEVICE).sigs[plan.sigs[0].key]
     assert (chosen.lanes, chosen.order) == (lanes, order)
     check(g, [data(v, i) for i, v in enumerate(g.inputs)], plan=plan)
-
-
-def _lanes(g: Graph) -> int:
-    plan = make_plan(g, DEVICE)
-    (sig,) = plan.sigs
-    return default_schedule(plan, interpret_target(), DEVICE).sigs[sig.key].lanes
-
-
-def test_vector_width() -> None:
-    add = lambda b, x, y: b.elementwise("add", x, y)  # noqa: E731
-    assert _lanes(graph([value((64,)), value((64,))], add)) == 4
-    assert _lanes(graph([value((64,), DType.BF16), value((64,), DType.BF16)], add)) == 8
-    assert _lanes(graph([value((66,)), value((66,))], add)) == 2
-    assert _lanes(graph([value((63,)), value((63,))], add)) == 1
-    # the turned operand is read one by one, in its own order
-    assert _lanes(graph([value((8, 8)), value((8, 8))],
-                        lambda b, x, y: b.elementwise("add", b.transpose(x, (1, 0)), y))) == 4
-    # halves of 12 are aligned to 4 elements: the branch is the same for the whole vector
-    assert _lanes(graph([value((8, 12)), value((8, 12))],
-                        lambda b, x, y: b.concatenate([x, y], 1))) == 4
 
 
 @pytest.mark.parametrize(("channels", "low", "lanes"), [(3, 0, 4), (3, 1, 4), (5, 1, 8), (8, 0, 8)])

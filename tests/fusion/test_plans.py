@@ -268,11 +268,14 @@ def test_full_sum_of_a_long_array_takes_two_steps() -> None:
     (lambda x: x.sum((0, 2)), f32(3, 2, 100_003))])
 def test_a_long_reduce_whose_length_has_no_divisors_is_padded(
         fn: Callable[..., Any], arg: jax.ShapeDtypeStruct) -> None:
-    """As many parts as for a length that has them, and the value of the whole."""
+    """As many parts as for a length that has them, and the value of the whole. The only row of a
+    kernel that just streams has more: several blocks are on a multiprocessor."""
     p = make_plan(models.graph_of(fn, arg), Device())
     assert kinds(p) == [["row"], ["row"]] and not p.notes
     form = p.groups[0].sig.form
-    assert isinstance(form, RowForm) and 200 <= math.prod(v.size for v in form.rows) <= 264
+    parts = (200, 264) if p.outputs and p.graph.outputs[0].type.dims else (1600, 2112)
+    assert isinstance(form, RowForm)
+    assert parts[0] <= math.prod(v.size for v in form.rows) <= parts[1]
     given = np.random.default_rng(0).choice([-1, 1], arg.shape).astype(arg.dtype)
     (found,) = run_plan(p, [given])
     np.testing.assert_array_equal(found, np.asarray(fn(given)))
@@ -320,10 +323,10 @@ def test_channels_of_groups_are_summed_after_places(shape: tuple[int, ...], stag
 
 
 def test_partial_sums_of_16_bits_are_f32() -> None:
-    """As XLA's are. A part of 3968 ones is no bf16, and 32 of them once rounded would be 2^17."""
+    """As XLA's are: rounded once they are whole."""
     fn = lambda x: jax.lax.reduce(x, jnp.bfloat16(0), jax.lax.add, (0,))  # noqa: E731
     p = make_plan(models.graph_of(fn, bf16(1 << 17)), Device())
-    assert [str(b.type) for b in p.buffers if b.place is Place.SCRATCH] == ["f32[256]"]
+    assert [str(b.type) for b in p.buffers if b.place is Place.SCRATCH] == ["f32[2048]"]
     (found,) = run_plan(p, [np.ones(1 << 17, jnp.bfloat16)])
     assert found == 1 << 17
 
