@@ -6,10 +6,10 @@ none where that is out of range. Which of the forms below depends on the sizes.
     few lines       out = operand + sum_t select(index[t] == v, update[t, w], 0)
     one update      out = select(index == v, operand + update, operand)
     a window        out = dynamic_update_slice(operand, dynamic_slice(operand) + update, index)
-    many lines      same = index[t] == index[s]                      a product of 0 and 1 [t, s] by
-                    sums[t, w] = same[t, s] @ update[s, w]           the updates, on tensor cores
-                    last[v] = max_t select(index[t] == v, t, -1)
-                    out = select(last[v] < 0, operand, operand + sums[last[v], w])
+    written lines   last[v] = max_t select(index[t] == v, t, -1)
+                    out = select(last[v] < 0, operand, update[last[v], w])
+    many lines      out = operand + sums, of the updates in the order of their lines
+                    (sorted_sums.py)
 
 An embedding's gradient is of the last kind: XLA adds each element to memory, one behind the other
 where words repeat. BERT-base's 2048 tokens, of which all are of one type, took 12 ms of an H200.
@@ -21,13 +21,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
 from jaxmono.hlo.passes.rules.arithmetic import highest, lowest
 from jaxmono.hlo.passes.rules.indices import inside
+from jaxmono.hlo.passes.rules.sorted_sums import rows_of, sums_by_line, too_many
 from jaxmono.hlo.rewrite import binary_kind
 from jaxmono.hlo.types import DType, TensorType
 
@@ -35,13 +34,9 @@ DENSE = 1 << 24
 """Updates times lines times elements that are gone through one by one: some microseconds."""
 COMPARED = 1 << 29
 """Updates times lines, of which each is compared: 60 us by their instructions."""
-PRODUCT = 80e9
-"""Multiplications and additions of the sums of updates in 16 bits: 0.1 ms of tensor cores at their
-rate, what 4096 updates of 768 elements are. (Products of f32 are none of all its values, and memory
-adds f32 by itself.)"""
 WIDE = 256
-"""Elements of a line from which on its updates' sums are a product. XLA adds 8192 updates of 64 to
-2708 lines in 15 us where few meet; a product takes 137."""
+"""Elements of a line from which on its updates' sums are made here. XLA adds 8192 updates of 64 to
+2708 lines in 15 us where few meet. (Memory adds f32 by itself: its sums stay there, too.)"""
 
 _NARROW = (DType.F16, DType.BF16)
 _KINDS = ("add", "maximum", "minimum", "set")
@@ -87,18 +82,14 @@ def refusal(op: ops.Scatter) -> str:
         return f"a scatter of {t.dtype.value} is not generated"
     if n.t == 1 or (kind != "set" and n.b * n.v * n.t * n.w <= DENSE):
         return ""
-    if n.b * n.v * n.t > COMPARED:
-        return f"{n.t} updates of {n.v} lines are too many to compare each with each"
     if kind == "set":
-        return ""
+        return "" if n.b * n.v * n.t <= COMPARED else \
+            f"{n.t} updates of {n.v} lines are too many to compare each with each"
     if kind != "add" or t.dtype not in _NARROW:
         return f"{n.t} updates of {n.v} lines are only generated as sums of 16-bit floats"
     if n.w < WIDE:
         return f"sums of lines of {n.w} elements (fewer than {WIDE}) are added up in memory"
-    # The sums, and two counts of what is not finite beside them.
-    if 2.0 * 3 * n.b * n.t * n.t * n.w > PRODUCT:
-        return f"{n.t} updates are too many for their sums to be a product"
-    return ""
+    return too_many(n.b, n.v, n.t, n.w)
 
 
 def scatter(op: ops.Scatter, scope: Scope) -> Sequence[Value] | None:
@@ -118,8 +109,10 @@ def scatter(op: ops.Scatter, scope: Scope) -> Sequence[Value] | None:
         out = _one(n, kind, operand, index, update, scope)
     elif kind != "set" and n.b * n.v * n.t * n.w <= DENSE:
         out = _dense(n, kind, operand, index, update, scope)
+    elif kind == "set":
+        out = _written(n, operand, index, update, scope)
     else:
-        out = _looked_up(n, kind, operand, index, update, scope)
+        out = _sorted(n, operand, index, update, scope)
     t = op.args[0].type
     out = scope.reshape(out, [t.dims[d] for d in n.order])
     return [scope.transpose(out, [n.order.index(d) for d in range(t.rank)])]
@@ -286,63 +279,24 @@ def _dense(n: _Lines, kind: str, operand: Value, index: Value, update: Value,
     return scope.convert(out, dtype)
 
 
-def _looked_up(n: _Lines, kind: str, operand: Value, index: Value, update: Value,
-               scope: Scope) -> Value:
-    """Each line looks up the last of its updates, or their sums."""
-    shape, dtype = (n.b, n.v, n.w), operand.type.dtype
+def _written(n: _Lines, operand: Value, index: Value, update: Value, scope: Scope) -> Value:
+    """Each line looks up the last of its updates."""
     at = scope.iota((n.b, n.v, n.t), DType.S32, 2)
     hit = _hits(n, index, (n.b, n.v, n.t), scope)
     at = scope.elementwise("select", hit, at, scope.splat(-1, at.type))
     last = scope.reduce(at, scope.constant(-1, DType.S32), "maximum", (2,))
     none = scope.compare("LT", last, scope.splat(0, last.type))
-    none = scope.broadcast_in_dim(none, shape, (0, 1))
+    none = scope.broadcast_in_dim(none, operand.type.dims, (0, 1))
     source = scope.elementwise("maximum", last, scope.splat(0, last.type))
-    if kind == "set":
-        return scope.elementwise("select", none, operand, _lookup(n, update, source, scope))
-    sums = _lookup(n, _sums(n, index, update, scope), source, scope)
+    return scope.elementwise("select", none, operand, rows_of(update, source, scope))
+
+
+def _sorted(n: _Lines, operand: Value, index: Value, update: Value, scope: Scope) -> Value:
+    """Each line looks up the sum of its updates."""
+    has, sums = sums_by_line(index, update, n.v, scope)
+    has = scope.broadcast_in_dim(has, operand.type.dims, (0, 1))
     out = scope.elementwise("add", scope.convert(operand, DType.F32), sums)
-    return scope.elementwise("select", none, operand, scope.convert(out, dtype))
-
-
-def _lookup(n: _Lines, updates: Value, source: Value, scope: Scope) -> Value:
-    """[b, v, w] of [b, t, w]: that of ``source``, s32[b, v]."""
-    w = updates.type.dims[2]
-    return scope.emit1(
-        ops.Gather, TensorType((n.b, n.v, w), updates.type.dtype), operand=updates,
-        start_indices=scope.reshape(source, (n.b, n.v, 1)), offset_dims=(2,),
-        collapsed_slice_dims=(1,), operand_batching_dims=(0,), start_indices_batching_dims=(0,),
-        start_index_map=(1,), index_vector_dim=2, slice_sizes=(1, 1, w))
-
-
-def _sums(n: _Lines, index: Value, update: Value, scope: Scope) -> Value:
-    """f32[b, t, w]: of all updates of the line that an update is for.
-
-    Zero times infinity would reach other lines: the product has 0 in place of what is not finite,
-    and counts it beside the sums.
-    """
-    dtype = update.type.dtype
-    each = (n.b, n.t, n.t)
-    same = scope.compare("EQ", scope.broadcast_in_dim(index, each, (0, 1)),
-                         scope.broadcast_in_dim(index, each, (0, 2)))
-    zero = scope.splat(0, update.type)
-    finite = scope.elementwise("is_finite", update, type=TensorType(update.type.dims, DType.PRED))
-    other = scope.elementwise("not", finite)
-    # NaN is neither below 0 nor above: counted as both.
-    high, low = (scope.elementwise("and", other, scope.elementwise(
-        "not", scope.compare(direction, update, zero))) for direction in ("LT", "GT"))
-    parts = [scope.elementwise("select", finite, update, zero),
-             scope.convert(high, dtype), scope.convert(low, dtype)]
-    made = scope.dot_general(
-        scope.convert(same, dtype), scope.concatenate(parts, 2), batch=((0,), (0,)),
-        contract=((2,), (1,)), dtype=DType.F32)
-    out, high, low = (scope.slice(made, (0, 0, i * n.w), (n.b, n.t, (i + 1) * n.w), (1, 1, 1))
-                      for i in range(3))
-    none = scope.splat(0, out.type)
-    high, low = (scope.compare("GT", v, none) for v in (high, low))
-    for where, value in ((high, np.inf), (low, -np.inf),
-                         (scope.elementwise("and", high, low), np.nan)):
-        out = scope.elementwise("select", where, scope.splat(value, out.type), out)
-    return out
+    return scope.elementwise("select", has, scope.convert(out, operand.type.dtype), operand)
 
 
 RULES: dict[type[Op], Sequence[Rule]] = {ops.Scatter: (scatter,)}
