@@ -47,7 +47,7 @@ def open_borders(plan: Plan, schedule: KernelSchedule) -> Plan:
 
 
 def _reads(sig: Sig) -> int:
-    """How often a loop or rows read a param, at most."""
+    """Points of a loop or rows, each of which may read a param."""
     form = sig.form
     if isinstance(form, LoopForm):
         return math.prod(v.size for v in form.vars)

@@ -51,7 +51,9 @@ def computed_everywhere(em: BodyEmitter, pad: ops.Pad, choices: Sequence[Demand]
 
 
 def _few_outside(pad: ops.Pad, value: Value) -> bool:
-    return pad.result.type.size * (1 - MOST_OUTSIDE) <= value.type.size
+    # Where it is cropped, sizes do not tell.
+    return min((*pad.low, *pad.high), default=0) >= 0 \
+        and pad.result.type.size * (1 - MOST_OUTSIDE) <= value.type.size
 
 
 def _is_plain(em: BodyEmitter, inside: Demand) -> bool:

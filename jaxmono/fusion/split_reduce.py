@@ -88,7 +88,10 @@ def _how_many(o: ops.Reduce, device: Device, streams: bool) -> tuple[int, int, t
         if _parts(max(shape[d] for d in o.dimensions if d not in later), most) > 1:
             return 2, most, later
     if columns >= MIN_COLUMNS and 0 < rows * MIN_PARTS <= 2 * device.sm_count:
-        return MIN_PARTS, _PARTS[streams and rows == 1] * device.sm_count // rows, ()
+        few, many = (n * device.sm_count for n in _PARTS)
+        axis = max(shape[d] for d in o.dimensions)
+        alone = streams and rows == 1 and axis >= many * _PIECE  # a shorter one is not padded
+        return MIN_PARTS, many if alone else few // rows, ()
     tasks = math.ceil(rows / _SIDE_BY_SIDE)
     if shape and len(shape) - 1 not in o.dimensions and 0 < 2 * tasks <= device.sm_count \
             and columns * min(rows, _SIDE_BY_SIDE) >= MIN_BESIDE:

@@ -47,6 +47,16 @@ def test_many_elements_outside_keep_the_branch() -> None:
     assert BRANCH in body
 
 
+def test_what_is_cropped_does_not_count_as_inside() -> None:
+    def make(b: Builder, x: Value) -> Value:
+        made = b.elementwise("exponential", b.elementwise("tanh", x))
+        made = b.pad(made, b.constant(3, DType.F32), (0, -56), (0, 56), (0, 0))
+        return b.elementwise("negate", made)
+
+    g = graph([value((16, 112))], make)
+    assert BRANCH in text(check(g, [data(g.inputs[0])]))
+
+
 def test_a_pad_within_a_pad_keeps_its_branch() -> None:
     def make(b: Builder, x: Value) -> Value:
         zero = b.constant(0, DType.F32)

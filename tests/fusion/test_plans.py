@@ -322,6 +322,13 @@ def test_channels_of_groups_are_summed_after_places(shape: tuple[int, ...], stag
     np.testing.assert_array_equal(found, given.sum((1, 2, 4)))
 
 
+@pytest.mark.parametrize("shape", [(2503, 401), (4099, 64), (16, 4099)])
+def test_a_reduce_whose_longest_dimension_is_short_has_fewer_parts(shape: tuple[int, ...]) -> None:
+    """Its dimension is padded to as many as it has, not to those that a long one has."""
+    p = make_plan(models.graph_of(lambda x: jnp.max(jnp.tanh(x)), f32(*shape)), Device())
+    assert kinds(p) == [["row"], ["row"]] and not p.notes
+
+
 def test_partial_sums_of_16_bits_are_f32() -> None:
     """As XLA's are: rounded once they are whole."""
     fn = lambda x: jax.lax.reduce(x, jnp.bfloat16(0), jax.lax.add, (0,))  # noqa: E731

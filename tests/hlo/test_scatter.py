@@ -17,7 +17,7 @@ from jaxmono.hlo.importer import import_module
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.passes import simplify
-from jaxmono.hlo.passes.rules import scatter
+from jaxmono.hlo.passes.rules import scatter, sorted_sums
 from jaxmono.hlo.types import DType
 from jaxmono.hlo.verify import verify
 
@@ -182,6 +182,12 @@ def test_an_embeddings_gradient_is_sorted(lines: int, updates: int, alike: int,
 def test_others_stay_with_xla(fn: Any, args: Any, reason: str) -> None:
     function = jaxmono.jit(lambda *a: jnp.tanh(fn(*a)), interpret=True)
     assert reason in str(function.lower(*args).explain())
+
+
+@pytest.mark.parametrize(("batch", "lines", "updates", "width"), [
+    (1, 10, 100, 200_000), (64, 1000, 300, 1024), (1, 2_200_000, 16, 256)])
+def test_wide_or_many_lines_are_sorted(batch: int, lines: int, updates: int, width: int) -> None:
+    assert not sorted_sums.too_many(batch, lines, updates, width)
 
 
 @pytest.mark.parametrize("kind", ["set", "add"])

@@ -1,6 +1,6 @@
 """Sums of updates [b, t, w] by the line of each, of lines that are many and mostly without any.
 
-    key = line << s | place                      one number for each update, all different
+    key = line + 1 << s | place                  one number for each update, all different
     rank[i] = sum_j (key[j] < key[i])            each with each; sorted[p] = the key of rank p
     sum[k, i] = sum_j>=i select(line[k, j] == line[k, i], update[k, j], 0)   in pieces k of 16
     first[k], last[k] = lines at the ends of k;  behind = the same of first[k] and sum[k, 0]
@@ -27,9 +27,10 @@ from jaxmono.hlo.types import DType, TensorType
 
 PIECE = 16
 """Updates that are summed together, by a thread for each of their elements."""
-MOST_COMPARED, MOST_LOOKED_UP, MOST_ADDED = 1 << 26, 1 << 25, 1 << 28
-"""Updates with each other, lines with updates, elements: some 0.1 ms of an H100 each. (4096 updates
-of 2048 elements: 1 << 24 in 20 us, 32000 lines 1 << 23 in 20, 1 << 27 in 60.)"""
+MOST_COMPARED, MOST_LOOKED_UP = 1 << 26, 1 << 25
+"""Updates with each other; lines with updates, where that is more than a line's elements, which
+are written in any case: some 0.1 ms of an H100 each. (4096 updates of 32000 lines of 2048 elements:
+1 << 24 in 20 us, 1 << 23 in 20. The additions are 16 for each element that is read.)"""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ def too_many(b: int, v: int, t: int, w: int) -> str:
     n = _Sizes(b, v, t)
     if (v + 2) << n.shift > 1 << 31:
         return f"{t} updates of {v} lines have no keys of 32 bits"
-    if b * n.places ** 2 > MOST_COMPARED or b * v * (n.pieces + PIECE) > MOST_LOOKED_UP \
-            or b * n.places * PIECE * w > MOST_ADDED:
+    looked_up = n.pieces + PIECE
+    if b * n.places ** 2 > MOST_COMPARED or (b * v * looked_up > MOST_LOOKED_UP
+                                             and looked_up > w):
         return f"{t} updates of {v} lines of {w} elements are too many to be sorted and added up"
     return ""
 
