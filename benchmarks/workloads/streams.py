@@ -36,14 +36,6 @@ def widened(x: jax.Array) -> jax.Array:
     return jnp.tanh(x.astype(jnp.float32))
 
 
-def summed(x: jax.Array) -> jax.Array:
-    return x.sum()
-
-
-def softmax(x: jax.Array) -> jax.Array:
-    return jax.nn.softmax(x, axis=-1)
-
-
 def _stream(name: str, title: str, fn: Function, *inputs: Shape, state: Shape = ()) -> Workload:
     def shapes(shape: Shape) -> dict[str, Shape]:
         return dict.fromkeys(("w", "m", "v"), shape) if state else {}
@@ -71,7 +63,7 @@ WORKLOADS: tuple[Workload, ...] = (
     *(_stream(f"adamw_dense_{n}_{t}", f"the same behind a gradient of {t} rows", behind_a_product,
               (t, n), (t, n), state=(n, n)) for n, t in ((2048, 512), (4096, 2048))),
     _stream("widened_4096", "a tanh in f32 of 4096 x 4096", widened, (4096, 4096)),
-    _stream("sum_16777216", "a sum of 16 million", summed, (1 << 24,)),
-    *(_stream(f"softmax_{n}_50257", f"a softmax of {n} lines of 50257", softmax, (n, 50257))
+    _stream("sum_16777216", "a sum of 16 million", jnp.sum, (1 << 24,)),
+    *(_stream(f"softmax_{n}_50257", f"a softmax of {n} lines of 50257", jax.nn.softmax, (n, 50257))
       for n in (4, 16)),
 )

@@ -86,9 +86,9 @@ def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
             beside[g.sig.key] = max(beside.get(g.sig.key, ()), dots, key=_work)
     shared = min(target.shared_bytes, device.shared_bytes)
     first = {g.sig.key for stage in plan.stages[:1] for g in stage.groups}
+    streams = _only_streams(plan)
     return {s.key: Request(device, target.threads, shared, siblings[s.key], target.wgmma,
-                           beside[s.key], s.key not in first, _only_streams(plan))
-            for s in plan.sigs}
+                           beside[s.key], s.key not in first, streams) for s in plan.sigs}
 
 
 def _work(dots: tuple[tuple[int, int, int], ...]) -> int:

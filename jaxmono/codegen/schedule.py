@@ -18,6 +18,7 @@ from jaxmono.codegen.shared_loop import shared_loop
 from jaxmono.codegen.stencil_loop import loads_of, stencil_loop
 from jaxmono.codegen.stencil_rows import stencil_rows
 from jaxmono.codegen.traverse import Access, Lane, access, dynamics, vector_width, walk
+from jaxmono.fusion.cost import weight
 from jaxmono.fusion.demand import Demand, reduction_index
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device, LoopForm, RowForm, Sig, Store
@@ -148,6 +149,9 @@ that take 32 of f32 beside 16 of bf16 ask for halves of sectors: bf16 widened to
 an H100, in vectors of 4 elements 38; AdamW's step with gradients of bf16 220 and 199. Where one
 block is on a multiprocessor more is in flight so: behind a product that step took 430 us, in
 vectors of 4, eight of them a thread, 448."""
+_HEAVY = 150
+"""Weight of an op, as random bits have it, whose elements are worth a thread of their own where
+they are few: 16384 random numbers took 2.4 us of an H100 in vectors of 4, 1.7 one by one."""
 _LOOKED_UP = 64
 """Vectors for each thread of the GPU from which on a thread has eight in flight in place of four
 where a load waits for an index: lines of 768 that are looked up took 59 and 50 us. With fewer the
@@ -175,7 +179,7 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     flat, env = flat_loop(form)
     values, offsets = roots(sig, form.stores, env), sinks(sig, form.stores, env)
     lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[not streaming])
-    if _draws(sig.body):
+    if any(weight(o) >= _HEAVY for o in sig.body.ops):
         while lanes > 1 and 2 * flat.size * siblings <= device.sm_count * threads * lanes:
             lanes //= 2
     moves = all(isinstance(o, _MOVES) for o in sig.body.ops)
@@ -217,11 +221,6 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
         loads = loads_of(sig.body, roots(sig, form.stores, plain))
         most = min(4, _LOADED_WORDS // max(1, loads * lanes * widest_input(sig) // 4))
     return LoopSchedule(lanes, max(1, min(most, 1 << int(math.log2(max(vectors, 1))))), order)
-
-
-def _draws(body: Graph) -> bool:
-    """Random bits: 75 instructions an element, which are worth a thread of their own."""
-    return any(isinstance(o, ops.Elementwise) and o.kind.startswith("threefry") for o in body.ops)
 
 
 def _looks_up(body: Graph, values: Sequence[tuple[Value, IndexMap]]) -> bool:

@@ -33,9 +33,9 @@ MIN_PARTS = 8
 """Of a row."""
 
 _PARTS = 2, 16
-"""Of all rows for each multiprocessor, at most; of the only row of a kernel without contractions,
-several blocks of which are on one. A token drawn of 50257 logits took 3.9 us of an H100 and 3.4, of
-128256 5.8 and 4.4. A softmax of 16 rows of 50257 in as many parts took 25 us for 22."""
+"""Of all rows for each multiprocessor, at most; of the only row of a graph without contractions,
+whose kernel has several blocks on one. A token drawn of 50257 logits took 3.9 us of an H100 and
+3.4, of 128256 5.8 and 4.4. A softmax of 16 rows of 50257 in as many parts took 25 us for 22."""
 
 _SIDE_BY_SIDE, _TASKS = 32, 4
 """Rows that lie side by side (the columns of a matrix, say) are shared out by the lanes of a warp,

@@ -14,12 +14,11 @@ from jaxmono.hlo.types import DType
 BRANCH, CHOICE = "} else {", "const bool inside"
 
 
-def padded(shape: tuple[int, ...], high: tuple[int, ...], dtype: DType = DType.F32, *,
-           fill: float = 3) -> Program:
+def padded(shape: tuple[int, ...], high: tuple[int, ...], dtype: DType = DType.F32) -> Program:
     """tanh(x) * y, padded behind; not of zeros, so that what is outside is seen."""
     def make(b: Builder, x: Value, y: Value) -> Value:
         made = b.elementwise("multiply", b.elementwise("tanh", x), y)
-        made = b.pad(made, b.constant(fill, dtype), [0] * len(shape), high, [0] * len(shape))
+        made = b.pad(made, b.constant(3, dtype), [0] * len(shape), high, [0] * len(shape))
         return b.elementwise("negate", made)
 
     g = graph([value(shape, dtype), value(shape, dtype)], make)

@@ -26,7 +26,8 @@ from jaxmono.hlo.types import DType
 MIN_LINE, FEW_LINES, MAX_LINES = 1 << 15, 32, 64
 """Elements of a line, and lines, whose reduce the planner splits (fusion/split_reduce.py); more
 lines than these, up to which each is split in `PARTS` here. The planner does so with no other
-reduce of as many: a softmax of 64 lines of 50257 would take 83 us of an H100 in place of 30."""
+reduce of as many: a softmax of 64 lines of 50257 would take 83 us of an H100 in place of 30. (The
+largest of 64 lines of 50257: 9.0 us in 4 parts, 8.6 in 8.)"""
 PARTS = 8
 
 _KINDS = {"GT": "maximum", "LT": "minimum"}

@@ -52,7 +52,7 @@ class _Sizes:
 
     @property
     def shift(self) -> int:
-        return max(1, (self.places - 1).bit_length())
+        return (self.places - 1).bit_length()
 
 
 def too_many(b: int, v: int, t: int, w: int) -> str:
@@ -181,7 +181,7 @@ def _next(x: Value, scope: Scope) -> Value:
 
 def _first_of(n: _Sizes, lines: Value, scope: Scope) -> Value:
     """s32[b, v]: how many of the sorted updates are for lines in front; the last place at most."""
-    zero, shape = scope.constant(0, DType.S32), (n.b, n.v)
+    zero = scope.constant(0, DType.S32)
 
     def in_front(x: Value) -> Value:
         """s32[b, v] of s32[b, v, some]: how many are less than the line."""
@@ -189,8 +189,7 @@ def _first_of(n: _Sizes, lines: Value, scope: Scope) -> Value:
         return scope.reduce(scope.convert(scope.compare("LT", x, mine), DType.S32), zero, "add",
                             (2,))
 
-    first = scope.reshape(scope.slice(lines, (0, 0, 0), (n.b, n.pieces, 1)), (n.b, n.pieces))
-    before = in_front(scope.broadcast_in_dim(first, (n.b, n.v, n.pieces), (0, 2)))
+    before = in_front(scope.broadcast_in_dim(_at(lines, 0, scope), (n.b, n.v, n.pieces), (0, 2)))
     none = scope.compare("EQ", before, scope.splat(0, before.type))
     piece = scope.elementwise("subtract", before, scope.splat(1, before.type))
     piece = scope.elementwise("maximum", piece, scope.splat(0, piece.type))
@@ -198,7 +197,4 @@ def _first_of(n: _Sizes, lines: Value, scope: Scope) -> Value:
     at = scope.elementwise("multiply", piece, scope.splat(PIECE, piece.type))
     at = scope.elementwise("add", at, within)
     at = scope.elementwise("select", none, scope.splat(0, at.type), at)
-    return scope.elementwise("minimum", at, scope.splat(n.places - 1, TensorType(shape, DType.S32)))
-
-
-__all__ = ["rows_of", "sums_by_line", "too_many"]
+    return scope.elementwise("minimum", at, scope.splat(n.places - 1, at.type))
