@@ -6,7 +6,8 @@
     fold          norms recomputed by the contractions that read them
     materialise   floating chains: inlined, or loops of their own
     copies        program outputs that are program inputs
-    finish        outputs and reads of every group
+    finish        outputs and reads of every group; loops of one that read each other's values, or
+                  the same
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from jaxmono.fusion.fold import fold
 from jaxmono.fusion.gated import paired, waits
 from jaxmono.fusion.grow import grow
 from jaxmono.fusion.inplace import find_in_place
+from jaxmono.fusion.loop_chains import join_chains
 from jaxmono.fusion.loops import copies, materialise, merge
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.stacks import written_by
@@ -102,6 +104,9 @@ def _finish(state: State) -> Formulation | set[Op]:
     if level is None:
         return {o for d in order.cycle(groups, before) for o in (*d.ops, *d.folded)}
     position = _positions(state)
+    groups = join_chains(state, groups, stored, reads, before, level, parts)
+    level = order.levels(groups, before)
+    assert level is not None, "a joined loop comes where its waits are done"
     groups = merge(sorted(groups, key=lambda d: (level[d], position(d))), level, reads)
     before = order.dependences(groups, reads, updates, parts)
     return Formulation(state, groups, stored, reads, before,

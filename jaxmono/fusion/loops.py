@@ -15,6 +15,7 @@ from jaxmono.fusion.chains import CAP, Chain, chains
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import IN_MEMORY, Draft, State, forward
 from jaxmono.fusion.indexing import Index, as_map, variables
+from jaxmono.fusion.loop_chains import MAX_OUTPUTS
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.support import matrix_dtype
 from jaxmono.fusion.widened import widened_weights
@@ -26,10 +27,6 @@ TILE = 64
 
 MAX_INLINE_OPS = 192
 """A longer chain is not copied into several groups."""
-
-MAX_OUTPUTS = 4
-"""Of merged loops: a vector of each and of what it reads is in registers at a time. With 8 (the
-scales of 8 batch norms, f32) 288 bytes were spilled."""
 
 EARLY_WEIGHT = 24
 """Lane operations of a chain that is worth a buffer where `EARLY_READERS` groups would repeat it: a
