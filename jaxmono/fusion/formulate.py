@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from jaxmono.fusion import order
 from jaxmono.fusion.bodies import order as body_order
 from jaxmono.fusion.draft import Draft, State
+from jaxmono.fusion.epilogue_reduces import order_after
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.fold import fold
 from jaxmono.fusion.gated import paired, waits
@@ -25,6 +26,7 @@ from jaxmono.fusion.grow import grow
 from jaxmono.fusion.inplace import find_in_place
 from jaxmono.fusion.loop_chains import join_chains
 from jaxmono.fusion.loops import copies, materialise, merge
+from jaxmono.fusion.meeting_products import meetings
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.stacks import written_by
 from jaxmono.fusion.trim import trim
@@ -67,10 +69,11 @@ def formulate(graph: Graph, device: Device, without: Collection[str] = (),
     into no group.
     """
     banned: set[Op] = set(apart)
-    later = {} if "gated" in without else waits(graph)
+    later = {} if "gated" in without else meetings(graph) | waits(graph)
     pairs = () if "gated" in without else paired(graph, device)
     for o, values in (after or {}).items():
         later[o] = (*later.get(o, ()), *values)
+    graph = order_after(graph, later)
     for _ in range(MAX_ATTEMPTS):
         state = State(graph, device, banned=set(banned), without=frozenset(without),
                       views=views or {}, after=later, begun=begun, paired=pairs)

@@ -10,7 +10,7 @@ from checked import checked, kinds
 
 from jaxmono.fusion.plan import Plan
 
-N = 256
+N = 512  # 1 MiB
 X = jax.ShapeDtypeStruct((N, N), jnp.float32)
 
 
@@ -88,3 +88,13 @@ def test_more_than_four_values_are_not_stored_by_a_loop() -> None:
 
     p = checked(step, X, X, X, X)
     assert max(n for s in stores(p) for n in s) == 4 and "it would store 5 values" in apart(p)
+
+
+def test_small_loops_run_beside_others() -> None:
+    def step(m: Any, g: Any) -> Any:
+        m = 0.5 * m + g
+        return m, m * 2.0
+
+    small, least = (jax.ShapeDtypeStruct((n,), jnp.float32) for n in ((1 << 18) - 1, 1 << 18))
+    assert stores(checked(step, small, small)) == [[1], [1]]
+    assert stores(checked(step, least, least)) == [[2]]
