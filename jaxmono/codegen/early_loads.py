@@ -74,14 +74,14 @@ def column_loads(body: Graph, root: Root, result: Value, lane: Var, lanes: int,
                  rows: Var) -> list[Root]:
     """As `early_loads` of the elements ``root``, those that are the same in all rows."""
     split = Lane(lane, lanes)
-    return [(value, index) for value, index in _reads(body, [root], result)
+    return [(value, index) for value, index in read_by(body, [root], result)
             if not any(i.depends_on(rows) for i in index) and is_vector(value, index, split)]
 
 
 def reads(body: Graph, stores: Sequence[Store], result: Value,
           also: Sequence[Root] = ()) -> list[Root]:
     """(input, index) of what every element of the epilogue reads besides its sum, each once."""
-    return _reads(body, [*((body.outputs[s.result], s.index) for s in stores), *also], result)
+    return read_by(body, [*((body.outputs[s.result], s.index) for s in stores), *also], result)
 
 
 def no_loads(body: Graph, stores: Sequence[Store], result: Value) -> str:
@@ -94,7 +94,8 @@ def no_loads(body: Graph, stores: Sequence[Store], result: Value) -> str:
     return "NoEarly" if computes > 1 or reads(body, stores, result) else "NoReads"
 
 
-def _reads(body: Graph, roots: Sequence[Root], result: Value) -> list[Root]:
+def read_by(body: Graph, roots: Sequence[Root], result: Value | None = None) -> list[Root]:
+    """(input, index) of what all elements of ``roots`` are computed of, but for ``result``."""
     inputs = set(body.inputs)
     found: dict[Root, None] = {}
     seen: set[Root] = set()

@@ -2,6 +2,8 @@
 
 A thread computes ``unroll`` vectors; the stores come after all of them, so that the loads of every
 vector are in flight before the first is used (MonoNN's instruction rescheduling, section 4.2.2).
+Where the compiler leaves loads behind what is computed before them, they are written first
+(loads_first.py).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import math
 from typing import Any
 
 from jaxmono.codegen.emit import BodyEmitter
+from jaxmono.codegen.loads_first import bind_loads, emit_loads, loads_first, shared_by_all
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.padded_copy import emit_padded_copy, padded_copy
@@ -111,8 +114,20 @@ class LoopCode:
                 store(i, x)
             return
         w.line(f"const {t} e0 = {first};")
-        held = self._compute(w, em, [root for *_, root in items], t, stride, unroll,
-                             flat.size - lanes)
+        values = [root for *_, root in items]
+        if (ahead := loads_first(sig.body, values, flat, lanes)) and not schedule.order:
+            loaded = emit_loads(w, em, ahead, unroll,
+                                f"const {t} e = min(e0 + u * {stride}, ({t}){flat.size - lanes});")
+            for root in shared_by_all(sig.body, values, flat):
+                em.emit(*root)
+            with em.scope(f"for (int u = 0; u < {unroll}; ++u)", pragma="unroll"):
+                w.line(f"const {t} e = e0 + u * {stride};")
+                with em.scope(f"if (e < {flat.size})"):
+                    bind_loads(em, loaded)
+                    for i, x in enumerate([em.emit(em.unrounded(v), at) for v, at in values]):
+                        store(i, x)
+            return
+        held = self._compute(w, em, values, t, stride, unroll, flat.size - lanes)
         with em.scope(f"for (int u = 0; u < {unroll}; ++u)", pragma="unroll"):
             w.line(f"const {t} e = e0 + u * {stride};")
             with em.scope(f"if (e < {flat.size})"):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxmono.codegen.loads_first import loads_first, most_first
 from jaxmono.codegen.loop_order import source_order
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.padded_copy import MOST_IN_FLIGHT, padded_copy
@@ -220,6 +221,8 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     elif beside:
         loads = loads_of(sig.body, roots(sig, form.stores, plain))
         most = min(4, _LOADED_WORDS // max(1, loads * lanes * widest_input(sig) // 4))
+    if not order and (ahead := loads_first(sig.body, values, flat, lanes)):
+        most = min(most, most_first(ahead, lanes))
     return LoopSchedule(lanes, max(1, min(most, 1 << int(math.log2(max(vectors, 1))))), order)
 
 

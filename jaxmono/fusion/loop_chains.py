@@ -125,7 +125,8 @@ class _Chains:
         if all(self.level[d] > high for d, waits in self.before.items()
                if first in waits and d is not loop):
             return high
-        return low if all(self.level[d] < low for d in self.before[loop] if d is not first) else None
+        others = (d for d in self.before[loop] if d is not first)
+        return low if all(self.level[d] < low for d in others) else None
 
 
 def _may_move(d: Draft) -> bool:

@@ -1,0 +1,82 @@
+"""What a thread loads of all its vectors before it computes the first.
+
+    for (u...) in0[u] = load(p0 + e), in1[u] = load(p1 + e)        all in flight
+    for (u...) { x = in0[u] / sqrt(in1[u]); store(r0 + e, x); }
+
+A quotient or a root of f32 has a branch for each element, for the few that take more steps, and
+ptxas moves no load in front of one: written in turn, a thread has the loads of one vector in flight
+while it computes, and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from jaxmono.codegen.early_loads import is_vector, read_by
+from jaxmono.codegen.emit import BodyEmitter, c_type
+from jaxmono.codegen.names import FlaggedName, compute, vector
+from jaxmono.codegen.op_code import Emitted
+from jaxmono.codegen.traverse import Lane, Root
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.indexing import Index, Var, linearize
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph
+from jaxmono.hlo.types import DType
+
+_WORDS = 96
+"""Registers of a thread for what it loads first, beside those of what it computes."""
+
+_BRANCHES = frozenset({
+    "acos", "acosh", "asin", "asinh", "atan2", "atanh", "cbrt", "cosine", "cosh", "digamma",
+    "divide", "erf", "erf_inv", "erfc", "exponential_minus_one", "lgamma", "log_plus_one",
+    "logistic", "power", "remainder", "sine", "sinh", "sqrt", "tan", "tanh"})
+"""Functions of f32 with branches."""
+
+
+def loads_first(body: Graph, roots: Sequence[Root], lane: Var, lanes: int) -> list[Root]:
+    """(input, index) of the vectors that each vector of ``roots`` needs; none where no op has
+    branches."""
+    if not any(isinstance(o, ops.Elementwise) and o.kind in _BRANCHES
+               and o.result.type.dtype is DType.F32 for o in body.ops):
+        return []
+    split = Lane(lane, lanes)
+    return [(v, at) for v, at in read_by(body, roots) if is_vector(v, at, split)]
+
+
+def shared_by_all(body: Graph, roots: Sequence[Root], lane: Var) -> list[Root]:
+    """(input, index) of the elements that all vectors need alike."""
+    return [(v, at) for v, at in read_by(body, roots)
+            if all(i.is_static and not i.depends_on(lane) for i in at)]
+
+
+def most_first(loads: Iterable[Root], lanes: int) -> int:
+    """Of how many vectors a thread can load that first."""
+    words = sum(v.type.dtype.itemsize * lanes for v, _ in loads) // 4
+    return max(1, _WORDS // max(words, 1))
+
+
+def emit_loads(w: Writer, em: BodyEmitter, loads: Sequence[Root], unroll: int, at: str,
+               ) -> dict[Root, str]:
+    """Writes the first loop, in which ``at``, C text, is a vector's place; the arrays' names. What
+    has to be waited for comes where it is needed."""
+    names = {(v, index): w.fresh("in") for v, index in loads
+             if not isinstance(em.params[v], FlaggedName)}
+    for (v, _), name in names.items():
+        w.line(f"{vector(c_type(v.type.dtype), em.lanes)} {name}[{unroll}];")
+    w.directive("#pragma unroll")
+    with w.block(f"for (int u = 0; u < {unroll}; ++u)"):
+        w.line(at)
+        for (v, index), name in names.items():
+            load = "load_ro" if v in em.read_only else "load"
+            offset: Index = linearize(index, v.type.dims)
+            w.line(f"{name}[u] = {load}<{c_type(v.type.dtype)}, {em.lanes}>({em.params[v]} + "
+                   f"{em.code(offset)});")
+    return names
+
+
+def bind_loads(em: BodyEmitter, names: Mapping[Root, str]) -> None:
+    """Within the loop over u: element u of each array is that vector."""
+    for (v, index), name in names.items():
+        t, x = compute(v.type.dtype), em.w.fresh()
+        em.w.line(f"const {vector(t, em.lanes)} {x} = convert<{t}>({name}[u]);")
+        em.bind_again(v, index, Emitted(x, vector=True))
