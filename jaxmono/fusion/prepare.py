@@ -12,6 +12,7 @@ from jaxmono.fusion.plan import Device
 from jaxmono.fusion.round_rows import round_rows
 from jaxmono.fusion.share_k import share_k
 from jaxmono.fusion.split_reduce import split_reduces
+from jaxmono.fusion.split_softmax import split_softmaxes
 from jaxmono.fusion.window_rows import order_rows
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
@@ -38,7 +39,7 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     graph = dead_code(expand(without_barriers(unroll(graph))))
     # Those of a contraction's results may begin in its epilogue: known once there are groups.
     later = () if "epilogue_reduces" in without else of_contractions(graph)
-    graph, whole = split_reduces(graph, device, later)
+    graph, whole = split_reduces(split_softmaxes(graph, device, later), device, later)
     graph, apart = (graph, ()) if "gated" in without else gated(graph, device)
     graph = padded_images(orient(graph), device)
     graph = graph if "window_rows" in without else order_rows(graph)

@@ -58,14 +58,14 @@ def split_reduces(graph: Graph, device: Device, besides: Collection[Op] = (),
                   ) -> tuple[Graph, tuple[str, ...]]:
     """``graph`` with such reduces split, but for ``besides``, itself if it has none; and for long
     ones with few rows that are not, why."""
-    streams = not any(isinstance(o, (ops.DotGeneral, ops.Convolution)) for o in graph.ops)
+    streams = only_streams(graph)
     out: list[Op] = []
     refused: dict[str, None] = {}
     changed = False
     for o in graph.ops:
         made: list[Op] | str = [o]
         if isinstance(o, ops.Reduce) and o not in besides \
-                and (found := _how_many(o, device, streams))[1]:
+                and (found := how_many(o, device, streams))[1]:
             made = _split(o, *found)
             changed = changed or not isinstance(made, str)
         if isinstance(made, str):
@@ -76,7 +76,12 @@ def split_reduces(graph: Graph, device: Device, besides: Collection[Op] = (),
     return split, tuple(refused)
 
 
-def _how_many(o: ops.Reduce, device: Device, streams: bool) -> tuple[int, int, tuple[int, ...]]:
+def only_streams(graph: Graph) -> bool:
+    """Whether no contraction is in it: several blocks are on a multiprocessor."""
+    return not any(isinstance(o, (ops.DotGeneral, ops.Convolution)) for o in graph.ops)
+
+
+def how_many(o: ops.Reduce, device: Device, streams: bool) -> tuple[int, int, tuple[int, ...]]:
     """The least and the most parts into which a long reduce with few rows goes, 0 if it is none;
     dimensions that only the second step reduces. ``streams``: no contraction is in the graph."""
     shape = o.args[0].type.dims
@@ -114,20 +119,11 @@ def _split(o: ops.Reduce, least: int, most: int, later: tuple[int, ...]) -> list
     if start is None:
         return why_ordered(o)
     axis = max((d for d in o.dimensions if d not in later), key=lambda d: shape[d])
-    parts, size = _parts(shape[axis], most), shape[axis]
     b, whole = Builder(o.loc), o
     o = in_f32(b, o, o.args)
-    x = o.args[0]
-    if parts < most // 2 and size >= most * _PIECE:
-        length = math.ceil(size / most / _PIECE) * _PIECE
-        parts = math.ceil(size / length)
-        none = [0] * len(shape)
-        high = [parts * length - size if d == axis else 0 for d in range(len(shape))]
-        x = b.pad(x, b.constant(start, x.type.dtype), none, high, none)
-        size = parts * length
+    x, parts = in_parts(b, o.args[0], axis, most, start)
     if parts < least:
         return f"its longest dimension, {shape[axis]}, has no {least} parts"
-    x = b.reshape(x, (*shape[:axis], parts, size // parts, *shape[axis + 1:]))
     first = tuple(d if d < axis else d + 1 for d in o.dimensions if d not in later)
     kept = [d for d in range(len(shape) + 1) if d not in first]
     t = TensorType(tuple(x.type.dims[d] for d in kept), x.type.dtype)
@@ -138,6 +134,21 @@ def _split(o: ops.Reduce, least: int, most: int, later: tuple[int, ...]) -> list
                         body=o.body, dimensions=second))
     rounded(b, whole, o)
     return b.ops
+
+
+def in_parts(b: Builder, x: Value, axis: int, most: int, fill: object) -> tuple[Value, int]:
+    """``x`` with dimension ``axis`` as two, of parts and of what is in one, padded with ``fill`` if
+    need be; and how many parts these are, ``most`` at most."""
+    shape = x.type.dims
+    parts, size = _parts(shape[axis], most), shape[axis]
+    if parts < most // 2 and size >= most * _PIECE:
+        length = math.ceil(size / most / _PIECE) * _PIECE
+        parts = math.ceil(size / length)
+        none = [0] * len(shape)
+        high = [parts * length - size if d == axis else 0 for d in range(len(shape))]
+        x = b.pad(x, b.constant(fill, x.type.dtype), none, high, none)
+        size = parts * length
+    return b.reshape(x, (*shape[:axis], parts, size // parts, *shape[axis + 1:])), parts
 
 
 def in_f32(b: Builder, o: ops.Reduce, args: tuple[Value, ...]) -> ops.Reduce:

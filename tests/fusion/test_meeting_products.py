@@ -1,0 +1,77 @@
+"""Products that meet element by element, in the epilogue of one (meeting_products.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from checked import checked, kinds
+
+from jaxmono.fusion.plan import Plan
+
+M, N, K = 2048, 1024, 16  # 4 MiB
+
+
+def spec(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def operands(m: int = M, n: int = N) -> list[jax.ShapeDtypeStruct]:
+    return [spec(m, K), spec(K, n), spec(m, K), spec(K, n)]
+
+
+def stored(p: Plan) -> list[list[int]]:
+    return [[len(g.results) for g in s.groups] for s in p.stages]
+
+
+def test_the_one_is_first_of_which_the_other_reads_less() -> None:
+    def gradients(x: Any, w: Any, g: Any, v: Any) -> Any:
+        z = x @ w
+        h, d = jnp.tanh(z), g @ v
+        return h, d * (1 - h * h) + d * z
+
+    p = checked(gradients, *operands())
+    assert kinds(p) == [["dot"], ["dot"]] and stored(p) == [[1], [2]]
+    first, = p.stages[0].groups
+    assert [p.buffers[b].index for b in first.params] == [2, 3]  # d, which is later in the program
+
+
+def test_what_two_products_make_together() -> None:
+    def cell(x: Any, w: Any, h: Any, u: Any) -> Any:
+        return jnp.tanh(x @ w + h @ u)
+
+    assert kinds(checked(cell, *operands())) == [["dot"], ["dot"]]
+
+
+def test_what_another_product_reads() -> None:
+    def layer(x: Any, w: Any, h: Any, u: Any, v: Any) -> Any:
+        return jnp.tanh(x @ w + h @ u) @ v
+
+    assert kinds(checked(layer, *operands(), spec(N, K))) == [["dot"], ["dot"], ["dot"]]
+
+
+@pytest.mark.parametrize(("m", "n"), [(M, N // 2), (128, 32 * N)], ids=["small", "few rows"])
+def test_others_run_side_by_side(m: int, n: int) -> None:
+    def cell(x: Any, w: Any, h: Any, u: Any) -> Any:
+        return jnp.tanh(x @ w + h @ u)
+
+    assert kinds(checked(cell, *operands(m, n))) == [["dot", "dot"], ["loop"]]
+
+
+def test_a_norm_adds_them_up_itself() -> None:
+    def block(x: Any, w: Any, h: Any, u: Any) -> Any:
+        y = (x @ w + h @ u).astype(jnp.float32)
+        return (y - y.mean(-1, keepdims=True)).astype(jnp.bfloat16)
+
+    assert kinds(checked(block, *operands())) == [["dot", "dot"], ["row"]]
+
+
+def test_what_waits_for_the_whole_product_does_not_end_in_its_epilogue() -> None:
+    def scaled(x: Any, w: Any, h: Any, u: Any) -> Any:
+        z = x @ w
+        return (h @ u) * z.astype(jnp.float32).sum(-1, keepdims=True).astype(jnp.bfloat16) * z
+
+    p = checked(scaled, *operands())
+    assert kinds(p)[0].count("dot") == 2
