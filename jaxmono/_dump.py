@@ -30,7 +30,7 @@ def resource_text(program: Program) -> str:
     facts = {
         "target": f"{program.target} {program.arch}",
         "threads per block": program.threads,
-        "blocks per SM": program.blocks_per_sm,
+        "blocks per SM": program.blocks_per_sm or "as many as fit, of one task each",
         "dynamic shared memory": f"{program.shared_bytes} bytes",
         "scratch": f"{program.scratch_bytes} bytes",
         "binary": f"{len(program.binary)} bytes",

@@ -20,7 +20,7 @@ from jaxmono.codegen.dot_wgmma import has_source
 from jaxmono.codegen.kernel import Kernel, emit_kernel
 from jaxmono.codegen.long_loops import BORDER_US, has_long_loop, lost_us, with_producers
 from jaxmono.codegen.open_borders import open_borders
-from jaxmono.codegen.program import Program
+from jaxmono.codegen.program import A_BLOCK_A_TASK, Program
 from jaxmono.codegen.retries import Made, improved
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Request, code_for
@@ -153,6 +153,8 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
         _log.info("%s: ptxas lets products wait for each other", name)
     # Where registers allow for more than were asked for, more may run.
     resident = 1 if chosen.blocks_per_sm == 1 else _THREADS_PER_SM // kernel.threads
+    if resident > 1 and len(plan.stages) == 1 and not kernel.cooperative:
+        resident = A_BLOCK_A_TASK
     return Program(
         name=identifier(name), target=target.kind, arch=target.arch, source=made.source,
         binary=made.binary, threads=kernel.threads, blocks_per_sm=resident,

@@ -33,11 +33,16 @@ _BRANCHES = frozenset({
 """Functions of f32 with branches."""
 
 
+def has_branches(body: Graph) -> bool:
+    """Whether some elements take more steps than others."""
+    return any(isinstance(o, ops.Elementwise) and o.kind in _BRANCHES
+               and o.result.type.dtype is DType.F32 for o in body.ops)
+
+
 def loads_first(body: Graph, roots: Sequence[Root], lane: Var, lanes: int) -> list[Root]:
     """(input, index) of the vectors that each vector of ``roots`` needs; none where no op has
     branches."""
-    if not any(isinstance(o, ops.Elementwise) and o.kind in _BRANCHES
-               and o.result.type.dtype is DType.F32 for o in body.ops):
+    if not has_branches(body):
         return []
     split = Lane(lane, lanes)
     return [(v, at) for v, at in read_by(body, roots) if is_vector(v, at, split)]

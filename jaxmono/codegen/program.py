@@ -26,6 +26,13 @@ class ProgramFormatError(ValueError):
     """Bytes that are no intact serialised Program."""
 
 
+A_BLOCK_A_TASK = 0
+"""In place of a number of blocks: the grid is as large as there are tasks, which the GPU gives to
+the multiprocessors as they are done with others. Not all are as near to all memory: in a grid that
+fits, of which each block takes as many tasks, the last ones are alone for 5 % of the time of a loop
+that only streams."""
+
+
 @dataclass(frozen=True)
 class Program:
     """One kernel: source, binary and launch configuration.
@@ -40,7 +47,7 @@ class Program:
       source: readable and self-contained.
       binary: cubin, or ELF shared object.
       threads: per block.
-      blocks_per_sm: the most blocks that one SM shall run.
+      blocks_per_sm: the most blocks that one SM shall run, or `A_BLOCK_A_TASK`.
       max_blocks: more blocks than this would idle; the grid is never larger.
       min_blocks: blocks that wait for each other, and so must run together.
       shared_bytes: dynamic shared memory per block.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmono.codegen.loads_first import loads_first, most_first
+from jaxmono.codegen.loads_first import has_branches, loads_first, most_first
 from jaxmono.codegen.loop_order import source_order
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.padded_copy import MOST_IN_FLIGHT, padded_copy
@@ -145,11 +145,11 @@ of a contraction do not fit 132 SMs at once; 4 do."""
 
 
 _ACCESS = 16, 32
-"""Bytes of a thread's widest access: where the kernel only streams, and where it does not. Threads
-that take 32 of f32 beside 16 of bf16 ask for halves of sectors: bf16 widened to f32 took 49 us of
-an H100, in vectors of 4 elements 38; AdamW's step with gradients of bf16 220 and 199. Where one
-block is on a multiprocessor more is in flight so: behind a product that step took 430 us, in
-vectors of 4, eight of them a thread, 448."""
+"""Bytes of a thread's widest access: where others' loads are in flight as well, and where they are
+not. Threads that take 32 of f32 beside 16 of bf16 ask for halves of sectors: bf16 widened to f32
+took 49 us of an H100, in vectors of 4 elements 38; AdamW's step with gradients of bf16 220 and 199.
+So where a kernel only streams, and where loads come first: behind a product that step takes 56 us
+in vectors of 8, 53 in vectors of 4."""
 _HEAVY = 150
 """Weight of an op, as random bits have it, whose elements are worth a thread of their own where
 they are few: 16384 random numbers took 2.4 us of an H100 in vectors of 4, 1.7 one by one."""
@@ -179,7 +179,8 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     assert isinstance(form, LoopForm)
     flat, env = flat_loop(form)
     values, offsets = roots(sig, form.stores, env), sinks(sig, form.stores, env)
-    lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[not streaming])
+    narrow = streaming or has_branches(sig.body)
+    lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[not narrow])
     if any(weight(o) >= _HEAVY for o in sig.body.ops):
         while lanes > 1 and 2 * flat.size * siblings <= device.sm_count * threads * lanes:
             lanes //= 2

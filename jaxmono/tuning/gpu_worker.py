@@ -170,6 +170,8 @@ class Bench:
         fit = int(self.check(d.cuOccupancyMaxActiveBlocksPerMultiprocessor(
             function, spec["threads"], spec["shared_bytes"])))
         grid = min(min(fit, spec["blocks_per_sm"]) * self.sm_count, spec["max_blocks"])
+        if fit and not spec["blocks_per_sm"]:  # a block a task
+            grid = spec["max_blocks"]
         kernel = Kernel(module, function, grid, spec)
         self.kernels[spec["id"]] = kernel
         if grid < max(spec["min_blocks"], 1):

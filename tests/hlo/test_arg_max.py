@@ -45,26 +45,30 @@ LINES: dict[str, list[float]] = {
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
-def test_floats(dtype: Any) -> None:
-    """Each kind of line, repeated up to the length; at another place in the second half."""
-    rows = [np.roll(np.resize(np.asarray(v), MIN_LINE), i)
-            for v in LINES.values() for i in (0, 4097)]
+@pytest.mark.parametrize("places", [(0, 4097), (0, 4097, 5, 8191)], ids=["few", "many"])
+def test_floats(dtype: Any, places: tuple[int, ...]) -> None:
+    """Each kind of line, repeated up to the length; at other places in other lines. Those of many
+    end inside a part."""
+    many = len(places) * len(LINES) > FEW_LINES
+    rows = [np.roll(np.resize(np.asarray(v), MIN_LINE + 5 * many), i)
+            for v in LINES.values() for i in places]
     x = jnp.asarray(np.stack(rows), dtype)
     graph = simple(both, x)
-    assert reduces(graph) == ["maximum", "maximum"]
+    assert reduces(graph) == (["maximum", "minimum", "maximum"] if many else ["maximum"]) * 2
     for got, want in zip(evaluate(graph, [x]), both(x), strict=True):
         np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint8, np.int16])
-def test_integers(dtype: Any) -> None:
+@pytest.mark.parametrize("lines", [3, FEW_LINES + 1])
+def test_integers(dtype: Any, lines: int) -> None:
     info = np.iinfo(dtype)
     few = np.asarray([info.min, info.max, 0, 1, 5], dtype)
-    x = np.random.default_rng(0).choice(few, (3, MIN_LINE))
+    x = np.random.default_rng(0).choice(few, (lines, MIN_LINE + lines))
     x[1] = info.min
     x[2] = info.max
     graph = simple(both, x)
-    assert reduces(graph) == ["maximum", "maximum"]
+    assert len(reduces(graph)) == (2 if lines == 3 else 6)
     for got, want in zip(evaluate(graph, [x]), both(x), strict=True):
         np.testing.assert_array_equal(got, want)
 
@@ -95,7 +99,7 @@ def test_many_lines_are_split_here() -> None:
     x = np.random.default_rng(3).normal(size=(FEW_LINES + 1, MIN_LINE + 5)).astype(np.float32)
     x[3, -1], x[4, 0], x[5, 7] = 9, 9, np.nan
     graph = simple(both, x)
-    assert reduces(graph) == ["maximum"] * 4
+    assert reduces(graph) == ["maximum", "minimum", "maximum"] * 2
     for got, want in zip(evaluate(graph, [x]), both(x), strict=True):
         np.testing.assert_array_equal(got, want)
 

@@ -17,7 +17,7 @@ struct KernelConfig {
   std::string name;
   std::string arch;
   int threads = 0;
-  int blocks_per_sm = 0;
+  int blocks_per_sm = 0;  // 0: as many as there are tasks, max_blocks
   int max_blocks = 0;
   int shared_bytes = 0;
   int buffers = 0;

@@ -21,7 +21,11 @@ _SIGN = 2**31
 def keys_of(scope: Scope, x: Value, dimension: int) -> Value:
     """The keys of all elements of ``x``, with places along a dimension. Floats lie in their total
     order."""
-    shape = x.type.dims
+    return keys_at(scope, x, scope.iota(x.type.dims, DType.U32, dimension))
+
+
+def keys_at(scope: Scope, x: Value, place: Value) -> Value:
+    """The keys of elements at these places, u32."""
     if x.type.dtype in FLOATS:
         bits = _float_bits(scope, x)
         sign = scope.splat(_SIGN, bits.type)
@@ -29,7 +33,7 @@ def keys_of(scope: Scope, x: Value, dimension: int) -> Value:
                                  scope.elementwise("not", bits), _signed(scope, bits))
     else:
         high = _signed(scope, _bits(scope, scope.convert(x, DType.S32)))
-    low = scope.elementwise("not", scope.iota(shape, DType.U32, dimension))
+    low = scope.elementwise("not", place)
     high = scope.convert(high, DType.U64)
     high = scope.elementwise("shift_left", high, scope.splat(32, high.type))
     return scope.elementwise("or", high, scope.convert(low, DType.U64))
