@@ -29,11 +29,12 @@ ENDS = (*ANCHORS, ops.Stored, *IN_MEMORY)
 """What is computed element by element begins behind these."""
 
 
-def depths(graph: Graph) -> dict[Value, int]:
-    """How many anchors lie one behind the other before each value, its own op included."""
+def depths(graph: Graph, after: Mapping[Op, tuple[Value, ...]] | None = None) -> dict[Value, int]:
+    """How many anchors lie one behind the other before each value, its own op included. ``after``:
+    values that ops wait for besides what they read; these come first in the graph."""
     depth: dict[Value, int] = {}
     for o in graph.ops:
-        below = max((depth.get(v, 0) for v in o.uses), default=0)
+        below = max((depth.get(v, 0) for v in (*o.uses, *(after or {}).get(o, ()))), default=0)
         depth.update(dict.fromkeys(o.results, below + isinstance(o, ANCHORS)))
     return depth
 

@@ -126,7 +126,7 @@ def begin_reduces(graph: Graph, form: Formulation,
 
 
 def _choose(graph: Graph, form: Formulation) -> tuple[dict[ops.Reduce, Begun], dict[str, None]]:
-    depth = depths(graph)
+    depth = depths(form.state.graph, form.state.after)
     found: dict[ops.Reduce, Begun] = {}
     refused: dict[str, None] = {}
     for draft in form.groups:

@@ -75,3 +75,14 @@ def test_what_waits_for_the_whole_product_does_not_end_in_its_epilogue() -> None
 
     p = checked(scaled, *operands())
     assert kinds(p)[0].count("dot") == 2
+
+
+def test_what_both_make_is_reduced_in_the_same_epilogue() -> None:
+    def gradients(x: Any, w: Any, g: Any, v: Any, u: Any) -> Any:
+        z = x @ w
+        h, d = jnp.tanh(z), g @ v
+        e = d * (1 - h * h) + d * z
+        return h, e @ u, e.astype(jnp.float32).sum(0)
+
+    p = checked(gradients, *operands(), spec(N, K))
+    assert kinds(p) == [["dot"], ["dot"], ["dot", "row"]] and stored(p)[1] == [3]
