@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmono.codegen.loads_first import has_branches, loads_first, most_first
+from jaxmono.codegen.loads_first import loads_first, most_first
 from jaxmono.codegen.loop_order import source_order
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.padded_copy import MOST_IN_FLIGHT, padded_copy
@@ -179,8 +179,9 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     assert isinstance(form, LoopForm)
     flat, env = flat_loop(form)
     values, offsets = roots(sig, form.stores, env), sinks(sig, form.stores, env)
-    narrow = streaming or has_branches(sig.body)
-    lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[not narrow])
+    lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[not streaming])
+    if not streaming and loads_first(sig.body, values, flat, lanes):
+        lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[0])
     if any(weight(o) >= _HEAVY for o in sig.body.ops):
         while lanes > 1 and 2 * flat.size * siblings <= device.sm_count * threads * lanes:
             lanes //= 2

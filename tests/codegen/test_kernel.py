@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -155,24 +156,30 @@ def test_kernels_that_only_move_data_share_an_sm(columns: int, bounds: tuple[int
     assert len(plan.stages) == 1
     program = generate(plan, cuda_target("sm_90a"), Device(), "softmax")
     assert any(f"__launch_bounds__(256, {bound})" in program.source for bound in bounds)
-    assert program.blocks_per_sm in (1, A_BLOCK_A_TASK) and not program.resources["spill_stores"]
-    assert program.blocks_per_sm == A_BLOCK_A_TASK or 1 in bounds
+    assert program.blocks_per_sm in (1, 8) and not program.resources["spill_stores"]
+    assert program.blocks_per_sm == 8 or 1 in bounds
     small = make_plan(graph([value((64, columns))], softmax), Device())  # fits one block per SM
     assert generate(small, cuda_target("sm_90a"), Device(), "softmax").blocks_per_sm == 1
     waiting = make_plan(layers(3, (8192, 768)), Device())  # all blocks must be resident
     assert generate(waiting, cuda_target("sm_90a"), Device(), "mix").blocks_per_sm == 1
 
 
-def test_blocks_that_wait_for_each_other_are_as_many_as_fit() -> None:
+def test_a_loop_alone_has_a_block_a_task() -> None:
+    """Behind another stage blocks wait for each other, so they are as many as fit."""
     pytest.importorskip("cuda.bindings.nvrtc")
 
-    def total(b: Builder, x: Value) -> Value:
-        y = b.elementwise("exponential", x)
-        return b.reduce(y, b.constant(0, F32), "add", (0, 1))
+    def power(b: Builder, x: Value) -> Value:
+        return b.elementwise("exponential", x)
 
-    plan = make_plan(graph([value((8192, 2048))], total), Device())
-    assert len(plan.stages) == 2
-    assert generate(plan, cuda_target("sm_90a"), Device(), "total").blocks_per_sm == 8
+    def total(b: Builder, x: Value) -> Value:
+        return b.reduce(power(b, x), b.constant(0, F32), "add", (0, 1))
+
+    def blocks(make: Callable[[Builder, Value], Value], stages: int) -> int:
+        plan = make_plan(graph([value((8192, 2048))], make), Device())
+        assert len(plan.stages) == stages
+        return generate(plan, cuda_target("sm_90a"), Device(), "loop").blocks_per_sm
+
+    assert (blocks(power, 1), blocks(total, 2)) == (A_BLOCK_A_TASK, 8)
 
 
 def test_names_become_identifiers() -> None:

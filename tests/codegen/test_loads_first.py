@@ -67,6 +67,15 @@ def test_without_branches_loads_are_where_they_are_needed() -> None:
     assert " in0[" not in text(program(*SHAPE, make=plain), 8, 4)
 
 
+@pytest.mark.parametrize("make", [
+    lambda b, w, x: b.elementwise("sqrt", b.elementwise("add", w, b.transpose(x, (1, 0)))),
+    lambda b, w, x: b.elementwise("sqrt", b.elementwise("add", w, b.pad(
+        b.slice(x, (0, 0), (80, 88)), b.constant(0, DType.F32), (8, 0), (0, 0), (0, 0)))),
+], ids=["no vector", "outside"])
+def test_where_some_loads_cannot_come_first_none_do(make: Any) -> None:
+    assert " in0[" not in text(graph([value((88, 88)), value((88, 88))], make), 8, 4)
+
+
 @pytest.mark.parametrize(("count", "unroll"), [(4, 4), (8, 3), (30, 1)])
 def test_a_thread_has_registers_for_what_it_loads(count: int, unroll: int) -> None:
     def means(b: Builder, *xs: Value) -> Value:
