@@ -33,7 +33,8 @@ def of_the_likeliest(key: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("fn", [kept, tokens, of_the_likeliest])
-@pytest.mark.parametrize("shape", [(1, 50257), (4, 128256), (16, 50257), (300, 1000), (7, 64)])
+@pytest.mark.parametrize("shape", [(1, 50257), (4, 128256), (16, 50257), (48, 50257),
+                                   (300, 1000), (7, 64)])
 def test_the_same_as_xla(fn: Any, shape: tuple[int, int]) -> None:
     function = jaxmono.jit(fn)
     assert function.lower(KEY, jnp.zeros(shape)).explain().kernels == 1
