@@ -41,7 +41,8 @@ class RowCode:
     """`SigCode` of rows."""
 
     def choose(self, sig: Sig, request: Request) -> RowSchedule:
-        return choose_row(sig, request.device, request.threads, request.siblings)
+        return choose_row(sig, request.device, request.threads, request.siblings,
+                          streaming=request.streaming)
 
     def tasks(self, sig: Sig, schedule: RowSchedule, threads: int) -> int:
         form = sig.form

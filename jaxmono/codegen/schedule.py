@@ -273,8 +273,13 @@ def is_per_row(form: RowForm, s: Store) -> bool:
     return not any(v in s.over for v in form.cols)
 
 
-def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1) -> RowSchedule:
-    """Where neighbouring rows are neighbours in memory, lanes take rows; else they take columns."""
+def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
+               streaming: bool = False) -> RowSchedule:
+    """Where neighbouring rows are neighbours in memory, lanes take rows; else they take columns.
+
+    Args:
+      streaming: the kernel only moves data; several blocks run on a multiprocessor.
+    """
     form = sig.form
     assert isinstance(form, RowForm)
     space = RowSpace.of(form)
@@ -295,10 +300,14 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1) -> Row
         tier, group, lanes, places = found
         return RowSchedule(tier, group, lanes, places=places)
     rows, cols = space.row.size * siblings, space.col.size
-    if cols >= 2 * threads and (rows <= 2 * device.sm_count or cols > 64 * 32):
+    of_each = sum(weight(o) for o in sig.body.ops
+                  if o.results[0].type.size >= space.row.size * cols)
+    few = (4 if streaming and cols * of_each >= _HEAVY_ROW else 2) * device.sm_count
+    if cols >= 2 * threads and (rows <= few or cols > 64 * 32):
         # More rows than blocks: two at a time take one turn (ViT-B/16 b1, 197 rows of 768), as long
         # as the threads of half a block can keep a row.
-        two = device.sm_count < rows <= 2 * device.sm_count and cols <= threads // 2 * KEEP_WORDS
+        two = not streaming and device.sm_count < rows <= 2 * device.sm_count \
+            and cols <= threads // 2 * KEEP_WORDS
         group = threads // 2 if two else threads
         # Four lanes even where a quarter of the threads have none then: one load of 768 columns
         # instead of two (BERT-base b1 -1.2 %, the T5-base encoder b1 -3 %). Eight lanes of 96
@@ -313,6 +322,11 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1) -> Row
     warps = device.sm_count * (threads // 32)
     return RowSchedule("warp", lanes_to_a_row(group, rows, cols, along_cols, warps), along_cols)
 
+
+_HEAVY_ROW = 20_000
+"""Weight of all elements of a row, from which on up to four rows for each SM have a block each
+where several run there. Softmaxes of 512 x 1500 and 384 x 1000 took 0.55 and 0.77 of an H100's
+time, norms of 512 x 2048 and 512 x 768, a quarter of the weight, 0.98 and 1.07."""
 
 _MORE_ROWS = 0.6
 """What another row at a time costs a warp, of the first: they wait for the L2 together (BERT-base's

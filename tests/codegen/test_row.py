@@ -332,6 +332,15 @@ def test_more_rows_than_blocks_go_two_to_a_block() -> None:
     assert group(197, 16384)[0] == 256  # half of the threads could not keep a row
 
 
+@pytest.mark.parametrize(("rows", "cols", "group"), [
+    (197, 768, 256), (512, 1504, 256), (512, 768, 32), (600, 1504, 32)])
+def test_heavy_rows_have_a_block_each_where_several_run(rows: int, cols: int, group: int) -> None:
+    """Of kernels that only stream; a row of few elements is a warp's."""
+    plan = make_plan(graph([value((rows, cols))], softmax), H200)
+    assert choose_row(plan.sigs[0], H200, threads=256, streaming=True).group == group
+    assert choose_row(plan.sigs[0], H200, threads=256).group == (128 if rows == 197 else 32)
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [("add", F32), ("maximum", DType.BF16)])
 def test_a_long_row_of_any_length_is_for_all_multiprocessors(kind: str, dtype: DType) -> None:
     """Padded with what changes nothing; all elements of the row are negative."""
