@@ -22,7 +22,7 @@ from jaxmono.codegen.long_loops import BORDER_US, has_long_loop, lost_us, with_p
 from jaxmono.codegen.open_borders import open_borders
 from jaxmono.codegen.program import A_BLOCK_A_TASK, Program
 from jaxmono.codegen.retries import Made, improved
-from jaxmono.codegen.schedule import KernelSchedule, LoopSchedule
+from jaxmono.codegen.schedule import KernelSchedule, LoopSchedule, RowSchedule
 from jaxmono.codegen.sig_code import Request, code_for
 from jaxmono.codegen.target import Target
 from jaxmono.fusion.plan import Device, DotForm, Plan
@@ -153,7 +153,7 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
         _log.info("%s: ptxas lets products wait for each other", name)
     # Where registers allow for more than were asked for, more may run.
     resident = 1 if chosen.blocks_per_sm == 1 else _THREADS_PER_SM // kernel.threads
-    if resident > 1 and len(plan.stages) == 1 and all(map(_is_plain_loop, chosen.sigs.values())):
+    if resident > 1 and len(plan.stages) == 1 and all(map(_is_apart, chosen.sigs.values())):
         resident = A_BLOCK_A_TASK
     return Program(
         name=identifier(name), target=target.kind, arch=target.arch, source=made.source,
@@ -168,10 +168,12 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
         min_blocks=max(map(partners, chosen.sigs.values()), default=1))
 
 
-def _is_plain_loop(schedule: Any) -> bool:
-    """Whether tasks are worth a block: those of several places a thread read what neighbours do
-    (with a block each depthwise convolutions took up to 1.08 of their time)."""
-    return isinstance(schedule, LoopSchedule) and not schedule.places
+def _is_apart(schedule: Any) -> bool:
+    """Whether tasks read nothing that others do: of several places a thread they do (with a block
+    each depthwise convolutions took up to 1.08 of their time)."""
+    if isinstance(schedule, LoopSchedule):
+        return not schedule.places
+    return isinstance(schedule, RowSchedule) and schedule.places == 1
 
 
 def partners(schedule: Any) -> int:
