@@ -69,16 +69,23 @@ def formulate(graph: Graph, device: Device, without: Collection[str] = (),
     into no group.
     """
     banned: set[Op] = set(apart)
-    later = {} if "gated" in without else meetings(graph) | waits(graph)
+    meet, gates = ({}, {}) if "gated" in without else (meetings(graph), waits(graph))
     pairs = () if "gated" in without else paired(graph, device)
-    for o, values in (after or {}).items():
-        later[o] = (*later.get(o, ()), *values)
-    graph = order_after(graph, later)
+    refused: dict[str, None] = {}
     for _ in range(MAX_ATTEMPTS):
-        state = State(graph, device, banned=set(banned), without=frozenset(without),
-                      views=views or {}, after=later, begun=begun, paired=pairs)
+        later = meet | gates
+        for o, values in (after or {}).items():
+            later[o] = (*later.get(o, ()), *values)
+        state = State(order_after(graph, later), device, banned=set(banned),
+                      without=frozenset(without), views=views or {}, after=later, begun=begun,
+                      paired=pairs, refused=dict(refused))
         find_in_place(state)
         grow(state)
+        if vain := [o for o, values in meet.items() if not _reads(state, o, values)]:
+            refused.update((f"the product of {o.loc} does not wait for those that it meets: what "
+                            "they make together is not made in its epilogue", None) for o in vain)
+            meet = {o: values for o, values in meet.items() if o not in vain}
+            continue
         trim(state)
         fold(state)
         materialise(state)
@@ -89,6 +96,12 @@ def formulate(graph: Graph, device: Device, without: Collection[str] = (),
         banned |= made
     raise PlanError("the groups of this program wait on each other in a circle; "
                     "report the program, it should not happen")
+
+
+def _reads(state: State, product: Op, values: Collection[Value]) -> bool:
+    """Whether a contraction's group reads one of these values."""
+    draft = state.owner.get(product)
+    return draft is not None and any(v in values for o in draft.ops for v in o.uses)
 
 
 def _finish(state: State) -> Formulation | set[Op]:

@@ -62,6 +62,8 @@ class _Chains:
         gone: set[Draft] = set()
         for loop in sorted((d for d in groups if d.kind == "loop" and not d.stored),
                            key=lambda d: self.level[d]):
+            if loop in gone:
+                continue
             todo = [writer[v] for v in self.reads[loop] if v in writer]
             while todo:
                 first = todo.pop(0)
@@ -130,9 +132,11 @@ class _Chains:
 
 
 def _may_move(d: Draft) -> bool:
-    """Whether a group is a loop whose values need not be in memory for those that read them."""
-    return d.kind == "loop" and not d.stored and not isinstance(d.anchor, ops.Stored)
+    """Whether a group is a loop whose values need not be in memory for those that read them. (A
+    copy's are an input's, that nobody waits for.)"""
+    return d.kind == "loop" and not d.stored and d.anchor is not None \
+        and not isinstance(d.anchor, ops.Stored)
 
 
 def _where(d: Draft) -> str:
-    return "a copy" if d.anchor is None else str(d.anchor.loc)
+    return str(d.anchor.loc) if d.anchor is not None else "a copy"

@@ -1,19 +1,21 @@
-"""Products that meet element by element: one waits for the other, and has in its epilogue what both
-make.
+"""Products that meet element by element: one waits for the others, and has in its epilogue what
+they make together.
 
     z = x @ w        h = gelu(z)                       d = g @ v
     d = g @ v        e = d * gelu'(z)         ──►      z = x @ w;  h = gelu(z);  e = d * gelu'(z)
                      a stage of its own                            in z's epilogue
 
 Side by side, as the products of an MLP's gradients are, or those that make a recurrent cell's
-gates, both are written, and read by a loop that does nothing else. The one is first of which the
-other reads less, here d: nothing of z is stored but what others read. Products of the same rows
-that gate each other are in gated.py.
+gates, all are written, and read by a loop that does nothing else. The one is last that reads least
+of the others, here z, of which nothing is stored then but what others read. More than `MOST` stay
+side by side: the last one's bytes would be saved, of many. Products of the same rows that gate each
+other are in gated.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import partial
 
 from jaxmono.fusion import paired_columns
 from jaxmono.fusion.demand import is_view
@@ -22,9 +24,10 @@ from jaxmono.fusion.draft import depths
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 
-LEAST_BYTES = 4 << 20
-"""Of a product: a microsecond each of memory, written and read, and its tiles fill the GPU alone.
-With smaller ones the second stage would cost what the loop did."""
+LEAST_SIZE = 1 << 21
+"""Elements of a product, whose tiles fill the GPU alone, and which take some microseconds of memory
+to write and read. With smaller ones the second stage would cost what the loop did."""
+MOST = 3
 _STEPS = 64
 """Most values that are made of a product element by element; of a GELU's gradients there are 30."""
 _Step = ops.Elementwise | ops.Convert | ops.Compare
@@ -32,25 +35,39 @@ _Step = ops.Elementwise | ops.Convert | ops.Compare
 
 def meetings(graph: Graph) -> dict[Op, tuple[Value, ...]]:
     """Contractions that wait for values that others of the same depth make, and for which."""
-    depth = depths(graph)
-    by_depth: dict[int, list[ops.DotGeneral]] = {}
-    for o in graph.ops:
-        if isinstance(o, ops.DotGeneral) and o.result.type.nbytes >= LEAST_BYTES \
-                and dot_dims(o).m >= paired_columns.MIN_ROWS:
-            by_depth.setdefault(depth[o.result], []).append(o)
+    large = [o for o in graph.ops if isinstance(o, ops.DotGeneral)
+             and o.result.type.size >= LEAST_SIZE and dot_dims(o).m >= paired_columns.MIN_ROWS]
+    if len(large) < 2:
+        return {}
+    depth, place = depths(graph), {o: i for i, o in enumerate(graph.ops)}
     found: dict[Op, tuple[Value, ...]] = {}
-    for same in by_depth.values():
-        made = {o: _made(graph, o.result) for o in same} if len(same) > 1 else {}
-        for i, one in enumerate(same):
-            for other in same[i + 1:]:
-                if made[one].isdisjoint(made[other]) or {one, other} & found.keys():
-                    continue
-                ways = {(first, second): read for first, second in ((one, other), (other, one))
-                        if (read := _read(graph, made[first], second, depth))}
-                if ways:
-                    _, second = best = min(ways, key=lambda w: sum(v.type.nbytes for v in ways[w]))
-                    found[second] = ways[best]
+    for together, made in _together(graph, large, depth):
+        if not 1 < len(together) <= MOST:
+            continue
+        steps = {o: sorted((p for v in made[o] if isinstance(p := graph.producer[v], _Step)),
+                           key=lambda p: place[p]) for o in together}
+        ways = {o: read for o in together if (read := _read(graph, o, made, steps, depth))}
+        if ways:
+            last = min(ways, key=lambda o: (sum(v.type.nbytes for v in ways[o]), -place[o]))
+            found[last] = ways[last]
     return found
+
+
+def _together(graph: Graph, large: Iterable[ops.DotGeneral], depth: Mapping[Value, int],
+              ) -> Iterable[tuple[Sequence[ops.DotGeneral], Mapping[Op, Set[Value]]]]:
+    """Products of one depth that meet, directly or by others, and what is made of each."""
+    group: dict[Op, list[ops.DotGeneral]] = {}
+    made: dict[Op, Set[Value]] = {}
+    first: dict[tuple[int, Value], ops.DotGeneral] = {}
+    for o in large:
+        group[o], made[o] = [o], _made(graph, o.result)
+        for v in made[o]:
+            other = group[first.setdefault((depth[o.result], v), o)]
+            if other is not group[o]:
+                other += group[o]
+                group.update(dict.fromkeys(group[o], other))
+    for together in {id(g): g for g in group.values()}.values():
+        yield together, {o: made[o] for o in together}
 
 
 def _made(graph: Graph, product: Value) -> Set[Value]:
@@ -64,23 +81,28 @@ def _made(graph: Graph, product: Value) -> Set[Value]:
     return seen
 
 
-def _read(graph: Graph, made: Set[Value], second: ops.DotGeneral,
-          depth: Mapping[Value, int]) -> tuple[Value, ...]:
-    """Those of ``made``, of the first product, that the epilogue of ``second`` reads if it comes
-    next; none if what they make together need not be stored, or not by that epilogue."""
-    behind = _behind(graph, second)
-    inside, both = {second.result}, set[Value]()
+def _read(graph: Graph, last: ops.DotGeneral, made: Mapping[Op, Set[Value]],
+          steps: Mapping[Op, Sequence[_Step]], depth: Mapping[Value, int]) -> tuple[Value, ...]:
+    """What the epilogue of ``last`` reads of the other products if it comes behind them; none if
+    they make more together than what it does, and makes on its way, or if none of it is stored."""
+    behind, inside = _behind(graph, last), {last.result}
+    others = set[Value]().union(*(m for o, m in made.items() if o is not last))
     read: dict[Value, None] = {}
-    for o in graph.ops:
-        if isinstance(o, _Step) and not inside.isdisjoint(o.inputs) and len(inside) < _STEPS:
-            others = [v for v in o.inputs if v not in inside]
-            if all(v not in behind and depth.get(v, 0) <= depth[second.result] for v in others):
-                inside.add(o.result)
-                met = [v for v in others if v in made]
-                read.update(dict.fromkeys(met))
-                if met or not both.isdisjoint(o.inputs):
-                    both.add(o.result)
-    return tuple(read) if any(_is_stored(graph, v) for v in both) else ()
+    both: list[Value] = []
+    for o in steps[last]:
+        rest = [v for v in o.inputs if v not in inside]
+        if all(v not in behind and depth.get(v, 0) <= depth[last.result] for v in rest):
+            inside.add(o.result)
+            read.update((v, None) for v in rest if v in others)
+            if o.result in others:
+                both.append(o.result)
+    apart = {v for m in made.values() for v in m if v not in inside
+             and sum(v in x for x in made.values()) > 1}
+    if any(v in graph.outputs or not inside.issuperset(
+            r for u in graph.users.get(v, ()) for r in u.results) for v in apart) \
+            or any(made[o].isdisjoint(read) for o in made if o is not last):
+        return ()
+    return tuple(read) if any(map(partial(_is_stored, graph), both)) else ()
 
 
 def _behind(graph: Graph, o: Op) -> Set[Value]:

@@ -140,15 +140,22 @@ def in_parts(b: Builder, x: Value, axis: int, most: int, fill: object) -> tuple[
     """``x`` with dimension ``axis`` as two, of parts and of what is in one, padded with ``fill`` if
     need be; and how many parts these are, ``most`` at most."""
     shape = x.type.dims
-    parts, size = _parts(shape[axis], most), shape[axis]
-    if parts < most // 2 and size >= most * _PIECE:
-        length = math.ceil(size / most / _PIECE) * _PIECE
-        parts = math.ceil(size / length)
+    parts, length = part_sizes(shape[axis], most)
+    if missing := parts * length - shape[axis]:
         none = [0] * len(shape)
-        high = [parts * length - size if d == axis else 0 for d in range(len(shape))]
+        high = [missing if d == axis else 0 for d in range(len(shape))]
         x = b.pad(x, b.constant(fill, x.type.dtype), none, high, none)
-        size = parts * length
-    return b.reshape(x, (*shape[:axis], parts, size // parts, *shape[axis + 1:])), parts
+    return b.reshape(x, (*shape[:axis], parts, length, *shape[axis + 1:])), parts
+
+
+def part_sizes(size: int, most: int) -> tuple[int, int]:
+    """Into how many parts, ``most`` at most, a dimension of ``size`` goes, and of how many each;
+    of more elements than it has, perhaps."""
+    parts = _parts(size, most)
+    if parts >= most // 2 or size < most * _PIECE:
+        return parts, size // parts
+    length = math.ceil(size / most / _PIECE) * _PIECE
+    return math.ceil(size / length), length
 
 
 def in_f32(b: Builder, o: ops.Reduce, args: tuple[Value, ...]) -> ops.Reduce:

@@ -21,13 +21,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from jaxmono.fusion.plan import Device
-from jaxmono.fusion.split_reduce import how_many, in_f32, in_parts, only_streams, rounded
+from jaxmono.fusion.split_reduce import (
+    how_many,
+    in_f32,
+    in_parts,
+    only_streams,
+    part_sizes,
+    rounded,
+)
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.rewrite import Builder, binary_kind
 from jaxmono.hlo.types import DType, TensorType
 
 _NARROW = DType.BF16, DType.F16
+_CHOICES = frozenset({"abs", "and", "is_finite", "not", "or", "select"})
+"""What a shift may be made of a maximum by: another number where it is not finite."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,9 @@ def split_softmaxes(graph: Graph, device: Device, besides: Collection[Op] = ()) 
         if isinstance(o, ops.Reduce) and o not in besides \
                 and (s := _softmax(graph, o)) is not None and not found.keys() & {s.largest} \
                 and s.largest not in besides:
-            _, most, later = how_many(o, device, streams)
-            if most and not later:
+            least, most, later = how_many(o, device, streams)
+            (axis,) = o.dimensions
+            if most and not later and part_sizes(s.x.type.dims[axis], most)[0] >= least:
                 found[s.largest] = s, most
     if not found:
         return graph
@@ -111,7 +121,8 @@ def _largest(graph: Graph, v: Value) -> ops.Reduce | None:
         o = graph.producer.get(todo.pop())
         if isinstance(o, ops.Reduce) and binary_kind(o.body) == "maximum":
             found.add(o)
-        elif isinstance(o, ops.Elementwise | ops.Compare | ops.Convert):
+        elif isinstance(o, ops.Compare | ops.Convert) \
+                or (isinstance(o, ops.Elementwise) and o.kind in _CHOICES):
             new = [x for x in o.inputs if x not in seen]
             seen.update(new)
             todo += new

@@ -98,3 +98,12 @@ def test_small_loops_run_beside_others() -> None:
     small, least = (jax.ShapeDtypeStruct((n,), jnp.float32) for n in ((1 << 18) - 1, 1 << 18))
     assert stores(checked(step, small, small)) == [[1], [1]]
     assert stores(checked(step, least, least)) == [[2]]
+
+
+def test_inputs_that_are_returned_beside_what_reads_them() -> None:
+    """Each a copy, which nobody waits for."""
+    def rotate(a: Any, b: Any, x: Any) -> Any:
+        return b, a, b * x, x
+
+    p = checked(rotate, X, X, X)
+    assert len(p.stages) == 1

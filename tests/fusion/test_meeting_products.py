@@ -86,3 +86,45 @@ def test_what_both_make_is_reduced_in_the_same_epilogue() -> None:
 
     p = checked(gradients, *operands(), spec(N, K))
     assert kinds(p) == [["dot"], ["dot"], ["dot", "row"]] and stored(p)[1] == [3]
+
+
+def many(count: int) -> list[jax.ShapeDtypeStruct]:
+    return operands() * (count // 2)
+
+
+def test_one_waits_for_two() -> None:
+    """As in the gradients of a gated MLP: all that they make is made of the one."""
+    def gated(x: Any, w: Any, y: Any, v: Any, g: Any, u: Any) -> Any:
+        z, u, d = x @ w, y @ v, g @ u
+        return jnp.tanh(z) * u, d * jnp.tanh(z), d * u * (1 - jnp.tanh(z))
+
+    p = checked(gated, *operands(), *operands()[:2])
+    assert kinds(p) == [["dot", "dot"], ["dot"]] and stored(p)[1] == [3]
+
+
+def test_more_than_three_run_side_by_side() -> None:
+    def total(*xs: Any) -> Any:
+        out = xs[0] @ xs[1]
+        for x, w in zip(xs[2::2], xs[3::2], strict=True):
+            out = jnp.tanh(out) + x @ w
+        return out
+
+    assert kinds(checked(total, *many(4))) == [["dot"] * 4, ["loop"]]
+
+
+def test_what_two_make_without_the_third_keeps_all_side_by_side() -> None:
+    def pairs(x: Any, w: Any, y: Any, v: Any, g: Any, u: Any) -> Any:
+        a, b, c = x @ w, y @ v, g @ u
+        return a * b, b * c, a * c
+
+    p = checked(pairs, *operands(), *operands()[:2])
+    assert kinds(p)[0] == ["dot"] * 3
+
+
+def test_small_elements_do_not_count_for_more() -> None:
+    """Of 4 MiB of f32 the tiles do not fill the GPU."""
+    def cell(x: Any, w: Any, h: Any, u: Any) -> Any:
+        return jnp.tanh(x @ w + h @ u)
+
+    wide = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 4
+    assert kinds(checked(cell, *wide)) == [["dot", "dot"], ["loop"]]
