@@ -23,11 +23,15 @@ from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import depths
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.types import DType
 
 LEAST_SIZE = 1 << 21
 """Elements of a product, whose tiles fill the GPU alone, and which take some microseconds of memory
 to write and read. With smaller ones the second stage would cost what the loop did."""
 MOST = 3
+_NARROW = DType.BF16, DType.F16
+"""Of these an epilogue has another product's values from the ring (codegen/epilogue_source.py). In
+f32 it would load them itself, which was not measured."""
 _STEPS = 64
 """Most values that are made of a product element by element; of a GELU's gradients there are 30."""
 _Step = ops.Elementwise | ops.Convert | ops.Compare
@@ -36,7 +40,8 @@ _Step = ops.Elementwise | ops.Convert | ops.Compare
 def meetings(graph: Graph) -> dict[Op, tuple[Value, ...]]:
     """Contractions that wait for values that others of the same depth make, and for which."""
     large = [o for o in graph.ops if isinstance(o, ops.DotGeneral)
-             and o.result.type.size >= LEAST_SIZE and dot_dims(o).m >= paired_columns.MIN_ROWS]
+             and o.result.type.size >= LEAST_SIZE and o.result.type.dtype in _NARROW
+             and dot_dims(o).m >= paired_columns.MIN_ROWS]
     if len(large) < 2:
         return {}
     depth, place = depths(graph), {o: i for i, o in enumerate(graph.ops)}

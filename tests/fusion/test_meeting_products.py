@@ -121,10 +121,9 @@ def test_what_two_make_without_the_third_keeps_all_side_by_side() -> None:
     assert kinds(p)[0] == ["dot"] * 3
 
 
-def test_small_elements_do_not_count_for_more() -> None:
-    """Of 4 MiB of f32 the tiles do not fill the GPU."""
+def test_products_of_f32_run_side_by_side() -> None:
     def cell(x: Any, w: Any, h: Any, u: Any) -> Any:
         return jnp.tanh(x @ w + h @ u)
 
-    wide = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 4
+    wide = [jax.ShapeDtypeStruct(s.shape, jnp.float32) for s in operands()]
     assert kinds(checked(cell, *wide)) == [["dot", "dot"], ["loop"]]
