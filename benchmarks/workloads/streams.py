@@ -57,9 +57,29 @@ def _stream(name: str, title: str, fn: Function, *inputs: Shape, state: Shape = 
     return dataclasses.replace(plain, build=build)
 
 
+def _donated(plain: Workload) -> Workload:
+    """The same with its state as what one call hands to the next, in the same buffers."""
+    def build(request: Request) -> Program:
+        program = plain.build(request)
+
+        def step(state: Any, carry: Any, g: jax.Array) -> tuple[Any, Any]:
+            del state
+            w, m, v = adamw(g, **carry)
+            return (), {"w": w, "m": m, "v": v}
+
+        step.__name__ = f"{plain.name}_donated"
+        return dataclasses.replace(program, step=step, state=dict[str, Any],
+                                   carry=lambda _: program.state())
+
+    return dataclasses.replace(plain, name=f"{plain.name}_donated", build=build,
+                               title=f"{plain.title}, which are donated")
+
+
+_STEPS = tuple(_stream(f"adamw_{n}", f"AdamW's step of {n} x {n} weights", adamw, (n, n),
+                       state=(n, n)) for n in (1024, 4096))
+
 WORKLOADS: tuple[Workload, ...] = (
-    *(_stream(f"adamw_{n}", f"AdamW's step of {n} x {n} weights", adamw, (n, n), state=(n, n))
-      for n in (1024, 4096)),
+    *_STEPS, _donated(_STEPS[-1]),
     *(_stream(f"adamw_dense_{n}_{t}", f"the same behind a gradient of {t} rows", behind_a_product,
               (t, n), (t, n), state=(n, n)) for n, t in ((2048, 512), (4096, 2048))),
     _stream("widened_4096", "a tanh in f32 of 4096 x 4096", widened, (4096, 4096)),

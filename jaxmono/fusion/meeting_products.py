@@ -49,9 +49,12 @@ def meetings(graph: Graph) -> dict[Op, tuple[Value, ...]]:
     for together, made in _together(graph, large, depth):
         if not 1 < len(together) <= MOST:
             continue
-        steps = {o: sorted((p for v in made[o] if isinstance(p := graph.producer[v], _Step)),
-                           key=lambda p: place[p]) for o in together}
-        ways = {o: read for o in together if (read := _read(graph, o, made, steps, depth))}
+        ways: dict[Op, tuple[Value, ...]] = {}
+        for o in together:
+            steps = sorted((p for v in made[o] if isinstance(p := graph.producer[v], _Step)),
+                           key=lambda p: place[p])
+            if read := _read(graph, o, made, steps, depth):
+                ways[o] = read
         if ways:
             last = min(ways, key=lambda o: (sum(v.type.nbytes for v in ways[o]), -place[o]))
             found[last] = ways[last]
@@ -87,14 +90,15 @@ def _made(graph: Graph, product: Value) -> Set[Value]:
 
 
 def _read(graph: Graph, last: ops.DotGeneral, made: Mapping[Op, Set[Value]],
-          steps: Mapping[Op, Sequence[_Step]], depth: Mapping[Value, int]) -> tuple[Value, ...]:
+          steps: Iterable[_Step], depth: Mapping[Value, int]) -> tuple[Value, ...]:
     """What the epilogue of ``last`` reads of the other products if it comes behind them; none if
-    they make more together than what it does, and makes on its way, or if none of it is stored."""
+    they make more together than what it does, and makes on its way, or if none of it is stored.
+    ``steps``: what is made of its product, in the graph's order."""
     behind, inside = _behind(graph, last), {last.result}
     others = set[Value]().union(*(m for o, m in made.items() if o is not last))
     read: dict[Value, None] = {}
     both: list[Value] = []
-    for o in steps[last]:
+    for o in steps:
         rest = [v for v in o.inputs if v not in inside]
         if all(v not in behind and depth.get(v, 0) <= depth[last.result] for v in rest):
             inside.add(o.result)
