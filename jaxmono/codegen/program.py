@@ -28,9 +28,8 @@ class ProgramFormatError(ValueError):
 
 A_BLOCK_A_TASK = 0
 """In place of a number of blocks: the grid is as large as there are tasks, which the GPU gives to
-the multiprocessors as they are done with others. Not all are as near to all memory: in a grid that
-fits, of which each block takes as many tasks, the last ones are alone for 5 % of the time of a loop
-that only streams."""
+the multiprocessors as they are done with others. In a grid that fits, of which each block takes as
+many tasks, loops that only stream took up to 7 % longer on an H100."""
 
 
 @dataclass(frozen=True)

@@ -58,12 +58,10 @@ class _Chains:
     parts: Mapping[Value, Sequence[Value]]
 
     def joined(self, groups: Sequence[Draft]) -> list[Draft]:
-        writer = {v: d for d in groups if _may_move(d) for v in d.outputs}
+        writer = {v: d for d in groups if _is_plain(d) and not isinstance(d.anchor, ops.Stored)
+                  for v in d.outputs}
         gone: set[Draft] = set()
-        for loop in sorted((d for d in groups if d.kind == "loop" and not d.stored),
-                           key=lambda d: self.level[d]):
-            if loop in gone:
-                continue
+        for loop in sorted(filter(_is_plain, groups), key=lambda d: self.level[d]):
             todo = [writer[v] for v in self.reads[loop] if v in writer]
             while todo:
                 first = todo.pop(0)
@@ -131,12 +129,12 @@ class _Chains:
         return low if all(self.level[d] < low for d in others) else None
 
 
-def _may_move(d: Draft) -> bool:
-    """Whether a group is a loop whose values need not be in memory for those that read them. (A
-    copy's are an input's, that nobody waits for.)"""
-    return d.kind == "loop" and not d.stored and d.anchor is not None \
-        and not isinstance(d.anchor, ops.Stored)
+def _is_plain(d: Draft) -> bool:
+    """Whether a group is a loop that computes what it stores. A copy's values are an input's, which
+    nobody waits for."""
+    return d.kind == "loop" and not d.stored and d.anchor is not None
 
 
 def _where(d: Draft) -> str:
-    return str(d.anchor.loc) if d.anchor is not None else "a copy"
+    assert d.anchor is not None
+    return str(d.anchor.loc)

@@ -5,7 +5,7 @@ they make together.
     d = g @ v        e = d * gelu'(z)         ──►      z = x @ w;  h = gelu(z);  e = d * gelu'(z)
                      a stage of its own                            in z's epilogue
 
-Side by side, as the products of an MLP's gradients are, or those that make a recurrent cell's
+Side by side, as the products of an MLP's gradients are, or two whose sum makes a recurrent cell's
 gates, all are written, and read by a loop that does nothing else. The one is last that reads least
 of the others, here z, of which nothing is stored then but what others read. More than `MOST` stay
 side by side: the last one's bytes would be saved, of many. Products of the same rows that gate each
@@ -27,7 +27,7 @@ from jaxmono.hlo.types import DType
 
 LEAST_SIZE = 1 << 21
 """Elements of a product, whose tiles fill the GPU alone, and which take some microseconds of memory
-to write and read. With smaller ones the second stage would cost what the loop did."""
+to write and read: what a second stage costs. (By that; no product so small was measured.)"""
 MOST = 3
 _NARROW = DType.BF16, DType.F16
 """Of these an epilogue has another product's values from the ring (codegen/epilogue_source.py). In
@@ -79,7 +79,7 @@ def _together(graph: Graph, large: Iterable[ops.DotGeneral], depth: Mapping[Valu
 
 
 def _made(graph: Graph, product: Value) -> Set[Value]:
-    """A product and what is made of it element by element."""
+    """A product and what is made of it element by element, not many more than `_STEPS` values."""
     todo, seen = [product], {product}
     while todo and len(seen) < _STEPS:
         for u in graph.users.get(todo.pop(), ()):

@@ -25,10 +25,11 @@ OPTIONAL = ("gated", "round_rows", "share_k", "window_rows")
 
 def prepare(graph: Graph, device: Device, without: Collection[str] = (),
             ) -> tuple[Graph, tuple[str, ...]]:
-    """Takes loops apart, drops optimization barriers and dead ops, splits long reduces, orients
-    contractions, reads images as they lie in memory where they are copied into shared memory once,
-    puts rows in the order of the windows that read them, rounds what convolutions of f32 read where
-    it is written, and takes those contractions apart whose shares of k a norm can add up.
+    """Takes loops apart, drops optimization barriers and dead ops, splits long softmaxes and
+    reduces, orients contractions, reads images as they lie in memory where they are copied into
+    shared memory once, puts rows in the order of the windows that read them, rounds what
+    convolutions of f32 read where it is written, and takes those contractions apart whose shares of
+    k a norm can add up.
 
     A convolution that no pass has expanded yet is expanded here. ``without``: of `OPTIONAL`, what
     is left out; other names are not looked at.

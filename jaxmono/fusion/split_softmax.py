@@ -58,7 +58,7 @@ def split_softmaxes(graph: Graph, device: Device, besides: Collection[Op] = ()) 
     streams, found = only_streams(graph), dict[Op, tuple[_Softmax, int]]()
     for o in graph.ops:
         if isinstance(o, ops.Reduce) and o not in besides \
-                and (s := _softmax(graph, o)) is not None and not found.keys() & {s.largest} \
+                and (s := _softmax(graph, o)) is not None and s.largest not in found \
                 and s.largest not in besides:
             least, most, later = how_many(o, device, streams)
             (axis,) = o.dimensions

@@ -60,12 +60,15 @@ def test_others_run_side_by_side(m: int, n: int) -> None:
     assert kinds(checked(cell, *operands(m, n))) == [["dot", "dot"], ["loop"]]
 
 
-def test_a_norm_adds_them_up_itself() -> None:
+@pytest.mark.parametrize(("behind", "m", "n"), [
+    (lambda y: (y - y.mean(-1, keepdims=True)).astype(jnp.bfloat16), M, N),
+    (lambda y: jnp.abs(y).sum(-1), 1 << 17, 16)], ids=["norm", "sum"])
+def test_rows_add_them_up_themselves(behind: Any, m: int, n: int) -> None:
+    """A norm, and a sum of too few columns to begin in an epilogue: nothing else is stored."""
     def block(x: Any, w: Any, h: Any, u: Any) -> Any:
-        y = (x @ w + h @ u).astype(jnp.float32)
-        return (y - y.mean(-1, keepdims=True)).astype(jnp.bfloat16)
+        return behind((x @ w + h @ u).astype(jnp.float32))
 
-    assert kinds(checked(block, *operands())) == [["dot", "dot"], ["row"]]
+    assert kinds(checked(block, *operands(m, n))) == [["dot", "dot"], ["row"]]
 
 
 def test_what_waits_for_the_whole_product_does_not_end_in_its_epilogue() -> None:

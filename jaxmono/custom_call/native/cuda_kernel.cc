@@ -150,11 +150,9 @@ std::string Kernel::Occupancy(Instance* instance) const {
           static_cast<size_t>(config_.shared_bytes))) {
     return Failed("cuOccupancyMaxActiveBlocksPerMultiprocessor", e);
   }
-  const bool any_number = config_.blocks_per_sm == 0;
-  int per_sm = any_number ? config_.max_blocks : config_.blocks_per_sm;
-  per_sm = std::min(r.blocks_per_multiprocessor, per_sm);
-  r.grid = any_number && per_sm > 0 ? config_.max_blocks
-                                    : std::min(per_sm * r.multiprocessors, config_.max_blocks);
+  const int fit = r.blocks_per_multiprocessor;
+  r.grid = std::min(std::min(fit, config_.blocks_per_sm) * r.multiprocessors, config_.max_blocks);
+  if (fit > 0 && config_.blocks_per_sm == 0) r.grid = config_.max_blocks;
   if (r.grid < 1) {
     return Message("not one block of " + std::to_string(config_.threads) + " threads and " +
                    std::to_string(config_.shared_bytes) + " bytes of shared memory fits on device " +

@@ -10,7 +10,7 @@ multiprocessors. Of many lines each part has a key:
     m = reduce_maximum(x[b, parts, n / parts])
     i = reduce_minimum(select(x == m or x is NaN, iota, ~0))      ──►     ~u32(reduce_maximum(keys))
 
-A key is some 25 instructions an element, these are 8.
+These are fewer instructions for an element than a key is.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def arg_max(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
     if direction == "LT":
         x = scope.elementwise("negate" if t.dtype in FLOATS else "not", x)
     if t.size > FEW_LINES * t.dims[d] and d == t.rank - 1:
-        keys = _of_parts(scope, x, PARTS)
+        keys = _of_parts(scope, x)
     else:
         keys = keys_of(scope, _ordered(scope, x), d)
     best = scope.reduce(keys, scope.constant(0, DType.U64), "maximum", (d,))
@@ -70,15 +70,15 @@ def _ordered(scope: Scope, x: Value) -> Value:
     return scope.elementwise("select", scope.compare("NE", x, x), scope.splat(np.nan, x.type), x)
 
 
-def _of_parts(scope: Scope, x: Value, parts: int) -> Value:
+def _of_parts(scope: Scope, x: Value) -> Value:
     """The keys of the largest of each part of a line, the first of equal ones."""
     *outer, n = x.type.dims
-    length = -(-n // parts // 8) * 8
+    length = -(-n // PARTS // 8) * 8
     none, d = [0] * len(outer), len(outer)
     x = scope.pad(x, scope.constant(lowest(x.type.dtype), x.type.dtype), [*none, 0],
-                  [*none, parts * length - n], [*none, 0])
+                  [*none, PARTS * length - n], [*none, 0])
     at = scope.iota(x.type.dims, DType.U32, d)
-    x, at = (scope.reshape(v, (*outer, parts, length)) for v in (x, at))
+    x, at = (scope.reshape(v, (*outer, PARTS, length)) for v in (x, at))
     best = scope.reduce(x, scope.constant(lowest(x.type.dtype), x.type.dtype), "maximum", (d + 1,))
     chosen = scope.compare("EQ", x, scope.broadcast_in_dim(best, x.type.dims, range(d + 1)))
     if x.type.dtype in FLOATS:  # if there are any, the largest is one
