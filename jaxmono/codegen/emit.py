@@ -14,6 +14,7 @@ Movement ops cost nothing: they rewrite the index. Every (value, index) is compu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from jaxmono.codegen.names import (
     storage,
     stored_literal,
 )
-from jaxmono.codegen.narrowed import is_narrowed
+from jaxmono.codegen.narrowed import is_narrowed, needs_no_rounding
 from jaxmono.codegen.op_code import Emitted, call, expression
 from jaxmono.codegen.rarely_outside import computed_everywhere
 from jaxmono.codegen.scopes import Scopes
@@ -280,6 +281,8 @@ class BodyEmitter(Scopes):
         assert len(present) == len(args)
         if isinstance(op, GUARDED) or _only_moves(op):
             return present[0]
+        if isinstance(op, ops.Convert) and needs_no_rounding(self.body, op):
+            return replace(present[0], exact=False)
         x = expression(op, present, self.rounded, lambda v: is_narrowed(self.body, v))
         return x if x in present else self._name(x, value.type.dtype, op)
 

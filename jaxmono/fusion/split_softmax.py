@@ -9,6 +9,10 @@ Both in two steps, one behind the other, as `split_reduce` has them, are four st
 each other, and each of a GPU's multiprocessors reads its part twice. (The same sums as in attention
 that goes through its keys once: Milakov and Gimelshein, Online normalizer calculation for softmax.)
 
+A sum that the program rounds to 16 bits and then spreads along the row is spread first: stored for
+the row's readers it stays f32, as within one group (and in XLA). Rounded it made of bf16 softmaxes'
+errors the 1.5 fold: 0.28 % in place of 0.19.
+
 A part whose largest value is not finite is summed without it. Where it is -inf the part's factor is
 0, as its sum; where it is not, the sum is what it was: infinite, or not a number.
 """
@@ -31,6 +35,7 @@ from jaxmono.fusion.split_reduce import (
 )
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.passes import dead_code
 from jaxmono.hlo.rewrite import Builder, binary_kind
 from jaxmono.hlo.types import DType, TensorType
 
@@ -76,9 +81,25 @@ def split_softmaxes(graph: Graph, device: Device, besides: Collection[Op] = ()) 
             b.append(replace(s.largest, args=(b.convert(p, s.largest.args[0].type.dtype),)))
         elif o in totals:
             _add_up(b, *totals[o])
+        elif isinstance(o, ops.BroadcastInDim) \
+                and (wide := _rounded_total(graph, o.operand, totals)) is not None:
+            spread = b.broadcast_in_dim(wide, o.result.type.dims, o.dimensions)
+            b.append(ops.Convert(results=o.results, loc=o.loc, operand=spread))
         else:
             b.append(o)
-    return Graph(graph.inputs, tuple(b.ops), graph.outputs, graph.name)
+    return dead_code(Graph(graph.inputs, tuple(b.ops), graph.outputs, graph.name))
+
+
+def _rounded_total(graph: Graph, v: Value, totals: Collection[Op]) -> Value | None:
+    """The f32 value of which ``v`` is the 16 bits, if that is one of these sums."""
+    o = graph.producer.get(v)
+    if not isinstance(o, ops.Convert) or o.operand.type.dtype is not DType.F32 \
+            or v.type.dtype not in _NARROW:
+        return None
+    total = graph.producer.get(o.operand)
+    while isinstance(total, ops.BroadcastInDim | ops.Reshape):
+        total = graph.producer.get(total.operand)
+    return o.operand if total in totals else None
 
 
 def _softmax(graph: Graph, total: ops.Reduce) -> _Softmax | None:
