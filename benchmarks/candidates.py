@@ -41,7 +41,8 @@ def compile_all(cases: Sequence[Case], folder: Path, facts: Facts, *, workers: i
                 sys.stdout.write(f"{case.name}: cannot be planned: {error}\n")
                 continue
             for kernel in kernels:
-                whole = make_plan(kernel.graph, facts.device, mode=kernel.job.mode)
+                whole = make_plan(kernel.graph, facts.device, mode=kernel.job.mode,
+                                  aliases=kernel.job.aliases)
                 for problem in problems_of(whole, _tune.conditions(facts)):
                     if problem.key in seen:
                         continue

@@ -38,6 +38,7 @@ class Job:
     Attributes:
       without: of `OPTIONAL`, what is left out, to measure what it is worth; users' kernels have
         everything.
+      aliases: of `make_plan`.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Job:
     facts: Facts
     mode: str
     without: frozenset[str] = frozenset()
+    aliases: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +74,7 @@ class Built:
         """Made when first asked for: a cached program needs none unless somebody reports on it."""
         with _logging.timed(_log, f"{self.job.name}: plan", self.phases):
             return make_plan(self.graph, self.job.facts.device, mode=self.job.mode,
-                             without=self.job.without)
+                             aliases=self.job.aliases, without=self.job.without)
 
     @property
     def seconds(self) -> float:
@@ -107,7 +109,7 @@ def begin(job: Job, config: Config, *, plan_only: bool,
         verify(graph)
         compiler = "" if plan_only else compiler_version(job.facts.target)
         key = cache_key(graph, job.facts, name=job.name, mode=job.mode, compiler=compiler,
-                        without=job.without)
+                        without=job.without, aliases=job.aliases)
     planned = Built(job, key, graph, None, phases, cached=False)
     if plan_only:
         _ = planned.plan  # a plan that cannot be made is a refusal, so it has to be tried now

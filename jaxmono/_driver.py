@@ -23,12 +23,16 @@ from jaxmono._explain import KernelReport, Refusal, Report, Work
 from jaxmono._scopes import Scope, find_scopes
 from jaxmono.custom_call.compiler import CompileResult, Region, set_compiler
 from jaxmono.custom_call.options import Options
+from jaxmono.fusion.region_aliases import Pairs, region_aliases
 from jaxmono.fusion.regions import NOT_STITCHED
 from jaxmono.hlo.fingerprint import fingerprint
 from jaxmono.hlo.importer import Imported
 from jaxmono.hlo.ir import Op
 
 _log = _logging.get("driver")
+
+_Key = tuple[str, Pairs]
+"""What tells the kernels of a function apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,15 +153,17 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
     parts: dict[Scope, list[tuple[Region, Built]]] = {scope: [] for scope in scopes}
     found = [(scope, region) for scope in scopes for region in scope.regions]
     graphs = [region.subgraph(scope.graph) for scope, region in found]
+    aliases = region_aliases(graph, root.regions, imported.donated)
+    aliases += ((),) * (len(found) - len(aliases))  # those inside of what XLA runs
     # Equal regions (those of repeated layers) are one kernel, built once and launched often.
-    keys = [fingerprint(g) for g in graphs]
+    keys = [(fingerprint(g), pairs) for g, pairs in zip(graphs, aliases, strict=True)]
     distinct = list(dict.fromkeys(keys))
-    made: dict[str, Built] = {}
+    made: dict[_Key, Built] = {}
 
-    def job(key: str) -> Job:
+    def job(key: _Key) -> Job:
         kernel = _measure.kernel_name(name, distinct.index(key), len(distinct))
         subgraph = replace(graphs[keys.index(key)], name=kernel)
-        return Job(kernel, subgraph, facts, options.mode)
+        return Job(kernel, subgraph, facts, options.mode, aliases=key[1])
 
     with compilers(facts, config, 0 if plan_only else len(distinct)) as pool:
         builds = {key: _begun(job(key), config, pool) if pool else

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from importlib import resources
@@ -62,7 +62,7 @@ def tuned_key(key: str, changed: Mapping[str, str]) -> str:
 
 
 def cache_key(graph: Graph, facts: Facts, *, name: str, mode: str, compiler: str,
-              without: Collection[str] = ()) -> str:
+              without: Collection[str] = (), aliases: Sequence[tuple[int, int]] = ()) -> str:
     """The key of the kernel for a simplified Graph: 64 hex digits.
 
     Args:
@@ -72,11 +72,11 @@ def cache_key(graph: Graph, facts: Facts, *, name: str, mode: str, compiler: str
       name: of the kernel, which profilers show.
       mode: of `jaxmono.jit`.
       compiler: `compiler_version` of what makes the binary.
-      without: of `jaxmono._build.Job`.
+      without, aliases: of `jaxmono._build.Job`.
     """
     fields = {
         "graph": fingerprint(graph), "name": name, "mode": mode, "target": asdict(facts.target),
         "compiler": compiler, "device": asdict(facts.device),
-        "generator": generator_version(), "without": sorted(without),
+        "generator": generator_version(), "without": sorted(without), "aliases": sorted(aliases),
     }
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -42,6 +42,7 @@ from jaxmono.codegen.sig_code import Function, code_for
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.flags import flagged_params
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
+from jaxmono.fusion.verify import updated_param
 from jaxmono.hlo.ir import Value
 
 _WIDE_SUMS = 128
@@ -84,12 +85,22 @@ def emit_kernel(plan: Plan, schedule: KernelSchedule, name: str, header: str = "
     return _Assembly(plan, schedule, name, room).emit(header)
 
 
+def _written(plan: Plan) -> set[int]:
+    """Inputs that a kernel writes while others read them: those of which parts are updated, and
+    those whose new values are read again. Who reads another input in whose place an output comes
+    is done in an earlier stage, and is the last to read that memory there (donated.py)."""
+    again = {b for g in plan.groups for b in g.params}
+    again.update(b for g in plan.groups for r, b in enumerate(g.results)
+                 if updated_param(g.sig, r) is not None)
+    return {b.alias for b in plan.outputs if b.alias is not None and b.id in again}
+
+
 class _Assembly:
     def __init__(self, plan: Plan, schedule: KernelSchedule, name: str, room: int) -> None:
         self.plan, self.schedule, self.name = plan, schedule, name
         self.buffers: dict[int, Buffer] = {b.id: b for b in plan.buffers}
         self.inputs, self.outputs = len(plan.inputs), len(plan.outputs)
-        self.written = {b.alias for b in plan.outputs if b.alias is not None}
+        self.written = _written(plan)
         self.parts = dict[int, list[int]]()
         for b in plan.buffers:
             if b.place is Place.PART:
@@ -129,7 +140,7 @@ class _Assembly:
         alone = all(not self._memory(g.params) & self._memory(g.results)
                     and len(self._memory(g.results)) == len(g.results) for g in groups)
         read_only = tuple(
-            all(self._is_read_only(g.params[i]) for g in groups)
+            all(self._is_read_only(g, i) for g in groups)
             for i in range(len(sig.body.inputs)))
         tasks = code.tasks(sig, s, self.schedule.threads)
         w = Writer(indent=1, parent=self.w)
@@ -191,9 +202,11 @@ class _Assembly:
         b = self.buffers[i]
         return self._whole(b.index) if b.place is Place.PART else b
 
-    def _is_read_only(self, i: int) -> bool:
-        b = self._whole(i)
-        return b.place is Place.INPUT and b.index not in self.written
+    def _is_read_only(self, g: Group, i: int) -> bool:
+        """Whether nobody writes a param while the group may hold some of it, in a cache too."""
+        b = self._whole(g.params[i])
+        return b.place is Place.INPUT and b.index not in self.written \
+            and all(self.buffers[r].alias != b.index for r in g.results)
 
     def _reference(self, i: int) -> tuple[int, int]:
         """(number of the pointer in Params, byte offset from it) of a buffer; of one with flags the

@@ -202,9 +202,10 @@ class _RowChain:
     def emit(self) -> None:
         for sweep in range(1, self.sweeps + 1):
             self._sweep(sweep)
-        for i, o in enumerate(self.outputs):
-            if o.per_row:
-                self.sink(i, self.em.emit(o.value, o.index))
+        # Stored behind all of them: one may take the place of what another is made of.
+        for i, x in [(i, self.em.emit(o.value, o.index)) for i, o in enumerate(self.outputs)
+                     if o.per_row]:
+            self.sink(i, x)
         columns = [(i, o) for i, o in enumerate(self.outputs) if not o.per_row]
         if columns and self.col.size:
             self._row_values(self.sweeps + 1)

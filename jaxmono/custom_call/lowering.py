@@ -11,12 +11,15 @@ platform fail in an export for several. The rule never traces again (that breaks
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.extend.core as jex
+from jax.extend.mlir import ir
 
 from jaxmono import _compat
 from jaxmono._errors import CompileError, ConfigError, JaxmonoError, UnsupportedError, warn
@@ -33,7 +36,6 @@ from jaxmono.hlo.importer import Imported, import_function
 
 if TYPE_CHECKING:
     from jax.extend.lowering import LoweringRuleContext
-    from jax.extend.mlir import ir
 
 __all__ = ["CompileResult", "Compiler", "Region", "get_compiler", "lower_mono_call",
            "set_compiler"]
@@ -66,8 +68,26 @@ def lower_mono_call(ctx: LoweringRuleContext, *args: Any, call_jaxpr: jex.Closed
         _depth.value -= 1
     if outermost and function is not None and _first_time(ctx, function):
         platform = _platform(_compat.lowering_platforms(ctx))
-        _replace_body(ctx, function, options, platform, name, note)
+        _replace_body(ctx, function, options, platform, name, note, args, out)
     return out
+
+
+def _donated(args: Sequence[Any], out: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """(result, argument) pairs of the call that JAX wants in one buffer: of arguments that the
+    caller donates to the module's main function, whose results are this call's."""
+    results = [v.type for v in jax.tree.leaves(out)]
+    found: list[tuple[int, int]] = []
+    for i, v in enumerate(jax.tree.leaves(args)):
+        if not isinstance(v.owner, ir.Block):
+            continue
+        attributes = v.owner.owner.attributes
+        if "arg_attrs" not in attributes or "function_type" not in attributes:
+            continue
+        wanted = ir.DictAttr(ir.ArrayAttr(attributes["arg_attrs"])[ir.BlockArgument(v).arg_number])
+        function = ir.FunctionType(ir.TypeAttr(attributes["function_type"]).value)
+        if "tf.aliasing_output" in wanted and list(function.results) == results:
+            found.append((ir.IntegerAttr(wanted["tf.aliasing_output"]).value, i))
+    return tuple(found)
 
 
 def _platform(platforms: tuple[str, ...]) -> str:
@@ -106,14 +126,15 @@ def _first_time(ctx: LoweringRuleContext, function: ir.Operation) -> bool:
 
 
 def _replace_body(ctx: LoweringRuleContext, function: ir.Operation, options: Options,
-                  platform: str, name: str, note: str) -> None:
+                  platform: str, name: str, note: str, args: Sequence[Any],
+                  out: Sequence[Any]) -> None:
     compiler = get_compiler()
     if compiler is None:
         return
     module = ctx.module_context.module
 
     def imported() -> Imported:
-        return import_function(function, module)
+        return dataclasses.replace(import_function(function, module), donated=_donated(args, out))
 
     try:
         if note:

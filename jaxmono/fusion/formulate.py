@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxmono.fusion import order
 from jaxmono.fusion.bodies import order as body_order
@@ -45,6 +45,7 @@ class Formulation:
       before: direct predecessors of each group.
       level: longest path.
       updates: old value to the group that overwrites its buffer.
+      donated: outputs to the inputs whose places they take (donated.py).
     """
 
     state: State
@@ -54,6 +55,7 @@ class Formulation:
     before: dict[Draft, dict[Draft, None]]
     level: dict[Draft, int]
     updates: dict[Value, Draft]
+    donated: dict[Value, Value] = field(default_factory=dict[Value, Value])
 
 
 def formulate(graph: Graph, device: Device, without: Collection[str] = (),

@@ -54,6 +54,19 @@ def levels(groups: Sequence[Draft],
     return level if done == len(groups) else None
 
 
+def raised(groups: Sequence[Draft], before: Mapping[Draft, Mapping[Draft, None]],
+           level: Mapping[Draft, int]) -> dict[Draft, int] | None:
+    """The least levels, from ``level`` on, at which each group comes after those it waits for; None
+    if groups wait on each other."""
+    least = levels(groups, before)
+    if least is None:
+        return None
+    out: dict[Draft, int] = {}
+    for d in sorted(groups, key=least.__getitem__):
+        out[d] = max([level[d], *(out[p] + 1 for p in before[d])])
+    return out
+
+
 def cycle(groups: Sequence[Draft],
           before: Mapping[Draft, Mapping[Draft, None]]) -> list[Draft]:
     """Groups that lie on or between cycles."""

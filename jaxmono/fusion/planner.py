@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 
 from jaxmono.fusion import cache_rows, memory
 from jaxmono.fusion.bodies import make_sig
+from jaxmono.fusion.donated import take_places
 from jaxmono.fusion.draft import Draft
 from jaxmono.fusion.edges import sync_edges
 from jaxmono.fusion.epilogue_reduces import After, begin_reduces
@@ -44,8 +45,9 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
         passes of `jaxmono.hlo`.
       device: the facts of the GPU.
       mode: "monolithic", "auto" or "stitch" (the same here: regions were chosen before).
-      aliases: (output, input) pairs that the caller wants in one buffer. An output that updates
-        the input in place gets it anyway; any other pair is noted and left to XLA.
+      aliases: (output, input) pairs that the caller wants in one buffer: donated inputs. An output
+        that updates the input in place gets it anyway; a pair that is not possible is noted, and
+        XLA copies it.
       without: names of `OPTIONAL`, `prepare.OPTIONAL` and `grow.OPTIONAL` to leave out; other names
         are not looked at.
 
@@ -88,11 +90,9 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
         if rest is not graph:
             graph, form = rest, formed(rest, form.state.after, form.state.begun)
             refused = (*refused, *more)
+    form, copied = take_places(form, aliases)
     plan = _assemble(graph, device, form)
-    notes = [*plan.notes, *_rounded(plan), *dict.fromkeys(refused)]
-    made = {(b.index, b.alias) for b in plan.outputs if b.alias is not None}
-    notes += [f"output {o} does not update input {i} in place; XLA may still reuse its buffer"
-              for o, i in aliases if (o, i) not in made]
+    notes = [*plan.notes, *_rounded(plan), *dict.fromkeys(refused), *copied]
     plan = dataclasses.replace(plan, notes=tuple(notes))
     verify(plan)
     return plan
@@ -129,6 +129,8 @@ def _assemble(graph: Graph, device: Device, form: Formulation) -> Plan:
 
 def _notes(form: Formulation) -> tuple[str, ...]:
     out: list[str] = []
+    if form.donated:
+        out.append(f"{len(form.donated)} outputs take the place of donated inputs")
     if form.state.folds:
         out.append(f"{form.state.folds} normalisations are recomputed by the contractions that "
                    "read them, which saves as many stages")
@@ -187,6 +189,8 @@ class _Buffers:
             chained[o.results[0]] = out
             if o.inputs[0] in graph.inputs:
                 alias[out] = graph.inputs.index(o.inputs[0])
+        alias.update((graph.outputs.index(v), graph.inputs.index(u))
+                     for v, u in form.donated.items())
         for i, v in enumerate(graph.outputs):
             b = self._add(v.type, Place.OUTPUT, index=i, alias=alias.get(i),
                           first=stage[writer[v]] if v in writer else 0,

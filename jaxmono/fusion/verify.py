@@ -30,7 +30,7 @@ from jaxmono.fusion.plan import (
 from jaxmono.fusion.proofs import check_form
 from jaxmono.fusion.round_rows import is_rounded, moved
 from jaxmono.fusion.spans import Span, overlap, overlaps
-from jaxmono.fusion.walk import leaves
+from jaxmono.fusion.walk import leaves, needed_where_written
 from jaxmono.hlo import ops
 
 
@@ -290,7 +290,8 @@ def _replay(plan: Plan) -> None:
                     if h is not g and overlap(spans[b], spans[r]):
                         raise PlanError(f"stage {number}: {_name(g)} reads b{b} while {_name(h)} "
                                         f"writes b{r}; a barrier is missing")
-                    if h is g and overlap(spans[b], spans[r]) and not _in_place(g, b, r):
+                    if h is g and overlap(spans[b], spans[r]) \
+                            and not (_in_place(g, b, r) or _taken(plan, g, b, r)):
                         raise PlanError(f"stage {number}: {_name(g)} reads b{b} and overwrites "
                                         "it")
                 if not valid.issuperset(holders[b]):
@@ -324,6 +325,19 @@ def _in_place(g: Group, param: int, result: int) -> bool:
                     and len(g.sig.body.users.get(v, ())) == 1
                     and g.sig.body.users[v][0].inputs.count(v) == 1)
     return False
+
+
+def _taken(plan: Plan, g: Group, param: int, result: int) -> bool:
+    """Whether the group reads ``param`` only where it writes ``result``, which takes its place."""
+    sig, b = g.sig, plan.buffers[result]
+    if b.alias is None or plan.buffers[param].id != plan.inputs[b.alias].id \
+            or isinstance(sig.form, AttentionForm) \
+            or (isinstance(sig.form, DotForm) and sig.form.reduced):
+        return False
+    roots = {sig.body.outputs[s.result]: s.index for s in sig.form.stores}
+    written = sig.body.outputs[g.results.index(result)]
+    return all(needed_where_written(sig.body, lambda _: True, roots, v, written)
+               for v, p in zip(sig.body.inputs, g.params, strict=True) if p == param)
 
 
 def _check_life(plan: Plan, b: int, stage: int, g: Group) -> None:

@@ -67,8 +67,9 @@ KERNELS = {
     "random, looked up": ["draw_1_50257_50:1", "dropout_gradients_512_3072_768:1",
                           "words_30522_768_2048:1", "types_2_768_2048:1", "labels_1000_256:1"],
     "steps, long softmaxes": {"memcheck": (steps := [
-        "adamw_1024:1", "adamw_dense_2048_512:1", "softmax_4_50257:1", "likeliest_64_50257:1",
-        "mlp_gradients_2048_3072_768:1"]), "racecheck": ["ordered", *steps]},
+        "adamw_1024_donated:1", "adamw_dense_2048_512_donated:1", "softmax_4_50257:1",
+        "likeliest_64_50257:1", "mlp_gradients_2048_3072_768:1"]),
+        "racecheck": ["ordered", *steps]},
     "depthwise": ["depthwise_28_192_k3_s1:4", "depthwise_28_240_k5_s1:1:f32", "mobilenet_v2:1"],
     "images that stay": {"memcheck": ["taps:bfloat16", "vgg16:2", "repvgg_a0:32"],
                          "racecheck": ["ordered", "taps:bfloat16"]},

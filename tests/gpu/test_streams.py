@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
 import jax
@@ -42,6 +44,46 @@ def test_adamw(shape: tuple[int, ...], dtype: Any, donated: bool) -> None:
         a, b = ours(*a, g), jax.jit(step)(*b, g)
         for got, want in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
             np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "momentum", "adamw"])
+@pytest.mark.parametrize("widths", [(96, 256, 128), (61, 515, 95), (512, 2048, 2048)])
+def test_layers_learn_in_place(optimiser: str, widths: tuple[int, ...]) -> None:
+    """Weights that products read, and updates in the epilogues of others: four steps, each of what
+    the one before gave, in the same buffers."""
+    chosen = {"sgd": optax.sgd(1e-2), "momentum": optax.sgd(1e-2, momentum=0.9),
+              "adamw": optax.adamw(1e-3)}[optimiser]
+
+    def loss(params: Any, x: Any, dtype: Any) -> Any:
+        for w, b, scale in params:
+            x = jnp.tanh((x * scale).astype(dtype) @ w.astype(dtype) + b.astype(dtype)).astype(F32)
+        return (x ** 2).mean()
+
+    def step(params: Any, state: Any, x: Any, dtype: Any = BF16) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, x, dtype)
+        updates, state = chosen.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    def exactly(*args: Any) -> Any:
+        with jax.default_matmul_precision("highest"):
+            return jax.jit(functools.partial(step, dtype=F32))(*args)
+
+    params = [(normal(i, k, n, scale=k ** -0.5), normal(9 + i, n, scale=0.1), jnp.ones(k))
+              for i, (k, n) in enumerate(itertools.pairwise(widths))]
+    ours = jaxmono.jit(step, donate_argnums=(0, 1))
+    a, b, e = (jax.tree.map(jnp.copy, (params, chosen.init(params))) for _ in range(3))
+    for i in range(4):
+        x = normal(20 + i, 300, widths[0])
+        places = [v.unsafe_buffer_pointer() for v in jax.tree.leaves(a)]
+        *a, value = ours(*a, x)
+        assert [v.unsafe_buffer_pointer() for v in jax.tree.leaves(a)] == places
+        *b, other = jax.jit(step)(*b, x)
+        *e, _ = exactly(*e, x)
+        np.testing.assert_allclose(value, other, rtol=2e-2)
+    for got, want, exact in zip(*map(jax.tree.leaves, (a, b, e)), strict=True):
+        g, w, x = (np.asarray(v, np.float32) for v in (got, want, exact))
+        mine, others = (np.sqrt(np.mean((v - x) ** 2)) for v in (g, w))
+        assert mine <= 1.2 * others + 2e-3 * np.sqrt(np.mean(x ** 2))
 
 
 @pytest.mark.parametrize("size", [5, 4097, (1 << 22) + 8, (1 << 24) + 24])

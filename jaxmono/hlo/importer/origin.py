@@ -54,10 +54,15 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class Imported:
-    """A Graph and, parallel to ``graph.ops``, the origin of each op."""
+    """A Graph and, parallel to ``graph.ops``, the origin of each op.
+
+    Attributes:
+      donated: (output, input) pairs of the graph that the caller wants in one buffer.
+    """
 
     graph: Graph
     origins: tuple[Origin, ...]
+    donated: tuple[tuple[int, int], ...] = ()
 
 
 def _replace_uses(region: ir.Region, values: Mapping[ir.Value[Any], ir.Value[Any]]) -> None:
