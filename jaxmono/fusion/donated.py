@@ -19,8 +19,8 @@ from jaxmono.fusion.bodies import order as body_order
 from jaxmono.fusion.draft import Draft
 from jaxmono.fusion.formulate import Formulation
 from jaxmono.fusion.order import dependences, raised
+from jaxmono.fusion.own_places import needed_where_written
 from jaxmono.fusion.stacks import pieces, stacks, written_by
-from jaxmono.fusion.walk import needed_where_written
 from jaxmono.hlo.ir import Value
 
 Pair = tuple[Value, Value]
@@ -70,7 +70,7 @@ def _why_not(form: Formulation, d: Draft | None, v: Value, u: Value) -> str:
     if u in form.reads[d]:
         inside = set(body_order(form.state, d, form.stored)[0])
         if d.reduced or not needed_where_written(graph, inside.__contains__,
-                                                 {x: d.at[x] for x in d.outputs}, u, v):
+                                                 {x: d.at[x] for x in d.outputs}, u, v, d.cols):
             return "who writes it reads other elements of the input"
     return ""
 

@@ -17,6 +17,7 @@ from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.flags import borders
 from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.memory import ALIGNMENT
+from jaxmono.fusion.own_places import needed_where_written
 from jaxmono.fusion.plan import (
     AttentionForm,
     Buffer,
@@ -24,13 +25,14 @@ from jaxmono.fusion.plan import (
     Group,
     Place,
     Plan,
+    RowForm,
     Sig,
     SyncEdge,
 )
 from jaxmono.fusion.proofs import check_form
 from jaxmono.fusion.round_rows import is_rounded, moved
 from jaxmono.fusion.spans import Span, overlap, overlaps
-from jaxmono.fusion.walk import leaves, needed_where_written
+from jaxmono.fusion.walk import leaves
 from jaxmono.hlo import ops
 
 
@@ -336,7 +338,8 @@ def _taken(plan: Plan, g: Group, param: int, result: int) -> bool:
         return False
     roots = {sig.body.outputs[s.result]: s.index for s in sig.form.stores}
     written = sig.body.outputs[g.results.index(result)]
-    return all(needed_where_written(sig.body, lambda _: True, roots, v, written)
+    cols = sig.form.cols if isinstance(sig.form, RowForm) else ()
+    return all(needed_where_written(sig.body, lambda _: True, roots, v, written, cols)
                for v, p in zip(sig.body.inputs, g.params, strict=True) if p == param)
 
 

@@ -6,15 +6,13 @@ claim such as "this reduce is demanded at its own row only" is proven.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jaxmono.fusion.demand import demands, reduction_index
-from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
+from jaxmono.fusion.indexing import IndexMap
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
-
-_ANCHORS = (ops.DotGeneral, ops.Reduce)
 
 
 @dataclass
@@ -85,36 +83,3 @@ def leaves(graph: Graph, value: Value, enter: Callable[[Op], bool]) -> dict[Valu
         if producer is not None and enter(producer):
             todo.extend(reversed(producer.uses))
     return out
-
-
-def needed_where_written(graph: Graph, inside: Callable[[Op], bool],
-                         roots: Mapping[Value, IndexMap], value: Value, written: Value) -> bool:
-    """Whether a group needs, of ``value``, just the element in whose place it stores one of
-    ``written``, and for nothing that it stores more or less often.
-
-    Args:
-      inside: whether the group computes an op. roots: what it stores, and where.
-    """
-    def place(v: Value, at: IndexMap) -> Index:
-        return linearize(at, v.type.dims)
-
-    index = roots[written]
-    for v, at in roots.items():
-        walk = Walk(graph, lambda o: inside(o) and not isinstance(o, _ANCHORS))
-        walk.demand(v, at)
-        if walk.failed is not None:
-            return False
-        known = walk.reached.get(value, {})
-        if any(place(value, i) != place(written, index) for i in known) \
-                or (known and _variables(at) != _variables(index)):
-            return False
-        for x in walk.reached:
-            o = graph.producer.get(x)
-            if isinstance(o, _ANCHORS) and inside(o) and any(
-                    value in leaves(graph, y, inside) for y in o.uses):
-                return False
-    return True
-
-
-def _variables(index: IndexMap) -> frozenset[Var]:
-    return frozenset(x for i in index for x in i.variables)

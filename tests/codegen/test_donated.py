@@ -42,6 +42,14 @@ def normalised(w: Any, g: Any) -> Any:
     return w - 0.1 * g / jnp.sqrt((g * g).sum(-1, keepdims=True) + 1)
 
 
+def columns_normalised(w: Any) -> Any:
+    return (w - w.mean(0)) / jnp.sqrt(w.var(0) + 1)
+
+
+def all_normalised(w: Any) -> Any:
+    return w / jnp.sqrt((w * w).sum())
+
+
 def spec(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
@@ -57,12 +65,19 @@ CASES: dict[str, tuple[Callable[..., Any], list[Any], tuple[tuple[int, int], ...
     "columns": (columns, [*[spec(150)] * 3, spec(70, 150)], THREE),
     "rows": (rows, [*[spec(70)] * 3, *[spec(70, 150)] * 2], THREE),
     "normalised": (normalised, [spec(70, 150)] * 2, ((0, 0),)),
+    **{f"softmax of {r} x {c}": (jax.nn.softmax, [spec(r, c)], ((0, 0),))
+       for r, c in ((70, 150), (3, 7), (513, 33), (9, 5000), (1, 20000), (40, 4097))},
+    **{f"columns of {r} x {c}": (columns_normalised, [spec(r, c)], ((0, 0),))
+       for r, c in ((70, 150), (513, 33), (100, 64))},
+    "all": (all_normalised, [spec(37, 41)], ((0, 0),)),
+    "softmax, bf16": (jax.nn.softmax, [spec(37, 250, dtype=BF16)], ((0, 0),)),
 }
 
 
 def assert_close(got: np.ndarray[Any, Any], want: np.ndarray[Any, Any]) -> None:
     """Products of f32 have the error of tf32, and bf16 is rounded where the kernel is not."""
-    assert np.linalg.norm(got - want) <= 1e-2 * np.linalg.norm(want)
+    a, b = got.astype(np.float32), want.astype(np.float32)
+    assert np.linalg.norm(a - b) <= 1e-2 * np.linalg.norm(b)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -19,8 +19,11 @@ from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.interp import run_plan
 from jaxmono.fusion.plan import Device, Plan
 from jaxmono.fusion.verify import verify
+from jaxmono.hlo import ops
 from jaxmono.hlo.interp import evaluate
-from jaxmono.hlo.ir import Graph
+from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.rewrite import Builder
+from jaxmono.hlo.types import DType, TensorType
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -102,10 +105,40 @@ def test_readers_come_first() -> None:
     assert any(e.hazard == "war" for e in p.edges)
 
 
+def test_rows() -> None:
+    """Elements that a row's sweeps read before it is written."""
+    def whole(w: Any) -> Any:
+        return w / (w * w).sum()
+
+    def columns(w: Any) -> Any:
+        return w - w.mean(0)
+
+    for fn in (jax.nn.softmax, jax.nn.standardize, whole, columns):
+        assert taken(plan(fn, (64, 300), aliases=((0, 0),))) == ((0, 0),), fn
+
+
+def test_what_rows_sweep_is_no_place_for_one_value_of_each() -> None:
+    def per_row(w: Any, b: Any) -> Any:
+        return b - (w * b[:, None]).sum(-1)
+
+    def beside(w: Any, b: Any) -> Any:
+        return w * b[:, None] / (w * w).sum(-1, keepdims=True), b + (w * w).sum(-1)
+
+    p = plan(per_row, (64, 300), (64,), aliases=((0, 1),))
+    assert taken(p) == () and "reads other elements" in p.notes[-1]
+    with pytest.raises(PlanError, match="overwrite"):
+        verify(in_place_of(p, 0, 1))
+    p = plan(beside, (64, 300), (64,), aliases=((0, 0), (1, 1)))
+    assert taken(p) == ((0, 0),)
+    with pytest.raises(PlanError, match=r"overwrite|barrier is missing"):
+        verify(in_place_of(p, 1, 1))
+
+
 REFUSED: dict[str, tuple[Callable[..., Any], Pairs, str]] = {
     "turned": (lambda w: w[::-1] + 1, ((0, 0),), "reads other elements"),
     "transposed": (lambda w: w.T + w, ((0, 0),), "reads other elements"),
-    "normalised": (lambda w: jax.nn.softmax(w, -1), ((0, 0),), "reads other elements"),
+    "normalised by another": (lambda w: w / (w * w[::-1]).sum(-1, keepdims=True), ((0, 0),),
+                              "reads other elements"),
     "multiplied": (lambda w: w @ w + w, ((0, 0),), "reads other elements"),
     "returned": (lambda w: (w + 1, w), ((0, 0),), "is returned as well"),
     "an argument": (lambda w, x: (x, w + x), ((0, 0),), "no value of its own"),
@@ -124,6 +157,52 @@ def test_what_cannot_be_is_told(name: str) -> None:
     assert why in note and "XLA copies output 0 into donated input 0" in note
 
 
+def test_one_that_is_late_keeps_none_from_its_place() -> None:
+    def fn(a: Any, b: Any, c: Any) -> Any:
+        return a * 2, b * (a + 1).sum(0), c + 1  # a is read while it would be written
+
+    p = plan(fn, *[(64, 64)] * 3, aliases=THREE)
+    assert taken(p) == ((1, 1), (2, 2)) and "more stages" in p.notes[-1]
+
+
+def test_what_lies_in_parts() -> None:
+    """A scan's results lie one behind the other, and its steps read parts of what it goes over."""
+    def scanned(h: Any, w: Any, xs: Any) -> Any:
+        def step(h: Any, x: Any) -> Any:
+            h = jnp.tanh(h @ w + x)
+            return h, h
+
+        last, all_ = jax.lax.scan(step, h, xs)
+        return last, all_, xs + last
+
+    p = plan(scanned, (4, 32), (32, 32), (6, 4, 32), aliases=((0, 0), (1, 2)))
+    assert taken(p) == ((0, 0),)
+    assert "its parts are written apart" in p.notes[-1]
+    p = plan(scanned, (4, 32), (32, 32), (6, 4, 32), aliases=((0, 0), (2, 2)))
+    assert taken(p) == ((0, 0), (2, 2))
+
+
+def test_who_reads_a_part_of_it() -> None:
+    t = TensorType((2, 4, 32), DType.F32)
+    xs, y, b = Value(t, "xs"), Value(t, "y"), Builder()
+    part = b.emit1(ops.Piece, TensorType((1, 4, 32), DType.F32), operand=xs, index=1)
+    out = b.elementwise("add", y, b.broadcast_in_dim(b.reshape(part, (4, 32)), t.dims, (1, 2)))
+    p = check(Graph((xs, y), tuple(b.ops), (out,), "part"), ((0, 0),))
+    assert taken(p) == () and "reads other elements" in p.notes[-1]
+
+
+def test_reduces_that_begin_behind_the_stores() -> None:
+    def summed(w: Any, x: Any, g: Any) -> Any:
+        w = w - 0.1 * (x.T @ g)
+        return w, w.sum(0)
+
+    specs = [jax.ShapeDtypeStruct(s, t) for s, t in (
+        ((2048, 1024), jnp.float32), ((512, 2048), jnp.bfloat16), ((512, 1024), jnp.bfloat16))]
+    p = make_plan(models.graph_of(summed, *specs), Device(), aliases=((0, 0),))
+    assert "1 contractions begin in their epilogues what reduces their results" in p.notes
+    assert taken(p) == () and "reads other elements" in p.notes[-1]
+
+
 def test_equal_reasons_are_one_note() -> None:
     def fn(*ws: Any) -> Any:
         return [w[::-1] + 1 for w in ws]
@@ -140,8 +219,8 @@ def in_place_of(p: Plan, output: int, input: int) -> Plan:
     return dataclasses.replace(p, buffers=tuple(buffers))
 
 
-@pytest.mark.parametrize("name", ["turned", "transposed", "normalised", "multiplied",
-                                  "read meanwhile"])
+@pytest.mark.parametrize("name", ["turned", "transposed", "normalised by another",
+                                  "multiplied", "read meanwhile"])
 def test_the_verifier_sees_it(name: str) -> None:
     fn, _, _ = REFUSED[name]
     p = plan(fn, *[(64, 64)] * fn.__code__.co_argcount, aliases=())
