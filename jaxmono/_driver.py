@@ -38,12 +38,12 @@ _Key = tuple[str, Pairs]
 @dataclass(frozen=True, eq=False)
 class Taken:
     """The live ops of a kernel, each in the first one that computes it, the scope's `runs` and
-    `within`, and the region's `note`."""
+    `within`, and what is to be told of the region."""
 
     ops: tuple[Op, ...]
     runs: int
     within: str
-    note: str
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +153,9 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
     parts: dict[Scope, list[tuple[Region, Built]]] = {scope: [] for scope in scopes}
     found = [(scope, region) for scope in scopes for region in scope.regions]
     graphs = [region.subgraph(scope.graph) for scope, region in found]
-    aliases = region_aliases(graph, root.regions, imported.donated)
-    aliases += ((),) * (len(found) - len(aliases))  # those inside of what XLA runs
+    aliases, copied = region_aliases(graph, root.regions, imported.donated)
+    inside = len(found) - len(aliases)  # of what XLA runs
+    aliases, copied = (*aliases, *[()] * inside), (*copied, *[""] * inside)
     # Equal regions (those of repeated layers) are one kernel, built once and launched often.
     keys = [(fingerprint(g), pairs) for g, pairs in zip(graphs, aliases, strict=True)]
     distinct = list(dict.fromkeys(keys))
@@ -168,7 +169,7 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
     with compilers(facts, config, 0 if plan_only else len(distinct)) as pool:
         builds = {key: _begun(job(key), config, pool) if pool else
                   partial(build, job(key), config, plan_only=plan_only) for key in distinct}
-        for (scope, region), key in zip(found, keys, strict=True):
+        for (scope, region), key, copies in zip(found, keys, copied, strict=True):
             kernel = _measure.kernel_name(name, distinct.index(key), len(distinct))
             mine = tuple(op for j in region.op_indices
                          if (op := scope.graph.ops[j]) in scope.live and op not in counted)
@@ -189,7 +190,7 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
                          f"XLA runs it, with the same results. JAXMONO_LOGS=debug shows where it "
                          f"failed; on_unsupported='error' raises", stacklevel=3)
                 continue
-            taken.append(Taken(mine, scope.runs, scope.within, region.note))
+            taken.append(Taken(mine, scope.runs, scope.within, (region.note, copies)))
             counted.update(mine)
             parts[scope].append((Region(region.op_indices, region.inputs, region.outputs),
                                  built[-1]))
@@ -247,7 +248,7 @@ def _kernel_report(built: Built, facts: Facts, taken: Taken) -> KernelReport:
         registers=known.get("registers"),
         spill_bytes=sum(spills) if spills else None,
         notes=(*plan.notes, *([f"in the {taken.within}"] if taken.within else []),
-               *([taken.note] if taken.note else [])),
+               *filter(None, taken.notes)),
         schedules=_schedules(built) if program is not None else None,
     )
 

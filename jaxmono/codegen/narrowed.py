@@ -11,9 +11,9 @@ instructions, 25 an element without this (sm_90a).
     s = reduce add(e)   f32 ── convert ── bf16 ── divide(e, s)   bf16     s is not rounded here
 
 Ops of 16 bits compute in f32 and are rounded where they are stored (op_code.py). A conversion of
-what many results share would move them all to one side; XLA leaves it out as well. With it a bf16
-softmax's error was 1.5 times XLA's. A program that converts there and back means the rounding: an
-f32 of it has it, though XLA's GPU compiler drops both.
+what many results share would move them all to one side: with it a bf16 softmax's error was 1.5
+times XLA's on a GPU, which makes a quotient's operands f32 again and drops both conversions. So
+it is left out in front of quotients only; an f32 of what was converted has the rounding.
 """
 
 from __future__ import annotations
@@ -28,34 +28,31 @@ _KEEPS_ERROR = frozenset({"multiply", "divide", "negate", "abs", "select"})
 _POSITIVE = frozenset({"exponential", "logistic"})
 _KEEPS_SIGN = frozenset({"add", "multiply", "divide"})
 _VIEWS = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice)
-_PASSES_ON = frozenset({"select", "maximum", "minimum", "clamp", "negate", "abs"})
-"""Hand on what was not rounded, perhaps to what means it."""
 _DEPTH = 8
 """Of ops between a value and its roundings: where they multiply it with itself again, every second
 one may double the error, of 2^-18, to no more than 2^-14."""
 
 
 def needs_no_rounding(body: Graph, op: ops.Convert, depth: int = _DEPTH) -> bool:
-    """Whether an f32 value that ``op`` rounds is a reduce's, or was spread before, and is only
-    computed with in 16 bits."""
+    """Whether an f32 value that ``op`` rounds is a reduce's, or was spread before, and is in
+    quotients of 16 bits only."""
     t, made = op.result.type.dtype, body.producer.get(op.operand)
     spread = isinstance(made, ops.BroadcastInDim) and made.result.type.size > made.operand.type.size
     while isinstance(made, _VIEWS):
         made = body.producer.get(made.operand)
     return (spread or isinstance(made, ops.Reduce)) and t in (DType.BF16, DType.F16) \
         and op.operand.type.dtype is DType.F32 and bool(body.users.get(op.result)) \
-        and _computes(body, op.result, depth)
+        and _divides(body, op.result, depth)
 
 
-def _computes(body: Graph, value: Value, depth: int) -> bool:
+def _divides(body: Graph, value: Value, depth: int) -> bool:
     if not depth:
         return False
     for user in body.users.get(value, ()):
         if isinstance(user, _VIEWS):
-            if not _computes(body, user.results[0], depth - 1):
+            if not _divides(body, user.results[0], depth - 1):
                 return False
-        elif not isinstance(user, ops.Elementwise) or user.kind in _PASSES_ON \
-                or user.results[0].type.dtype is not value.type.dtype:
+        elif not isinstance(user, ops.Elementwise) or user.kind != "divide":
             return False
     return True
 

@@ -18,7 +18,7 @@ from dataclasses import replace
 from jaxmono.fusion.bodies import order as body_order
 from jaxmono.fusion.draft import Draft
 from jaxmono.fusion.formulate import Formulation
-from jaxmono.fusion.order import dependences, raised
+from jaxmono.fusion.order import dependences, latest, raised
 from jaxmono.fusion.own_places import needed_where_written
 from jaxmono.fusion.stacks import pieces, stacks, written_by
 from jaxmono.hlo.ir import Value
@@ -69,8 +69,9 @@ def _why_not(form: Formulation, d: Draft | None, v: Value, u: Value) -> str:
         return "who writes it reads other elements of the input"
     if u in form.reads[d]:
         inside = set(body_order(form.state, d, form.stored)[0])
-        if d.reduced or not needed_where_written(graph, inside.__contains__,
-                                                 {x: d.at[x] for x in d.outputs}, u, v, d.cols):
+        # What a dot stores of its prologue has no place in ``at``; all of it is behind the dot.
+        roots = {x: d.at[x] for x in d.outputs if x in d.at}
+        if d.reduced or not needed_where_written(graph, inside.__contains__, roots, u, v, d.cols):
             return "who writes it reads other elements of the input"
     return ""
 
@@ -92,9 +93,13 @@ def _in_time(form: Formulation, writer: Mapping[Value, Draft], pairs: Sequence[P
         return replace(form, groups=groups, before=before, level=level, updates=updates,
                        donated=dict(some))
 
+    latest_of = latest(form.groups, form.before, last)
+    readers = _readers(form, parts)
+    alone = {(v, u): max((form.level[d] for d in readers.get(u, ()) if d is not writer[v]),
+                         default=-1) < latest_of[writer[v]] for v, u in pairs}
     taken: list[Pair] = []
-    late: list[Pair] = []
-    best, todo = form, [list(pairs)] if pairs else []
+    late = [pair for pair in pairs if not alone[pair]]
+    best, todo = form, [[pair for pair in pairs if alone[pair]]]
     while todo:
         some = todo.pop()
         if (tried := ordered([*taken, *some])) is not None:
@@ -106,7 +111,16 @@ def _in_time(form: Formulation, writer: Mapping[Value, Draft], pairs: Sequence[P
     return best, late
 
 
+def _readers(form: Formulation, parts: Mapping[Value, Sequence[Value]]) -> dict[Value, set[Draft]]:
+    found: dict[Value, set[Draft]] = {}
+    for d in form.groups:
+        for v in form.reads[d]:
+            for part in parts.get(v, (v,)):
+                found.setdefault(part, set()).add(d)
+    return found
+
+
 def _told(why: str, pairs: Sequence[tuple[int, int]]) -> str:
     o, i = pairs[0]
     more = f" (and {len(pairs) - 1} more)" if len(pairs) > 1 else ""
-    return f"XLA copies output {o}{more} into donated input {i}: {why}"
+    return f"XLA copies the kernel's output {o}{more} into donated input {i}: {why}"

@@ -67,6 +67,16 @@ def raised(groups: Sequence[Draft], before: Mapping[Draft, Mapping[Draft, None]]
     return out
 
 
+def latest(groups: Sequence[Draft], before: Mapping[Draft, Mapping[Draft, None]],
+           last: int) -> dict[Draft, int]:
+    """The highest levels, up to ``last``, of groups that come after those they wait for."""
+    out = dict.fromkeys(groups, last)
+    for d in reversed(groups):
+        for p in before[d]:
+            out[p] = min(out[p], out[d] - 1)
+    return out
+
+
 def cycle(groups: Sequence[Draft],
           before: Mapping[Draft, Mapping[Draft, None]]) -> list[Draft]:
     """Groups that lie on or between cycles."""

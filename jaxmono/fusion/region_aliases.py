@@ -18,12 +18,14 @@ _Step = Op | int
 """An op that XLA runs, or the number of a region."""
 
 
-def region_aliases(graph: Graph, regions: Sequence[Region], donated: Pairs) -> tuple[Pairs, ...]:
+def region_aliases(graph: Graph, regions: Sequence[Region], donated: Pairs,
+                   ) -> tuple[tuple[Pairs, ...], tuple[str, ...]]:
     """For each region the (output, input) pairs, by its own numbers, of ``donated``, by the
-    graph's."""
+    graph's; and a note on the others that it writes, or ""."""
     out: list[list[tuple[int, int]]] = [[] for _ in regions]
+    left = [0] * len(regions)
     if not donated:
-        return ((),) * len(regions)
+        return ((),) * len(regions), ("",) * len(regions)
     holders: dict[Op, list[int]] = {}
     for r, region in enumerate(regions):
         for i in region.op_indices:
@@ -36,14 +38,24 @@ def region_aliases(graph: Graph, regions: Sequence[Region], donated: Pairs) -> t
     for o, i in donated:
         v, u = graph.outputs[o], graph.inputs[i]
         r = writers.get(v)
-        if r is None or u not in regions[r].inputs:
+        if r is None:
+            continue
+        if u not in regions[r].inputs:
+            left[r] += 1
             continue
         if r not in done:
             done[r] = _before(regions, makers, r)
         readers = {s for op in graph.users.get(u, ()) for s in _steps(op, holders, writers, graph)}
         if readers - {r} <= done[r]:
             out[r].append((regions[r].outputs.index(v), regions[r].inputs.index(u)))
-    return tuple(map(tuple, out))
+        else:
+            left[r] += 1
+    return tuple(map(tuple, out)), tuple(map(_told, left))
+
+
+def _told(copies: int) -> str:
+    return f"XLA copies {copies} of its outputs into donated inputs, which it does not read or " \
+        "others may read later" if copies else ""
 
 
 def _steps(op: Op, holders: dict[Op, list[int]], writers: dict[Value, int], graph: Graph,

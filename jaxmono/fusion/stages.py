@@ -6,11 +6,12 @@ stage where it disturbs least: beside work that already takes longer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from jaxmono.fusion import cost
 from jaxmono.fusion.draft import Draft
 from jaxmono.fusion.formulate import Formulation
+from jaxmono.fusion.order import latest
 from jaxmono.fusion.plan import Device, Sig
 
 
@@ -34,7 +35,7 @@ def _balance(form: Formulation, sigs: Mapping[Draft, Sig], device: Device) -> di
         for p in form.before[d]:
             after[p].append(d)
     stage = dict(form.level)
-    late = _latest(form.groups, after, max(stage.values(), default=0))
+    late = latest(form.groups, form.before, max(stage.values(), default=0))
     time = {d: cost.body_us(sigs[d].body, device, matrix=d.kind in ("dot", "attention"))
             for d in form.groups}
     load = [0.0] * (max(stage.values(), default=-1) + 1)
@@ -57,11 +58,3 @@ def _balance(form: Formulation, sigs: Mapping[Draft, Sig], device: Device) -> di
 
 def _crowding(load: float, time: float) -> float:
     return 0.0 if load >= time else time - load
-
-
-def _latest(groups: Sequence[Draft], after: Mapping[Draft, Sequence[Draft]],
-            last: int) -> dict[Draft, int]:
-    late: dict[Draft, int] = {}
-    for d in reversed(groups):
-        late[d] = min((late[s] - 1 for s in after[d]), default=last)
-    return late

@@ -14,9 +14,10 @@ import pytest
 from donated_programs import with_updates
 from thinned import thinned
 
-from jaxmono.fusion import make_plan
+from jaxmono.fusion import donated, make_plan
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.interp import run_plan
+from jaxmono.fusion.order import dependences
 from jaxmono.fusion.plan import Device, Plan
 from jaxmono.fusion.verify import verify
 from jaxmono.hlo import ops
@@ -154,7 +155,7 @@ def test_what_cannot_be_is_told(name: str) -> None:
     p = plan(fn, *[(64, 64)] * count, aliases=aliases)
     assert taken(p) == ()
     (note,) = [n for n in p.notes if "donated" in n]
-    assert why in note and "XLA copies output 0 into donated input 0" in note
+    assert why in note and "XLA copies the kernel's output 0 into donated input 0" in note
 
 
 def test_one_that_is_late_keeps_none_from_its_place() -> None:
@@ -191,6 +192,38 @@ def test_who_reads_a_part_of_it() -> None:
     assert taken(p) == () and "reads other elements" in p.notes[-1]
 
 
+def test_beside_rows_that_a_product_makes_and_stores() -> None:
+    """A norm folded into the product behind it, whose rows are returned."""
+    def step(u: Any, x: Any, w: Any) -> Any:
+        h = jax.nn.standardize(x)
+        return h @ w + u, h
+
+    p = plan(step, (8, 64), (8, 64), (64, 64), aliases=((0, 0),))
+    assert taken(p) == ((0, 0),) and len(p.groups) == 1
+    p = plan(step, (8, 64), (8, 64), (64, 64), aliases=((0, 1),))
+    assert taken(p) == () and "reads other elements" in p.notes[-1]
+
+
+def test_many_that_are_late_take_no_time_to_tell() -> None:
+    """All weights are read in the last stage: none of the pairs is tried together with others."""
+    def step(ws: Any, x: Any) -> Any:
+        new = [w - 0.1 * (x.T @ x) for w in ws]
+        return new, sum(jnp.tanh(w).sum() for w in ws)
+
+    spec = [jax.ShapeDtypeStruct((32, 32), jnp.float32)] * 40
+    graph = models.graph_of(step, spec, jax.ShapeDtypeStruct((64, 32), jnp.float32))
+    calls: list[int] = []
+
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return dependences(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(donated, "dependences", counted)
+        p = make_plan(graph, Device(), aliases=tuple((i, i) for i in range(40)))
+    assert len(calls) <= 8, (len(calls), taken(p))
+
+
 def test_reduces_that_begin_behind_the_stores() -> None:
     def summed(w: Any, x: Any, g: Any) -> Any:
         w = w - 0.1 * (x.T @ g)
@@ -209,8 +242,8 @@ def test_equal_reasons_are_one_note() -> None:
 
     p = plan(fn, *[(8, 8)] * 3, aliases=THREE)
     assert [n for n in p.notes if "donated" in n] == [
-        "XLA copies output 0 (and 2 more) into donated input 0: who writes it reads other elements "
-        "of the input"]
+        "XLA copies the kernel's output 0 (and 2 more) into donated input 0: who writes it reads "
+        "other elements of the input"]
 
 
 def in_place_of(p: Plan, output: int, input: int) -> Plan:
