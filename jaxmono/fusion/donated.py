@@ -35,12 +35,14 @@ def take_places(form: Formulation, aliases: Sequence[tuple[int, int]],
     refused: dict[str, list[tuple[int, int]]] = {}
     found: dict[Pair, tuple[int, int]] = {}
     stacked = {v for whole, parts in stacks(graph).items() for v in (whole, *parts)}
+    in_parts = {x: o.operand for x, o in pieces(graph).items()}
     writer = {v: d for d in form.groups for v in d.outputs}
     for o, i in aliases:
         v, u = graph.outputs[o], graph.inputs[i]
         if form.state.in_place and u in form.updates:
             continue  # find_in_place's
-        why = "its parts are written apart" if v in stacked else _why_not(form, writer.get(v), v, u)
+        why = "its parts are written apart" if v in stacked \
+            else _why_not(form, writer.get(v), v, u, in_parts)
         if why:
             refused.setdefault(why, []).append((o, i))
         else:
@@ -52,7 +54,8 @@ def take_places(form: Formulation, aliases: Sequence[tuple[int, int]],
     return form, tuple(_told(why, pairs) for why, pairs in refused.items())
 
 
-def _why_not(form: Formulation, d: Draft | None, v: Value, u: Value) -> str:
+def _why_not(form: Formulation, d: Draft | None, v: Value, u: Value,
+             in_parts: Mapping[Value, Value]) -> str:
     graph = form.state.graph
     if v.type != u.type:
         return f"it is {v.type} and the input {u.type}"
@@ -64,8 +67,7 @@ def _why_not(form: Formulation, d: Draft | None, v: Value, u: Value) -> str:
         return "the program's caches are read as they were"
     if d.kind not in ("loop", "row", "dot") or d.stored:
         return f"its group is a {d.kind} that writes elsewhere"
-    views = {x for x, o in pieces(graph).items() if o.operand is u}
-    if not views.isdisjoint(form.reads[d]):
+    if any(in_parts.get(x) is u for x in form.reads[d]):
         return "who writes it reads other elements of the input"
     if u in form.reads[d]:
         inside = set(body_order(form.state, d, form.stored)[0])
@@ -93,13 +95,12 @@ def _in_time(form: Formulation, writer: Mapping[Value, Draft], pairs: Sequence[P
         return replace(form, groups=groups, before=before, level=level, updates=updates,
                        donated=dict(some))
 
-    latest_of = latest(form.groups, form.before, last)
-    readers = _readers(form, parts)
-    alone = {(v, u): max((form.level[d] for d in readers.get(u, ()) if d is not writer[v]),
-                         default=-1) < latest_of[writer[v]] for v, u in pairs}
-    taken: list[Pair] = []
-    late = [pair for pair in pairs if not alone[pair]]
-    best, todo = form, [[pair for pair in pairs if alone[pair]]]
+    ends, readers = latest(form.groups, form.before, last), _readers(form, parts)
+    early, late, taken = list[Pair](), list[Pair](), list[Pair]()
+    for v, u in pairs:
+        before = [form.level[d] for d in readers.get(u, ()) if d is not writer[v]]
+        (early if max(before, default=-1) < ends[writer[v]] else late).append((v, u))
+    best, todo = form, [early] if early else []
     while todo:
         some = todo.pop()
         if (tried := ordered([*taken, *some])) is not None:
