@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from jaxmono.fusion.batches_first import batches_first
 from jaxmono.fusion.epilogue_reduces import of_contractions
 from jaxmono.fusion.gated import gated
 from jaxmono.fusion.orient import orient
@@ -26,10 +27,10 @@ OPTIONAL = ("gated", "round_rows", "share_k", "window_rows")
 def prepare(graph: Graph, device: Device, without: Collection[str] = (),
             ) -> tuple[Graph, tuple[str, ...]]:
     """Takes loops apart, drops optimization barriers and dead ops, splits long softmaxes and
-    reduces, orients contractions, reads images as they lie in memory where they are copied into
-    shared memory once, puts rows in the order of the windows that read them, rounds what
-    convolutions of f32 read where it is written, and takes those contractions apart whose shares of
-    k a norm can add up.
+    reduces, orients contractions and puts the batches of their operands first, reads images as they
+    lie in memory where they are copied into shared memory once, puts rows in the order of the
+    windows that read them, rounds what convolutions of f32 read where it is written, and takes
+    those contractions apart whose shares of k a norm can add up.
 
     A convolution that no pass has expanded yet is expanded here. ``without``: of `OPTIONAL`, what
     is left out; other names are not looked at.
@@ -42,7 +43,7 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     later = () if "epilogue_reduces" in without else of_contractions(graph)
     graph, whole = split_reduces(split_softmaxes(graph, device, later), device, later)
     graph, apart = (graph, ()) if "gated" in without else gated(graph, device)
-    graph = padded_images(orient(graph), device)
+    graph = padded_images(batches_first(orient(graph)), device)
     graph = graph if "window_rows" in without else order_rows(graph)
     graph, kept = (graph, ()) if "round_rows" in without else round_rows(graph, device)
     graph, alone = (graph, ()) if "share_k" in without else share_k(graph, device)
