@@ -13,6 +13,8 @@ import optax
 import pytest
 
 import jaxmono
+from jaxmono.custom_call.options import Options
+from jaxmono.custom_call.primitive import mono_call
 
 F32 = jnp.float32
 
@@ -124,6 +126,22 @@ def test_used_again_by_the_caller_of_an_inner_function() -> None:
     doubled, one_more = outer(w)
     np.testing.assert_allclose(doubled, w * 2 + 1, rtol=1e-6)
     np.testing.assert_allclose(one_more, w + 1, rtol=1e-6)
+
+
+def test_a_call_that_is_a_part_of_the_program() -> None:
+    """JAX's numbers of results are the program's, not the call's."""
+    x, w = normal(0, 12), normal(1, 7)
+    closed = jax.make_jaxpr(lambda w: w * 2 + 1)(w)
+    options = Options(mode="auto", on_unsupported="error", interpret=True)
+
+    def outer_fn(x: Any, w: Any) -> Any:
+        return jnp.sin(x), x * 2, mono_call(closed, [w], options=options)[0]
+
+    outer = jax.jit(outer_fn, donate_argnums=1)
+    wanted = np.array(w * 2 + 1)
+    assert "jaxmono_interpret" in outer.lower(x, w).as_text()
+    assert aliased(outer.lower(x, w)) == []
+    np.testing.assert_allclose(outer(x, w)[2], wanted, rtol=1e-6)
 
 
 def test_kernels_that_share_a_function() -> None:

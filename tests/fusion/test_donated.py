@@ -166,6 +166,15 @@ def test_one_that_is_late_keeps_none_from_its_place() -> None:
     assert taken(p) == ((1, 1), (2, 2)) and "more stages" in p.notes[-1]
 
 
+def test_two_that_exclude_each_other() -> None:
+    """Each may be read a stage before it is written, but not both."""
+    def fn(a: Any, b: Any, c: Any, x: Any) -> Any:
+        return a + b, b + a[0], c + 1, (x @ x) @ x
+
+    p = plan(fn, (64, 64), (64,), (48, 8), (64, 64), aliases=THREE)
+    assert len(taken(p)) == 2 and (2, 2) in taken(p) and "more stages" in p.notes[-1]
+
+
 def test_what_lies_in_parts() -> None:
     """A scan's results lie one behind the other, and its steps read parts of what it goes over."""
     def scanned(h: Any, w: Any, xs: Any) -> Any:
