@@ -12,7 +12,6 @@ they are, and contractions' results, which `orient` sees to.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 from jaxmono.hlo import ops
@@ -79,6 +78,6 @@ def _made(graph: Graph, v: Value) -> tuple[Value, Sequence[int]]:
 
 def _lie_apart(graph: Graph, x: Value, batch: Sequence[int]) -> bool:
     """Whether somebody makes ``x``, with elements of different batches as neighbours."""
-    last, dims = x.type.rank - 1, x.type.dims
+    last = x.type.rank - 1
     return isinstance(graph.producer.get(x), ops.Elementwise | ops.Convert) and last in batch \
-        and dims[last] > 1 and math.prod(n for i, n in enumerate(dims) if i not in batch) > 1
+        and x.type.dims[last] > 1

@@ -93,7 +93,8 @@ LEFT: dict[str, tuple[Callable[..., Any], list[Any]]] = {
     "batches in front": (lambda a, w: jnp.einsum("etd,edf->etf", jnp.sin(a), w),
                          [f32(4, 24, 16), f32(4, 16, 8)]),
     "no batch": (lambda a, w: jnp.sin(a) @ w, [f32(24, 16), f32(16, 8)]),
-    "vectors": (lambda a, w: jnp.einsum("e,ef->ef", jnp.sin(a), w), [f32(4), f32(4, 8)]),
+    "a product's result": (lambda x, w, v: jnp.einsum("te,tef->ef", x @ w, v),
+                           [f32(24, 16), f32(16, 4), f32(24, 4, 8)]),
 }
 
 
