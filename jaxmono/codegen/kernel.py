@@ -40,9 +40,9 @@ from jaxmono.codegen.producers import (
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Function, code_for
 from jaxmono.codegen.writer import Writer
+from jaxmono.codegen.written import written_inputs
 from jaxmono.fusion.flags import flagged_params
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
-from jaxmono.fusion.verify import updated_param
 from jaxmono.hlo.ir import Value
 
 _WIDE_SUMS = 128
@@ -85,24 +85,12 @@ def emit_kernel(plan: Plan, schedule: KernelSchedule, name: str, header: str = "
     return _Assembly(plan, schedule, name, room).emit(header)
 
 
-def _written(plan: Plan) -> set[int]:
-    """Inputs that a kernel writes while others read them: those of which parts are updated, and
-    those whose new values are read again. Who reads another input in whose place an output comes
-    is done in an earlier stage, and is the last to read that memory there (donated.py)."""
-    buffers = {b.id: b for b in plan.buffers}
-    again = {b for g in plan.groups for b in g.params}
-    again.update(buffers[b].index for b in tuple(again) if buffers[b].place is Place.PART)
-    again.update(b for g in plan.groups for r, b in enumerate(g.results)
-                 if updated_param(g.sig, r) is not None)
-    return {b.alias for b in plan.outputs if b.alias is not None and b.id in again}
-
-
 class _Assembly:
     def __init__(self, plan: Plan, schedule: KernelSchedule, name: str, room: int) -> None:
         self.plan, self.schedule, self.name = plan, schedule, name
         self.buffers: dict[int, Buffer] = {b.id: b for b in plan.buffers}
         self.inputs, self.outputs = len(plan.inputs), len(plan.outputs)
-        self.written = _written(plan)
+        self.written = written_inputs(plan)
         self.parts = dict[int, list[int]]()
         for b in plan.buffers:
             if b.place is Place.PART:

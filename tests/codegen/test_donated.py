@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 from harness import DEVICE, compile_graph, run_program
 
 from jaxmono.codegen.program import Program
+from jaxmono.codegen.written import written_inputs
 from jaxmono.fusion import make_plan
+from jaxmono.fusion.plan import Place
 from jaxmono.hlo.interp import evaluate
 
 F32, BF16 = jnp.float32, jnp.bfloat16
@@ -126,6 +129,24 @@ def test_who_read_it_before_does_so_too_if_new_values_are_read_again(again: bool
     assert plan.outputs[0].alias == 0 and len(plan.stages) == 3 + again
     reads = re.findall(r"(load\w*)<float", compile_graph(graph, plan=plan).source)
     assert ("load_ro" in reads) == (not again)
+
+
+def test_new_values_that_are_read_in_parts() -> None:
+    def fn(w: Any) -> Any:
+        new = w - (w * w).sum()
+        return new, new @ new
+
+    plan = make_plan(models.graph_of(fn, spec(256, 256)), DEVICE, aliases=((0, 0),))
+    new = plan.outputs[0]
+    part = dataclasses.replace(new, id=len(plan.buffers), place=Place.PART, index=new.id, offset=0,
+                               alias=None)
+    *others, last = plan.stages
+    groups = [dataclasses.replace(g, params=tuple(part.id if b == new.id else b for b in g.params))
+              for g in last.groups]
+    apart = dataclasses.replace(plan, buffers=(*plan.buffers, part),
+                                stages=(*others, dataclasses.replace(last, groups=tuple(groups))))
+    assert any(part.id in g.params for g in apart.groups)
+    assert written_inputs(apart) == written_inputs(plan) == {0}
 
 
 @pytest.mark.parametrize("rows", [True, False])
