@@ -153,11 +153,10 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
     parts: dict[Scope, list[tuple[Region, Built]]] = {scope: [] for scope in scopes}
     found = [(scope, region) for scope in scopes for region in scope.regions]
     graphs = [region.subgraph(scope.graph) for scope, region in found]
-    aliases, copied = region_aliases(graph, root.regions, imported.donated)
-    inside = len(found) - len(aliases)  # of what XLA runs
-    aliases, copied = (*aliases, *[()] * inside), (*copied, *[""] * inside)
+    aliases = [x for scope in scopes
+               for x in region_aliases(scope.graph, scope.regions, scope.imported.donated)]
     # Equal regions (those of repeated layers) are one kernel, built once and launched often.
-    keys = [(fingerprint(g), pairs) for g, pairs in zip(graphs, aliases, strict=True)]
+    keys = [(fingerprint(g), pairs) for g, (pairs, _) in zip(graphs, aliases, strict=True)]
     distinct = list(dict.fromkeys(keys))
     made: dict[_Key, Built] = {}
 
@@ -169,7 +168,7 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
     with compilers(facts, config, 0 if plan_only else len(distinct)) as pool:
         builds = {key: _begun(job(key), config, pool) if pool else
                   partial(build, job(key), config, plan_only=plan_only) for key in distinct}
-        for (scope, region), key, copies in zip(found, keys, copied, strict=True):
+        for (scope, region), key, (_, copies) in zip(found, keys, aliases, strict=True):
             kernel = _measure.kernel_name(name, distinct.index(key), len(distinct))
             mine = tuple(op for j in region.op_indices
                          if (op := scope.graph.ops[j]) in scope.live and op not in counted)

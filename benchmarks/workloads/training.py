@@ -8,7 +8,6 @@ Forward, backward and optimiser in one program, whose weights and optimiser's st
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +16,20 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.workloads.workload import Program, Request, Workload, token_ids
+from benchmarks.workloads.workload import (
+    Program,
+    Request,
+    Workload,
+    amid_training,
+    token_ids,
+)
 
 Inputs = Callable[[jax.Array, int, bool], tuple[jax.Array, ...]]
 """(key, batch, tiny) -> what a step takes."""
+
+
+_STEPS = 5
+"""Before the one that is measured: in the midst of the schedule's warm-up."""
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -145,20 +154,6 @@ def rows(key: jax.Array, batch: int, tiny: bool) -> tuple[jax.Array, ...]:
     return (jax.random.normal(key, (8 * batch, 16) if tiny else (512 * batch, 256)),)
 
 
-def _amid(state: Any, key: jax.Array) -> Any:
-    """An optimiser's state with moments as they are amid the training: behind a first step's zeros
-    a weight moves by the sign of its gradient, however little that is."""
-    def filled(path: Any, leaf: jax.Array) -> jax.Array:
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return jnp.full_like(leaf, 5)
-        name = jax.tree_util.keystr(path)
-        noise = jax.random.normal(jax.random.fold_in(key, zlib.crc32(name.encode())), leaf.shape)
-        return 1e-2 * noise ** 2 + 1e-4 if {".nu", ".v_row", ".v_col", ".v"} & {
-            str(p) for p in path} else 1e-2 * noise
-
-    return jax.tree_util.tree_map_with_path(filled, state)
-
-
 def _training(name: str, title: str, model: Callable[..., nn.Module], inputs: Inputs,
               optimiser: optax.GradientTransformation, batch: int) -> Workload:
     def build(request: Request) -> Program:
@@ -171,7 +166,7 @@ def _training(name: str, title: str, model: Callable[..., nn.Module], inputs: In
         def carry(key: jax.Array) -> Any:
             variables = module.init({"params": key, "dropout": key}, *fresh(key)[1:])
             weights = variables.pop("params")
-            return weights, variables, _amid(optimiser.init(weights), key)
+            return weights, variables, amid_training(optimiser.init(weights), key, _STEPS)
 
         def step(state: Any, carry: Any, key: jax.Array, *xs: jax.Array) -> tuple[Any, Any]:
             del state
@@ -187,7 +182,9 @@ def _training(name: str, title: str, model: Callable[..., nn.Module], inputs: In
             return value, (optax.apply_updates(weights, updates), rest, moments)
 
         step.__name__ = name
-        return Program(step, "", state=lambda: (), inputs=fresh, carry=carry)
+        _, x, *_ = jax.eval_shape(fresh, jax.random.key(0))
+        return Program(step, "x".join(map(str, x.shape)), state=lambda: (), inputs=fresh,
+                       carry=carry)
 
     return Workload(name, title, "micro", build, batches=(batch,), table="training_table")
 

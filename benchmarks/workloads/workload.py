@@ -8,6 +8,7 @@ neighbours are called.
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -218,16 +219,18 @@ def scaled(create: Callable[[], nnx.Module]) -> Any:
     return jax.tree_util.tree_map_with_path(value, shapes_of(create))
 
 
-def amid_training(state: Any, key: jax.Array) -> Any:
-    """The state of `optax.adamw` with moments as they are amid the training, not the zeros of its
-    first step."""
-    adam, *rest = state
-    leaves, tree = jax.tree.flatten(adam.mu)
-    noise = [jax.random.normal(k, leaf.shape, leaf.dtype) * 1e-3
-             for k, leaf in zip(jax.random.split(key, len(leaves)), leaves, strict=True)]
-    adam = adam._replace(count=jnp.full_like(adam.count, 1000), mu=jax.tree.unflatten(tree, noise),
-                         nu=jax.tree.unflatten(tree, [n * n + 1e-6 for n in noise]))
-    return adam, *rest
+def amid_training(state: Any, key: jax.Array, steps: int = 1000) -> Any:
+    """The state of an optax optimiser with moments as they are after so many steps: behind a first
+    step's zeros a weight moves by the sign of its gradient, however little that is."""
+    def filled(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.full_like(leaf, steps)
+        own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
+        noise = jax.random.normal(own, leaf.shape, leaf.dtype) * 1e-3
+        squares = {".nu", ".v", ".v_row", ".v_col"} & {str(p) for p in path}
+        return noise * noise + 1e-6 if squares else noise
+
+    return jax.tree_util.tree_map_with_path(filled, state)
 
 
 _CONSTANT = {"bias", "scale", "mean", "var"}

@@ -40,7 +40,7 @@ from jaxmono.codegen.producers import (
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Function, code_for
 from jaxmono.codegen.writer import Writer
-from jaxmono.codegen.written import written_inputs
+from jaxmono.codegen.written import Written, whole
 from jaxmono.fusion.flags import flagged_params
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
 from jaxmono.hlo.ir import Value
@@ -90,7 +90,7 @@ class _Assembly:
         self.plan, self.schedule, self.name = plan, schedule, name
         self.buffers: dict[int, Buffer] = {b.id: b for b in plan.buffers}
         self.inputs, self.outputs = len(plan.inputs), len(plan.outputs)
-        self.written = written_inputs(plan)
+        self.written = Written(plan)
         self.parts = dict[int, list[int]]()
         for b in plan.buffers:
             if b.place is Place.PART:
@@ -130,7 +130,7 @@ class _Assembly:
         alone = all(not self._memory(g.params) & self._memory(g.results)
                     and len(self._memory(g.results)) == len(g.results) for g in groups)
         read_only = tuple(
-            all(self._is_read_only(g, i) for g in groups)
+            all(self.written.is_read_only(g, i) for g in groups)
             for i in range(len(sig.body.inputs)))
         tasks = code.tasks(sig, s, self.schedule.threads)
         w = Writer(indent=1, parent=self.w)
@@ -167,7 +167,7 @@ class _Assembly:
             read_only=frozenset(v for v, ro in zip(body.inputs, read_only, strict=True) if ro),
             threads=self.schedule.threads, behind=self._is_behind(sig),
             given=frozenset(v for i, v in enumerate(body.inputs) if all(
-                self._whole(g.params[i]).place is Place.INPUT
+                whole(self.plan, g.params[i]).place is Place.INPUT
                 for g in self.plan.groups if g.sig.key == sig.key)),
             flagged=frozenset(v for v, f in zip(body.inputs, flagged, strict=False) if f))
 
@@ -187,16 +187,6 @@ class _Assembly:
             else:
                 out.add((b.place.value, b.index))
         return out
-
-    def _whole(self, i: int) -> Buffer:
-        b = self.buffers[i]
-        return self._whole(b.index) if b.place is Place.PART else b
-
-    def _is_read_only(self, g: Group, i: int) -> bool:
-        """Whether nobody writes a param while the group may hold some of it, in a cache too."""
-        b = self._whole(g.params[i])
-        return b.place is Place.INPUT and b.index not in self.written \
-            and all(self.buffers[r].alias != b.index for r in g.results)
 
     def _reference(self, i: int) -> tuple[int, int]:
         """(number of the pointer in Params, byte offset from it) of a buffer; of one with flags the

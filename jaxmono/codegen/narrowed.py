@@ -1,5 +1,5 @@
-"""f32 values that are only seen rounded to 16 bits: their functions need few digits, and what then
-computes in 16 bits takes them as they are.
+"""f32 values that are only seen rounded to 16 bits: their functions need few digits, and quotients
+take them as they are.
 
     e = exponential(x)   f32 ──┬── s = reduce add(e)
                                └── divide(e, s) ── convert ── bf16     e, s and the quotient
@@ -11,9 +11,10 @@ instructions, 25 an element without this (sm_90a).
     s = reduce add(e)   f32 ── convert ── bf16 ── divide(e, s)   bf16     s is not rounded here
 
 Ops of 16 bits compute in f32 and are rounded where they are stored (op_code.py). A conversion of
-what many results share would move them all to one side: with it a bf16 softmax's error was 1.5
-times XLA's on a GPU, which makes a quotient's operands f32 again and drops both conversions. So
-it is left out in front of quotients only; an f32 of what was converted has the rounding.
+what many results share moves them all to one side: where a row has few different values, a bf16
+softmax's error was 1.5 times XLA's on a GPU, whose results are those of a sum that is not rounded.
+Only in front of quotients it is known to leave the conversion out; an f32 of what was converted has
+the rounding.
 """
 
 from __future__ import annotations

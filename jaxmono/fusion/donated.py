@@ -39,7 +39,7 @@ def take_places(form: Formulation, aliases: Sequence[tuple[int, int]],
     writer = {v: d for d in form.groups for v in d.outputs}
     for o, i in aliases:
         v, u = graph.outputs[o], graph.inputs[i]
-        if form.state.in_place and u in form.updates:
+        if u in form.updates:
             continue  # find_in_place's
         why = "its parts are written apart" if v in stacked \
             else _why_not(form, writer.get(v), v, u, in_parts)
@@ -65,8 +65,10 @@ def _why_not(form: Formulation, d: Draft | None, v: Value, u: Value,
         return "the input is returned as well"
     if form.state.views:
         return "the program's caches are read as they were"
-    if d.kind not in ("loop", "row", "dot") or d.stored:
-        return f"its group is a {d.kind} that writes elsewhere"
+    if d.kind not in ("loop", "row", "dot"):
+        return f"it is an {d.kind}'s, which may read again what it has read"
+    if d.stored:
+        return "who writes it updates another input in place"
     if any(in_parts.get(x) is u for x in form.reads[d]):
         return "who writes it reads other elements of the input"
     if u in form.reads[d]:

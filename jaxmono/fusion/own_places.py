@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from jaxmono.fusion.draft import ANCHORS
 from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
 from jaxmono.fusion.rows import reduced_shape, spread
 from jaxmono.fusion.walk import Walk, leaves
-from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
-
-_ANCHORS = (ops.DotGeneral, ops.Reduce)
 
 
 def needed_where_written(graph: Graph, inside: Callable[[Op], bool],
@@ -33,14 +31,14 @@ def needed_where_written(graph: Graph, inside: Callable[[Op], bool],
     """
     index = roots[written]
     for v, at in roots.items():
-        walk = Walk(graph, lambda o: inside(o) and not isinstance(o, _ANCHORS))
+        walk = Walk(graph, lambda o: inside(o) and not isinstance(o, ANCHORS))
         walk.demand(v, at)
         found = _is_only_at(walk, value, written, index)
         if found is None or (found and _variables(at) != _variables(index)):
             return False
         behind = (graph.producer.get(x) for x in walk.reached)
         if not any(value in leaves(graph, y, inside) for o in behind
-                   if isinstance(o, _ANCHORS) and inside(o) for y in o.uses):
+                   if isinstance(o, ANCHORS) and inside(o) for y in o.uses):
             continue
         if not cols or not _variables(index).issuperset(cols):
             return False

@@ -1,6 +1,7 @@
 """Graph to Plan.
 
-    formulate -> Sigs -> stages -> buffers -> scratch offsets -> edges -> loops -> verify
+    prepare -> formulate -> places of donated inputs -> Sigs -> stages -> buffers -> scratch offsets
+    -> edges -> loops -> verify
 """
 
 from __future__ import annotations

@@ -19,13 +19,11 @@ _Step = Op | int
 
 
 def region_aliases(graph: Graph, regions: Sequence[Region], donated: Pairs,
-                   ) -> tuple[tuple[Pairs, ...], tuple[str, ...]]:
+                   ) -> list[tuple[Pairs, str]]:
     """For each region the (output, input) pairs, by its own numbers, of ``donated``, by the
     graph's; and a note on the others that it writes, or ""."""
     out: list[list[tuple[int, int]]] = [[] for _ in regions]
     left = [0] * len(regions)
-    if not donated:
-        return ((),) * len(regions), ("",) * len(regions)
     holders: dict[Op, list[int]] = {}
     for r, region in enumerate(regions):
         for i in region.op_indices:
@@ -50,7 +48,7 @@ def region_aliases(graph: Graph, regions: Sequence[Region], donated: Pairs,
             out[r].append((regions[r].outputs.index(v), regions[r].inputs.index(u)))
         else:
             left[r] += 1
-    return tuple(map(tuple, out)), tuple(map(_told, left))
+    return [(tuple(pairs), _told(n)) for pairs, n in zip(out, left, strict=True)]
 
 
 def _told(copies: int) -> str:

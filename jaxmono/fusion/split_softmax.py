@@ -10,8 +10,8 @@ each other, and each of a GPU's multiprocessors reads its part twice. (The same 
 that goes through its keys once: Milakov and Gimelshein, Online normalizer calculation for softmax.)
 
 A sum that the program rounds to 16 bits and then spreads along the row is spread first: stored for
-the row's readers it stays f32, as within one group (and in XLA). Rounded it made of bf16 softmaxes'
-errors the 1.5 fold: 0.28 % in place of 0.19.
+the row's readers it stays f32, as within one group (codegen/narrowed.py). Rounded there, bf16 rows
+of few different values had an error of 0.28 % where XLA's was 0.19.
 
 A part whose largest value is not finite is summed without it. Where it is -inf the part's factor is
 0, as its sum; where it is not, the sum is what it was: infinite, or not a number.

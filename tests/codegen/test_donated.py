@@ -15,7 +15,7 @@ import pytest
 from harness import DEVICE, compile_graph, run_program
 
 from jaxmono.codegen.program import Program
-from jaxmono.codegen.written import written_inputs
+from jaxmono.codegen.written import Written
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Place
 from jaxmono.hlo.interp import evaluate
@@ -146,7 +146,7 @@ def test_new_values_that_are_read_in_parts() -> None:
     apart = dataclasses.replace(plan, buffers=(*plan.buffers, part),
                                 stages=(*others, dataclasses.replace(last, groups=tuple(groups))))
     assert any(part.id in g.params for g in apart.groups)
-    assert written_inputs(apart) == written_inputs(plan) == {0}
+    assert Written(apart).inputs == Written(plan).inputs == {0}
 
 
 @pytest.mark.parametrize("rows", [True, False])

@@ -14,11 +14,11 @@ T = TensorType((4,), DType.F32)
 
 def region_aliases(graph: Graph, regions: list[Region], donated: Pairs) -> tuple[Pairs, ...]:
     """Of which every pair that a region writes is found, or told of."""
-    found, notes = module.region_aliases(graph, regions, donated)
-    for region, pairs, note in zip(regions, found, notes, strict=True):
+    found = module.region_aliases(graph, regions, donated)
+    for region, (pairs, note) in zip(regions, found, strict=True):
         written = sum(graph.outputs[o] in region.outputs for o, _ in donated)
         assert note == "" if len(pairs) == written else f"{written - len(pairs)} of its" in note
-    return found
+    return tuple(pairs for pairs, _ in found)
 
 
 class Chain:
