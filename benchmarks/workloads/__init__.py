@@ -20,7 +20,7 @@ class UnknownWorkload(ValueError):
 
 
 FURTHER = ("kernels", "exact", "quantised", "reduces", "depthwise", "loops", "control",
-           "random_bits", "scatters", "gates", "streams", "training")
+           "random_bits", "scatters", "gates", "streams", "training", "mixed")
 """Files whose workloads are measured only where they are asked for."""
 
 

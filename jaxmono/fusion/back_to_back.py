@@ -55,6 +55,11 @@ def place_back_to_back(state: State, second: ops.DotGeneral) -> Draft | None:
     return None
 
 
+def is_pair(draft: Draft) -> bool:
+    """Whether a draft is such a fusion, not an attention."""
+    return draft.kind == "attention" and not any(isinstance(o, ops.Reduce) for o in draft.ops)
+
+
 def _pays(state: State, first: ops.DotGeneral, second: ops.DotGeneral, side: str) -> bool:
     b, m, n, k, v = attention_vars(first, second, side)
     t = matrix_dtype(first)

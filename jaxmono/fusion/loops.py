@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from jaxmono.fusion import cost
+from jaxmono.fusion.back_to_back import is_pair
 from jaxmono.fusion.chains import CAP, Chain, chains
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import IN_MEMORY, Draft, State, forward
@@ -204,12 +205,18 @@ def _slower(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, 
 
     Llama-1B's gate * up in front of a layer's last product, 128 rows: on an H200 that stage took
     29 us on the tensor cores of a warp; the bare product, which warpgroups take because its
-    operands lie in memory, 17 us as a kernel of its own.
+    operands lie in memory, 17 us as a kernel of its own. Pairs of products copy what they read,
+    whatever it costs (codegen/back_to_back.py).
     """
     out: dict[Value, float] = {}
     for op in state.graph.ops if state.device.wgmma else ():
+        if not isinstance(op, ops.DotGeneral):
+            continue
+        pair = next((d for d in holders.get(op, ()) if is_pair(d)), None)
+        if pair is not None:
+            out.update((v, math.inf) for v in op.uses if state.graph.producer.get(v) not in pair.ops)
         alone = any(d.kind == "dot" for d in holders.get(op, ()))
-        if isinstance(op, ops.DotGeneral) and alone and dot_dims(op).m >= COPIED_ROWS:
+        if alone and dot_dims(op).m >= COPIED_ROWS:
             lost = cost.dot_flops(op) / state.device.matrix_flops_per_us \
                 if matrix_dtype(op) is not None else cost.exact_lost_us(op, state.device)
             for v in dict.fromkeys((op.lhs, op.rhs)):

@@ -107,6 +107,19 @@ def test_layouts(layout: str) -> None:
     run(plan, pair(48, 3), seeds=(0, 1))
 
 
+def test_what_it_reads_is_stored() -> None:
+    """Weights in f32, converted as a Flax layer does, and rows that are computed: the pair copies
+    what a stage has stored. On the way to it nothing is computed, for which rows of 1152 elements
+    had no room (ResNet-50 b32 with f32 weights)."""
+    def fn(x: Any, w1: Any, w2: Any) -> Any:
+        return jax.nn.relu((x * 2) @ w1.astype(x.dtype)) @ w2.astype(x.dtype)
+
+    plan = plan_of(fn, Spec((300, 200), BF16), Spec((200, 128), F32), Spec((128, 64), F32),
+                   device=SMALL)
+    assert kinds(plan) == [["loop"] * 3, ["attention"]]
+    run(plan, pair(64, 2), seeds=(0,))
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_nothing_in_between(turned: bool) -> None:
     """Of either side of the second product."""
