@@ -58,7 +58,7 @@ rows."""
 
 
 STORED_FAMILIES = frozenset({"gemv", "bytes"})
-"""Families that convert weights of bytes on their way to the products (`Operand.stored`)."""
+"""Families that convert weights on their way to the products (`Operand.stored`)."""
 
 EXACT_FAMILIES = frozenset({"gemv", FMA, "bf16x6"})
 """Families that multiply f32 exactly."""
@@ -246,10 +246,15 @@ def weights_k_major(sig: Sig) -> bool:
 def picked_time(sig: Sig) -> float:
     """How much longer than the model says tiles of mma.sync take, whose threads pick the elements
     of rows that begin anywhere: 1.4 to 2 times as long with one such operand, 3 to 4 with two; or
-    convert bytes one by one: 16x3072x768 took 7.4 us of an H100, 128x768x3072 10.8."""
+    convert bytes one by one: 16x3072x768 took 7.4 us of an H100, 128x768x3072 10.8. Or f32:
+    16x768x3072 takes 12.6 us of an H200, 512x3072x768 60."""
     code = any_tile(sig)
-    converts = any_stream(sig).rhs.stored is not None
-    return 1.6 ** (is_unaligned(code.lhs) + is_unaligned(code.rhs) + converts)
+    stored = any_stream(sig).rhs.stored
+    converts = 0.0 if stored is None else _ROUNDS if stored is DType.F32 else 1.0
+    return _PICKED ** (is_unaligned(code.lhs) + is_unaligned(code.rhs) + converts)
+
+
+_PICKED, _ROUNDS = 1.6, 3.0
 
 
 def any_stream(sig: Sig) -> DotCode:

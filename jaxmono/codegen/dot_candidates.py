@@ -275,7 +275,8 @@ def image_bound(sig: Sig, request: Request, family: str, cost: float) -> float:
 
 
 def bytes_candidates(sig: Sig, request: Request) -> list[Costed]:
-    """What wgmma can do for a Sig whose weights are stored as bytes, cheapest first."""
+    """What wgmma can do for a Sig whose weights are stored as bytes, or f32 that are rounded,
+    cheapest first."""
     form = sig.form
     assert isinstance(form, DotForm)
     if not request.wgmma or form.reduced or operand_type(form) is None:
@@ -283,11 +284,12 @@ def bytes_candidates(sig: Sig, request: Request) -> list[Costed]:
     code = DotCode.of(sig, DotSchedule(dot_wgmma_shared.BYTES, 64, 128, 64, 2, (1, 2, 1)))
     if dot_wgmma_takes.takes_bytes(form, code) is not None:
         return []
-    assert code.element is not None
+    assert code.element is not None and code.rhs_element is not None
     return candidates_bytes(form.batch.size * request.siblings, form.m.size, form.n.size,
                             form.k.size, code.element.itemsize, device=request.device,
                             shared_bytes=request.shared_bytes,
-                            computed=not dot_wgmma_shared.comes(code.lhs))
+                            computed=not dot_wgmma_shared.comes(code.lhs),
+                            stored=code.rhs_element.itemsize)
 
 
 def bf16x6_candidates(sig: Sig, request: Request) -> list[Costed]:

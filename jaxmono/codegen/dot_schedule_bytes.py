@@ -1,17 +1,20 @@
-"""Tiles for products whose weights are stored as bytes and are wgmma's left operand
+"""Tiles for products whose weights are stored as bytes, or as f32, and are wgmma's left operand
 (device/gemm_bytes.cuh), beside rows of bytes or of 16 bits.
 
 By the same kind of model as dot_schedule_tf32.py. Constants are fitted to 720 tiles of 30 products
-with 8 to 4096 rows, weights [k][n], timed on an H100: of the 303 within 1.25 of the best, times are
-1 % too high, with a spread of 7 % (standard deviation of the logarithm); the model's choice takes
-1.8 % longer than the best of these tiles.
+with 8 to 4096 rows, weights [k][n] of bytes, timed on an H100: of the 303 within 1.25 of the best,
+times are 1 % too high, with a spread of 7 % (standard deviation of the logarithm); the model's
+choice takes 1.8 % longer than the best of these tiles. Those of f32 to 742 tiles of 21 products
+with 16 to 2048 rows: within 1.3 of the best the spread is 10 %, the choice takes 1.9 % longer, at
+most 11.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule
 from jaxmono.codegen.dot_wgmma_shared import (
@@ -26,25 +29,48 @@ from jaxmono.fusion.plan import Device
 MIN_ROWS = 5
 """Fewer are the gemv family's: 4x8192x2048 takes 9.9 us there, 8x8192x2048 13.8, and 9.1 here."""
 MIN_COLUMNS = 64
-_LOAD_BYTES = 240_000.0
-_L2_READS = 3.15
-_FLOPS = {1: 14.0e6, 2: 8.0e6}
-"""By bytes of an element of rows."""
-_SHARED_BYTES = 270_000.0
-_K_TILE_US = 0.03
-_LINE_US = {1: 0.007, 2: 0.06}
-"""Of each line of k in a tile, by bytes of an element of rows: fragments of weights come, and are
-widened beside rows of 16 bits."""
-_LATENCY_US = {True: 1.3, False: 2.15}
-_EPILOGUE_BYTES = 36_000.0
-_MEET_US = 0.4
-"""Of warpgroups that share k, in the epilogue."""
-_AGAIN_US = 0.54
-_SPLIT_US = 0.95
-_SPLIT_BYTES = 48_000.0
-_SPLIT_TOTAL = {True: 1.3, False: 0.7}
-_COLD = 0.64
-"""The others as the constants of the same names there, per SM and microsecond."""
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Constants per SM and microsecond, named as those of dot_schedule_tf32.py.
+
+    Attributes:
+      flops: by bytes of an element of rows.
+      line_us: of each line of k in a tile, likewise: fragments of weights come, and are widened
+        beside rows of 16 bits.
+      meet_us: of warpgroups that share k, in the epilogue.
+      latency_us, split_total: by whether there are at most `FEW` rows.
+    """
+
+    load_bytes: float
+    l2_reads: float
+    flops: Mapping[int, float]
+    shared_bytes: float
+    k_tile_us: float
+    line_us: Mapping[int, float]
+    latency_us: Mapping[bool, float]
+    epilogue_bytes: float
+    meet_us: float
+    again_us: float
+    split_us: float
+    split_bytes: float
+    split_total: Mapping[bool, float]
+    cold: float
+
+
+_MODELS = {
+    1: _Model(load_bytes=240_000.0, l2_reads=3.15, flops={1: 14.0e6, 2: 8.0e6},
+              shared_bytes=270_000.0, k_tile_us=0.03, line_us={1: 0.007, 2: 0.06},
+              latency_us={True: 1.3, False: 2.15}, epilogue_bytes=36_000.0, meet_us=0.4,
+              again_us=0.54, split_us=0.95, split_bytes=48_000.0,
+              split_total={True: 1.3, False: 0.7}, cold=0.64),
+    4: _Model(load_bytes=134_000.0, l2_reads=3.8, flops={2: 5.05e6}, shared_bytes=252_000.0,
+              k_tile_us=0.0, line_us={2: 0.0}, latency_us={True: 1.63, False: 3.5},
+              epilogue_bytes=20_000.0, meet_us=0.42, again_us=0.43, split_us=1.0,
+              split_bytes=229_000.0, split_total={True: 0.4, False: 1.65}, cold=0.78),
+}
+"""By bytes of an element of the weights."""
 _MOST_ROWS = {1: 256, 2: 128}
 _MOST_DEEP = 96
 """Rows of tiles with two lines of k, whose fragments take 64 registers."""
@@ -53,16 +79,18 @@ _PANEL_US = 0.03 / 1024
 
 
 def candidates_bytes(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Device,
-                     shared_bytes: int, computed: bool = False) -> list[tuple[float, DotSchedule]]:
+                     shared_bytes: int, computed: bool = False, stored: int = 1,
+                     ) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model in microseconds, cheapest first.
 
     Args:
       itemsize: bytes of an element of the rows. computed: they are, a task's share at once.
+      stored: bytes of an element of the weights, 1 or 4.
       shared_bytes: per block.
     """
     if m < MIN_ROWS or n < MIN_COLUMNS:
         return []
-    found = _costed(batch, m, n, k, itemsize, device, shared_bytes, computed)
+    found = _costed(batch, m, n, k, itemsize, device, shared_bytes, computed, stored)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
@@ -71,7 +99,7 @@ _LAYOUTS = ((1, 2, 1), (2, 1, 1), (1, 1, 2))
 
 
 def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
-            shared_bytes: int, computed: bool) -> Iterator[tuple[float, DotSchedule]]:
+            shared_bytes: int, computed: bool, stored: int) -> Iterator[tuple[float, DotSchedule]]:
     for warps, rows, lines, split in itertools.product(_LAYOUTS, range(16, 257, 16), (1, 2),
                                                        (1, 2, 4, 8)):
         bm, bn, bk = rows * warps[0], 64 * warps[1], lines * 128 // itemsize
@@ -82,34 +110,35 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
         tiles = math.ceil(math.ceil(k / bk) / split)
         panel, x = (tiles * bm * bk * itemsize, 0) if computed else (0, bm * bk * itemsize)
         room = shared_bytes - ROLES_BYTES - LOW_BYTES - together_bytes(bm, warps[2]) - panel
-        slots = min(room // (bn * bk + x), MAX_SLOTS, max(4 * tiles, 2))
+        slots = min(room // (bn * bk * stored + x), MAX_SLOTS, max(4 * tiles, 2))
         if slots >= min(3, max(tiles, 2)):
             s = DotSchedule(BYTES, bm, bn, bk, slots, warps, split)
-            yield _cost(s, batch, m, n, k, itemsize, device) + _PANEL_US * panel, s
+            yield _cost(s, batch, m, n, k, itemsize, device, stored) + _PANEL_US * panel, s
 
 
 def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int,
-          device: Device) -> float:
+          device: Device, stored: int) -> float:
     tiles = batch * math.ceil(m / s.bm) * math.ceil(n / s.bn) * s.split_k
     if s.split_k > 1 and tiles > device.sm_count:
         return math.inf  # the blocks of a tile wait for each other: only in a single wave
+    of, few = _MODELS[stored], m <= FEW
     waves = math.ceil(tiles / device.sm_count)
     depth = math.ceil(k / s.split_k / s.bk) * s.bk
-    size = (min(s.bm, m) * itemsize + min(s.bn, n)) * depth
+    size = (min(s.bm, m) * itemsize + min(s.bn, n) * stored) * depth
     k_tiles = depth // s.bk
-    load = max(size / _LOAD_BYTES + k_tiles * 0.01,
-               min(tiles, device.sm_count) * size / (_L2_READS * device.read_bytes_per_us))
+    load = max(size / of.load_bytes + k_tiles * 0.01,
+               min(tiles, device.sm_count) * size / (of.l2_reads * device.read_bytes_per_us))
     wm, wn, wk = s.warps
     # Written once; each product reads its 64 columns of weights and all of its rows.
-    passed = (s.bm + wn * s.bm) * itemsize + s.bn + wm * s.bn
+    passed = (s.bm + wn * s.bm) * itemsize + (s.bn + wm * s.bn) * stored
     lines = s.bk * itemsize / 128 / wk
-    work = max(2.0 * s.bm * s.bn * depth / _FLOPS[itemsize], passed * depth / _SHARED_BYTES) \
-        + k_tiles * (_K_TILE_US + _LINE_US[itemsize] * lines)
+    work = max(2.0 * s.bm * s.bn * depth / of.flops[itemsize], passed * depth / of.shared_bytes) \
+        + k_tiles * (of.k_tile_us + of.line_us[itemsize] * lines)
     sums = s.bm * s.bn * 4
-    epilogue = sums / _EPILOGUE_BYTES + (_MEET_US if wk == 2 else 0.0)
-    split = max(_SPLIT_US + sums / _SPLIT_BYTES, tiles * sums / (
-        _SPLIT_TOTAL[m <= FEW] * device.read_bytes_per_us)) if s.split_k > 1 else 0.0
-    cold = _COLD * batch * n * k / device.read_bytes_per_us if m <= FEW else 0.0
+    epilogue = sums / of.epilogue_bytes + (of.meet_us if wk == 2 else 0.0)
+    split = max(of.split_us + sums / of.split_bytes, tiles * sums / (
+        of.split_total[few] * device.read_bytes_per_us)) if s.split_k > 1 else 0.0
+    cold = of.cold * batch * n * k * stored / device.read_bytes_per_us if few else 0.0
     # While a tile is in its epilogue the next one's loads go on.
-    return (cold + _LATENCY_US[m <= FEW] + waves * (max(load, work) + epilogue)
-            + _AGAIN_US * (waves - 1) + split)
+    return (cold + of.latency_us[few] + waves * (max(load, work) + epilogue)
+            + of.again_us * (waves - 1) + split)

@@ -68,6 +68,8 @@ _SUMS = 0.8
 """Likewise in ordinary arithmetic."""
 _WIDENED = {False: 1.0, True: 2.25}
 """Instructions that make f32 of an element of weights, by whether it is a byte (bytes.cuh)."""
+_ROUNDED = 1.5
+"""The same of f32 that are rounded to 16 bits."""
 _PAIRED = 30.0
 """Those that make 16-bit elements of the bytes of a piece, for the tensor cores: of 48 in all."""
 _LESS = 0.05
@@ -211,8 +213,9 @@ def _cost(s: DotSchedule, of: Shape, batch: int, m: int, n: int, k: int, itemsiz
         device.sm_count / blocks if blocks < device.sm_count else 1.0))
     # A piece: loads of it and of x, unpacking, products, address and request of the next.
     beside = 16 if of.bytes and k_major else 8  # elements of x to a piece, which its rows share
+    converts = _ROUNDED if itemsize > of.x_itemsize else _WIDENED[of.bytes]
     each = 14 + 4 * math.ceil(m / 8) if of.mma else (
-        of.e * m + of.e * _WIDENED[of.bytes] + 12 + m * (1 + beside / of.u))
+        of.e * m + of.e * converts + 12 + m * (1 + beside / of.u))
     if not k_major:
         each *= _FRAGMENTS if of.mma else _SUMS
     each += _PAIRED if of.mma and of.bytes else 0.0

@@ -123,7 +123,7 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     ahead, source = 0, code.rhs.source
     if behind and source is not None and source.offset.is_static \
             and {source.param, *code.rhs.params} <= set(read_only):
-        line = s.bk if s.family == BYTES else 128
+        line = s.bk * weights.itemsize if s.family == BYTES else 128
         ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * line))) \
             if s.family in _ON_THE_LEFT else max(1, _AHEAD_BYTES // (s.bn * deep(code)))
     w.line("const auto ready = [&] { roles->await_open(at); };")

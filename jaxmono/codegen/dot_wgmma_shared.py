@@ -27,7 +27,7 @@ TF32 = "tf32"
 tf32 when they are in shared memory (device/gemm_tf32.cuh)."""
 BYTES = "bytes"
 """Family of products whose weights are stored as bytes, on the left and in registers, beside rows
-of bytes or of 16 bits (device/gemm_bytes.cuh)."""
+of bytes or of 16 bits, or as f32 beside rows of 16 (device/gemm_bytes.cuh)."""
 IMAGE = "image"
 """Family of convolutions whose image stays in shared memory (device/gemm_image.cuh)."""
 BF16X6 = "bf16x6"
@@ -72,8 +72,9 @@ def layout(code: DotCode) -> tuple[int, int]:
         return (images + code.k_tiles * b, 0) if s.resident else (images, b)
     panel = panel_columns(code)
     if s.family == BYTES:
-        rows = s.bm * deep(code)
-        return rows * math.ceil(panel / s.bk), s.bn * s.bk + (0 if panel else rows)
+        assert code.rhs_element is not None
+        rows, weights = s.bm * deep(code), s.bn * s.bk * code.rhs_element.itemsize
+        return rows * math.ceil(panel / s.bk), weights + (0 if panel else rows)
     if s.family == BF16X6:
         return 0, parts_slot_bytes(s.bm, s.bn)
     # A tile of 32-bit elements has as many bytes as [k][m] as it has as [m][k].

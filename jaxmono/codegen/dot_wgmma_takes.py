@@ -64,11 +64,13 @@ def takes_tf32(form: DotForm, code: DotCode, element: DType | None) -> str | Non
 
 
 def takes_bytes(form: DotForm, code: DotCode) -> str | None:
-    """Why a contraction cannot have weights of bytes that pass through registers; None if it can.
-    ``code``: of that family."""
-    if code.rhs.param is None or code.rhs_element is None or code.rhs_element.itemsize != 1:
-        return "weights are not stored as bytes, 16 of which are neighbours"
-    if code.element not in (DType.BF16, DType.F16) and code.rhs.stored is not None:
+    """Why a contraction cannot have weights of bytes, or of f32 that are rounded, that pass through
+    registers; None if it can. ``code``: of that family."""
+    stored = code.rhs.stored
+    if code.rhs.param is None or code.rhs_element is None or (
+            code.rhs_element.itemsize != 1 and stored is not DType.F32):
+        return "weights are not stored as bytes, or as f32, 16 bytes of which are neighbours"
+    if code.element not in (DType.BF16, DType.F16) and stored is not None:
         return "bytes are widened to 16 bits"
     if form.row_prologue or form.taps > 1:
         return "rows are normalised while they are loaded, or read in windows"

@@ -10,7 +10,8 @@
     compute  anything else: the elements of a piece are evaluated and stored to shared memory
 
 Weights that are kept as bytes and multiplied as floats of 16 or 32 bits (`x @ w.astype(x.dtype)` of
-8-bit w) are copies as well where a family converts them on their way to the products (`stored`).
+8-bit w), or as f32 and multiplied as 16, are copies as well where a family converts them on their
+way to the products (`stored`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from jaxmono.codegen.traverse import Lane, guard_holds, uniform_guard
 from jaxmono.fusion.demand import Demand, Guard, demands
 from jaxmono.fusion.dots import both_columns
 from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
-from jaxmono.fusion.support import widens_bytes
+from jaxmono.fusion.support import rounds_floats, widens_bytes
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.rewrite import is_splat, splat_value
@@ -83,7 +84,7 @@ class Operand:
       new: rows that are not the buffer's.
       width: bytes that are copied at a time, 16, 8 or 4.
 
-    The buffer's elements are those of ``value``, or its bytes in front of a conversion (`stored`).
+    The buffer's elements are those of ``value``, or what it is converted from (`stored`).
     """
 
     value: Value
@@ -110,7 +111,8 @@ class Operand:
 
     @property
     def stored(self) -> DType | None:
-        """The type of bytes that the buffer has and ``value`` is converted from; None elsewhere."""
+        """The type of bytes, or f32, that the buffer has and ``value`` is converted from; None
+        elsewhere."""
         t = None if self.param is None else self.param.type.dtype
         return t if t is not self.value.type.dtype else None
 
@@ -157,7 +159,7 @@ def views_of_params(body: Graph, value: Value, index: IndexMap,
     Ops that only select elements (gather of rows, dynamic_slice) count as views; so do padding
     with zeros and concatenation. With a list ``updates``, so does an update of a buffer, which goes
     into it: where its guard holds, the elements are not those of the view. ``stored``: so do
-    conversions of bytes that lose nothing, of one buffer.
+    conversions of bytes that lose nothing, and of f32 to 16 bits, of one buffer.
     """
     inputs = set(body.inputs)
     guard: list[Bound] = []
@@ -167,7 +169,7 @@ def views_of_params(body: Graph, value: Value, index: IndexMap,
         first = needs[0] if needs else None
         if op is None or needs is None or first is None:
             return None
-        if stored and widens_bytes(op):
+        if stored and (widens_bytes(op) or rounds_floats(op)):
             value, index = first.value, first.index
             continue
         if first.value.type.dtype != value.type.dtype:
@@ -338,8 +340,8 @@ def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, item
         found = views_of_params(body, value, index, stored=True)
         if found and len(found) == 1 and found[0].param.type.dtype is not value.type.dtype:
             for var in (k, outer):
-                made = _copied(Operand(value, index, outer, k, var), found, PIECE_BYTES,
-                               ragged=False)
+                made = _copied(Operand(value, index, outer, k, var), found,
+                               PIECE_BYTES // found[0].param.type.dtype.itemsize, ragged=False)
                 if made is not None:
                     return made
     updates: list[Demand] | None = None if rows is None else []

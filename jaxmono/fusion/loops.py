@@ -19,7 +19,7 @@ from jaxmono.fusion.indexing import Index, as_map, variables
 from jaxmono.fusion.loop_chains import MAX_OUTPUTS
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.support import matrix_dtype
-from jaxmono.fusion.widened import widened_weights
+from jaxmono.fusion.widened import rounded_weights, widened_weights
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 
@@ -65,7 +65,8 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
     sinks: dict[Value, frozenset[int]] = {}
     slower = _slower(state, holders)
     joins, wanted = _joins(state.graph), set[Value]()
-    widened = widened_weights(state.graph, state.device)
+    on_the_way = widened_weights(state.graph, state.device) \
+        | rounded_weights(state.graph, state.device, holders)
     made: list[Draft] = []
     for op in reversed(state.graph.ops):
         if isinstance(op, IN_MEMORY):
@@ -75,7 +76,7 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
                 _spread_grouped(op, d, evals, sinks)
             continue
         # Of a view: decide at what it looks at.
-        worth = op not in state.views and op not in widened and cost.weight(op) > 0 \
+        worth = op not in state.views and op not in on_the_way and cost.weight(op) > 0 \
             and not isinstance(op, ops.Pad) and (
             op in early
             or (not _is_free(op, light) and (
@@ -214,7 +215,8 @@ def _slower(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, 
             continue
         pair = next((d for d in holders.get(op, ()) if is_pair(d)), None)
         if pair is not None:
-            out.update((v, math.inf) for v in op.uses if state.graph.producer.get(v) not in pair.ops)
+            made = {r for o in pair.ops for r in o.results}
+            out.update((v, math.inf) for v in op.uses if v not in made)
         alone = any(d.kind == "dot" for d in holders.get(op, ()))
         if alone and dot_dims(op).m >= COPIED_ROWS:
             lost = cost.dot_flops(op) / state.device.matrix_flops_per_us \

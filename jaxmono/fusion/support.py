@@ -161,6 +161,12 @@ def widens_bytes(op: Op) -> bool:
         DType.BF16, DType.F16, DType.F32)
 
 
+def rounds_floats(op: Op) -> bool:
+    """Whether an op rounds f32 to 16 bits."""
+    return isinstance(op, ops.Convert) and op.operand.type.dtype is DType.F32 \
+        and op.result.type.dtype in (DType.BF16, DType.F16)
+
+
 def exact_product(op: ops.DotGeneral) -> bool:
     """Whether XLA computes a contraction of f32 exactly although its precision allows tf32.
 

@@ -1,4 +1,5 @@
-"""Weights of bytes are widened by the products that read them, not stored once more.
+"""Weights that are stored in another type are converted by the products that read them, not stored
+once more.
 
     w: s8[k, n] ── convert ── bf16[k, n] ──┐
     x: bf16[m, k] ─────────────────────────┴── dot        one stage, k n bytes of weights
@@ -6,13 +7,21 @@
 A stage of its own would read and write 5 k n bytes in front of a grid barrier: 2048x8192x2048 took
 117 us of an H100 so, and 99 without. On Hopper the product takes bytes (codegen's
 dot_schedule_bytes.py), where they lie in pieces of 16.
+
+Parameters that are f32, which a layer converts to bf16 (Flax's default), are rounded on the way as
+well, by products with so few rows that this costs less than a stage. With more rows every tile of
+them reads twice the bytes, and rounds them again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from jaxmono.fusion import cost
 from jaxmono.fusion.dots import dot_dims
+from jaxmono.fusion.draft import Draft
 from jaxmono.fusion.plan import Device
-from jaxmono.fusion.support import matrix_dtype, widens_bytes
+from jaxmono.fusion.support import matrix_dtype, rounds_floats, widens_bytes
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.types import DType
@@ -20,28 +29,79 @@ from jaxmono.hlo.types import DType
 PIECE = 16
 """Bytes that are copied at a time."""
 
+_LATER = 0.25
+_LATER_ROW_US, _WEIGHTS = 0.0025, 2.4e6
+"""By how much a product takes longer with f32 than with 16-bit weights, of the time that it takes;
+and for each row, where it has so many weights. On an H100, rounded on the way and stored before:
+1024x8192x2048 62 us and 86, 2048x8192x2048 128 and 135, 1024x3072x768 16.5 and 16, 2048x3072x768 30
+and 26, 2048x768x3072 26 and 24."""
+
 _VIEWS = (ops.Reshape, ops.Transpose, ops.Slice)
 
 
 def widened_weights(graph: Graph, device: Device) -> frozenset[Op]:
-    """The conversions that products make on the way."""
+    """The conversions of bytes that products make on the way."""
     if not device.wgmma:
         return frozenset()
     found = (_conversion(graph, o) for o in graph.ops if isinstance(o, ops.DotGeneral))
-    return frozenset(o for o in found if o is not None)
+    return frozenset(o for o in found if o is not None and widens_bytes(o))
+
+
+def rounded_weights(graph: Graph, device: Device, holders: Mapping[Op, Sequence[Draft]],
+                    ) -> frozenset[Op]:
+    """The conversions of f32 that products make on the way, which are all that read them.
+
+    Others are stored, all in one stage: by a few that does not pay.
+
+    Args:
+      holders: by op, the drafts that have it.
+    """
+    later: dict[Op, float] = {}
+    readers: dict[Op, int] = {}
+    for dot in graph.ops if device.wgmma else ():
+        if not isinstance(dot, ops.DotGeneral):
+            continue
+        op = _conversion(graph, dot)
+        plain = all(d.kind == "dot" and d.taps == 1 and not (d.reduced or d.paired)
+                    for d in holders.get(dot, ()))
+        if op is not None and rounds_floats(op) and plain:
+            readers[op] = readers.get(op, 0) + 1
+            later[op] = later.get(op, 0.0) + _later(dot, device)
+    legal = [op for op in later if readers[op] == _uses(graph, op.results[0])]
+    gains = {op: later[op] - 3 * op.results[0].type.nbytes / device.read_bytes_per_us
+             for op in legal}
+    stored = {op for op in legal if gains[op] > 0}
+    if sum(gains[op] for op in stored) < device.phase_us:
+        stored = set()
+    return frozenset(legal) - stored
+
+
+def _later(dot: ops.DotGeneral, device: Device) -> float:
+    """Microseconds that a product loses by rounding its weights."""
+    dims = dot_dims(dot)
+    wide = min(1.0, dims.n * dims.k / _WEIGHTS)
+    return _LATER * cost.dot_flops(dot) / device.matrix_flops_per_us \
+        + _LATER_ROW_US * dims.batch * dims.m * wide
+
+
+def _uses(graph: Graph, v: Value) -> int:
+    """How many ops read a value, through views."""
+    return sum(_uses(graph, u.result) if isinstance(u, _VIEWS) else 1
+               for u in graph.users.get(v, ()))
 
 
 def _conversion(graph: Graph, dot: ops.DotGeneral) -> Op | None:
+    """That of a product's weights, which lie in memory in pieces."""
     if matrix_dtype(dot) not in (DType.BF16, DType.F16):
         return None
     contracted = tuple(range(dot.lhs.type.rank - len(dot.lhs_contract), dot.lhs.type.rank))
     if tuple(dot.lhs_contract) != contracted or 0 in dot_dims(dot)[2:]:
         return None  # rows whose k are no neighbours
     op = graph.producer.get(_behind_views(graph, dot.rhs))
-    if op is None or not widens_bytes(op) or not isinstance(op, ops.Convert):
+    if op is None or not (widens_bytes(op) or rounds_floats(op)) or not isinstance(op, ops.Convert):
         return None
-    bytes_ = _behind_views(graph, op.operand)
-    whole = bytes_ in graph.inputs and bytes_.type.rank > 0 and not bytes_.type.dims[-1] % PIECE
+    t = (stored := _behind_views(graph, op.operand)).type
+    whole = stored in graph.inputs and t.rank > 0 and not t.dims[-1] % (PIECE // t.dtype.itemsize)
     return op if whole else None
 
 

@@ -1,5 +1,5 @@
 """Products whose weights are stored as bytes, wgmma's left operand in registers: beside rows of
-bytes, and widened to the 16 bits of the rows."""
+bytes, and widened to the 16 bits of the rows; or as f32, rounded to these."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_rows_of_bytes(rows: Any, weights: Any, out: Any) -> None:
 
 @pytest.mark.sampled(11)
 @pytest.mark.parametrize("rows", [BF16, F16])
-@pytest.mark.parametrize("weights", [S8, U8, E4M3, E5M2])
+@pytest.mark.parametrize("weights", [S8, U8, E4M3, E5M2, F32])
 def test_rows_of_16_bits(rows: Any, weights: Any) -> None:
     shape = SHAPES[1] if weights in (S8, E5M2) else SHAPES[0]
     run(both_layouts(rows, weights, F32), tile(*shape, bits=16))
@@ -86,15 +86,15 @@ def test_rows_of_16_bits(rows: Any, weights: Any) -> None:
 
 @pytest.mark.sampled(11)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("rows", "bits"), [(S8, 8), (BF16, 16)])
-def test_all_tiles(shape: Any, rows: Any, bits: int) -> None:
-    out = S32 if rows is S8 else F32
-    run(both_layouts(rows, S8, out), tile(*shape, bits=bits), seeds=(0, 1))
+@pytest.mark.parametrize(("rows", "weights"), [(S8, S8), (BF16, S8), (BF16, F32)])
+def test_all_tiles(shape: Any, rows: Any, weights: Any) -> None:
+    out, bits = (S32, 8) if rows is S8 else (F32, 16)
+    run(both_layouts(rows, weights, out), tile(*shape, bits=bits), seeds=(0, 1))
 
 
 @pytest.mark.sampled(11)
 @pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[2], SHAPES[5], SHAPES[6]])
-@pytest.mark.parametrize("weights", [U8, E5M2])
+@pytest.mark.parametrize("weights", [U8, E5M2, F32])
 def test_two_lines_of_k(shape: Any, weights: Any) -> None:
     run(both_layouts(BF16, weights, F32), tile(*shape, bits=16, lines=2), seeds=(0, 1))
 
@@ -118,6 +118,31 @@ def test_every_byte_is_widened_exactly(rows: Any, weights: Any, layout: str) -> 
     x = np.eye(64, k, dtype=np.float32).astype(rows)
     (found,) = run_program(program, [x, w if layout == "mk,kn->mn" else w.T.copy()], seed=1)
     np.testing.assert_array_equal(found, w.astype(np.float32))
+
+
+@pytest.mark.parametrize("rows", [BF16, F16])
+@pytest.mark.parametrize("layout", ["mk,kn->mn", "mk,nk->mn"])
+def test_floats_are_rounded(rows: Any, layout: str) -> None:
+    """Likewise of f32: to the nearest, ties to even, beyond the greatest to infinity."""
+    k, n = 64, 64
+    shape = (k, n) if layout == "mk,kn->mn" else (n, k)
+    plan = plan_of(lambda x, w: jnp.einsum(layout, x, w.astype(rows), preferred_element_type=F32),
+                   Spec((64, k), rows), Spec(shape, F32))
+    program = build(plan, in_order(plan, tile(*SHAPES[1], bits=16)), threads=256)
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((k, n)).astype(np.float32)
+    w[::2] = w[::2].astype(np.dtype(rows)).astype(np.float32) * np.float32(1 + 2.0 ** -9)
+    rounded = w.astype(np.dtype(rows)).astype(np.float32)
+    assert (w != rounded).any()
+    x = np.eye(64, k, dtype=np.float32).astype(rows)
+    (found,) = run_program(program, [x, w if layout == "mk,kn->mn" else w.T.copy()], seed=1)
+    np.testing.assert_array_equal(found, rounded)
+    w[3, 5], w[4, 6] = np.nan, 3e38
+    (found,) = run_program(program, [x, w if layout == "mk,kn->mn" else w.T.copy()], seed=1)
+    assert np.isnan(found[:, 5]).all()
+    with np.errstate(over="ignore"):
+        assert np.isinf(w.astype(np.dtype(rows)).astype(np.float32)[4, 6]) == np.isinf(found[4, 6])
+    np.testing.assert_array_equal(np.delete(found, (5, 6), 1), np.delete(rounded, (5, 6), 1))
 
 
 @pytest.mark.sampled(2)
@@ -144,11 +169,11 @@ def test_integer_sums_wrap() -> None:
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize(("rows", "out", "bits"), [(S8, S32, 8), (E4M3, F32, 8), (BF16, F32, 16)])
+@pytest.mark.parametrize(("rows", "weights", "out", "bits"), [
+    (S8, S8, S32, 8), (E4M3, E4M3, F32, 8), (BF16, S8, F32, 16), (BF16, F32, F32, 16)])
 @pytest.mark.parametrize("split", [2, 4])
-def test_k_shared_by_blocks(rows: Any, out: Any, bits: int, split: int) -> None:
+def test_k_shared_by_blocks(rows: Any, weights: Any, out: Any, bits: int, split: int) -> None:
     """Floats of small tiles by mail, integers by a counter."""
-    weights = S8 if rows is BF16 else rows
     plan = both_layouts(rows, weights, out, m=70, n=48, k=1040)
     run(plan, tile(64, 64, 3, (2, 1, 1), bits=bits, split=split))
     run(plan, tile(128, 128, 2, (1, 2, 1), bits=bits, split=split), seeds=(0, 1))
@@ -177,14 +202,15 @@ def test_quantised_layers_one_behind_the_other() -> None:
 @pytest.mark.parametrize("split", [1, 2])
 @pytest.mark.parametrize(("shape", "lines"), [(SHAPES[0], 1), (SHAPES[1], 1), (SHAPES[2], 2),
                                               (SHAPES[5], 2)])
-def test_rows_that_are_computed(shape: Any, lines: int, split: int) -> None:
+@pytest.mark.parametrize("weights", [S8, F32])
+def test_rows_that_are_computed(shape: Any, lines: int, split: int, weights: Any) -> None:
     """silu(gate) * up of an earlier stage: a panel of the consumers; k that no tile divides."""
     def fn(x: Any, w: Any, u: Any) -> Any:
         y = jnp.dot(x, w.astype(BF16), preferred_element_type=F32)
         gate, up = jnp.split(y.astype(BF16), 2, axis=1)
         return jax.nn.relu(gate) * up @ u.astype(BF16), y
 
-    plan = plan_of(fn, Spec((48, 64), BF16), Spec((64, 1072), S8), Spec((536, 80), S8))
+    plan = plan_of(fn, Spec((48, 64), BF16), Spec((64, 1072), weights), Spec((536, 80), weights))
     assert len(plan.stages) == 2
     s = tile(*shape, bits=16, split=split, lines=lines)
     program = build(plan, in_order(plan, tile(*SHAPES[1], bits=16), s), threads=256)
@@ -198,6 +224,8 @@ def test_rows_that_are_computed(shape: Any, lines: int, split: int) -> None:
 @pytest.mark.parametrize(("fn", "left", "right", "why"), [
     (lambda x, w: x @ w.astype(F32), Spec((128, 64), F32), Spec((64, 64), S8), "16 bits"),
     (lambda x, w: x @ w.astype(BF16), Spec((128, 60), BF16), Spec((60, 72), S8), "stored"),
+    (lambda x, w: x @ w.astype(BF16), Spec((128, 60), BF16), Spec((60, 74), F32), "stored"),
+    (lambda x, w: x @ w, Spec((128, 64), F32), Spec((64, 64), F32), "stored"),
     (lambda x, w: x @ (w.astype(BF16) + 2), Spec((128, 64), BF16), Spec((64, 64), S8), "stored"),
     (lambda x, w: x @ w, Spec((128, 64), BF16), Spec((64, 64), BF16), "stored"),
     (lambda x, w: x.T @ w.astype(BF16), Spec((64, 128), BF16), Spec((64, 64), S8), "neighbours"),
@@ -208,6 +236,8 @@ def test_rows_that_are_computed(shape: Any, lines: int, split: int) -> None:
     (lambda x, w: x @ w.astype(F32).astype(BF16), Spec((128, 64), BF16), Spec((64, 64), S8), None),
     (lambda x, w: x @ w[1].T.astype(BF16), Spec((128, 64), BF16), Spec((2, 96, 64), S8), None),
     (lambda x, w: x[1:, :64] @ w.astype(BF16), Spec((129, 80), BF16), Spec((64, 64), S8), None),
+    (lambda x, w: x @ w.astype(BF16), Spec((60, 60), BF16), Spec((60, 68), F32), None),
+    (lambda x, w: x @ w[1].T.astype(F16), Spec((60, 64), F16), Spec((2, 96, 64), F32), None),
 ])
 def test_what_is_taken(fn: Any, left: Any, right: Any, why: str | None) -> None:
     plan = plan_of(fn, left, right)
@@ -298,7 +328,8 @@ def test_nothing_fails_unchanged(widens: bool, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.sampled(11)
 @pytest.mark.parametrize(("rows", "weights"), [(S8, S8), (U8, U8), (E4M3, E5M2), (BF16, S8),
-                                               (F16, U8), (BF16, E4M3), (F16, E5M2)])
+                                               (F16, U8), (BF16, E4M3), (F16, E5M2), (BF16, F32),
+                                               (F16, F32)])
 @pytest.mark.parametrize("rows_of_a_tile", [128, 192])
 def test_products_run_while_weights_come(rows: Any, weights: Any, rows_of_a_tile: int) -> None:
     """ptxas lets no product wait for another one, and has registers for the weights."""

@@ -1,4 +1,5 @@
-"""The gemv family with weights that are bytes in memory: `x @ w.astype(x.dtype)`."""
+"""The gemv family with weights that are bytes in memory, or f32 beside 16 bits:
+`x @ w.astype(x.dtype)`."""
 
 from __future__ import annotations
 
@@ -140,6 +141,39 @@ def test_rows_that_are_no_whole_pieces_are_computed(n: int, k: int) -> None:
     check_exact(plan, build(plan, sigs), inputs=given(plan))
 
 
+@pytest.mark.sampled(3)
+@crossed(("t", [BF16, F16]), ("m", [1, 2, 3, 8]), (("columns", "rows"), [
+    (gemv(16, 1), gemv(4, 1)), (gemv(20, 2), gemv(20, 2, wk=2)), (gemv(256, 4), gemv(4, 4, wk=4)),
+    (gemv(32, 2, split=2), gemv(12, 2, split=4))]))
+def test_floats(columns: DotSchedule, rows: DotSchedule, m: int, t: Any) -> None:
+    """Pieces of four, never on tensor cores."""
+    plan = pair(m, 140, 528, t, F32)
+    sigs = forced(plan, columns, rows)
+    assert not any(shape(DotCode.of(s, sigs[s.key]), 128).mma for s in dot_sigs(plan))
+    check(plan, columns, rows, blocks=(1, 5))
+
+
+@pytest.mark.parametrize("t", [BF16, F16])
+@pytest.mark.parametrize("m", [1, 4])
+def test_floats_are_rounded(m: int, t: Any) -> None:
+    """To the nearest, ties to even, NaN and infinities too, wherever in a piece they are."""
+    plan = pair(m, 64, 64, t, F32)
+    program = build(plan, forced(plan, gemv(32, 2), gemv(12, 2)))
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((64, 64)).astype(np.float32)
+    w[::2] = w[::2].astype(np.dtype(t)).astype(np.float32) * np.float32(1 + 2.0 ** -9)
+    for at in (0, 13, 63):
+        w[at, at], w[at, 7] = np.nan, 3e38
+        x = np.zeros((m, 64), t)
+        x[:, at] = [1 << i for i in range(m)]
+        only = np.where(np.arange(64)[:, None] == at, w, np.float32(0))
+        with np.errstate(over="ignore", invalid="ignore"):
+            exact = w[at].astype(np.dtype(t)).astype(np.float32) \
+                * x[:, at:at + 1].astype(np.float32)
+        for y in run_program(program, [x, only, only.T.copy()], seed=at):
+            np.testing.assert_array_equal(y, exact)
+
+
 def test_batches_strides_and_gathers() -> None:
     def fn(x: Any, w: Any, u: Any, t: Any, i: Any) -> Any:
         wide = [v.astype(x.dtype) for v in (w, u, t)]
@@ -224,14 +258,14 @@ def test_scales_in_two_stages(m: int) -> None:
 
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("m", [1, 3])
-@pytest.mark.parametrize("t", [BF16, F32])
-def test_normalised_rows(m: int, t: Any) -> None:
-    def fn(x: Any, s: Any, b: Any, w: Any, v: Any) -> Any:
+@pytest.mark.parametrize(("t", "w"), [(BF16, S8), (F32, S8), (BF16, F32)])
+def test_normalised_rows(m: int, t: Any, w: Any) -> None:
+    def fn(x: Any, s: Any, b: Any, u: Any, v: Any) -> Any:
         y = models.norm(x.astype(F32), s, b).astype(t)
-        return y @ w.astype(t), jnp.einsum("mk,nk->mn", y, v.astype(t))
+        return y @ u.astype(t), jnp.einsum("mk,nk->mn", y, v.astype(t))
 
     plan = plan_of(fn, Spec((m, 208), t), Spec((208,), F32), Spec((208,), F32),
-                   Spec((208, 96), S8), Spec((72, 208), S8))
+                   Spec((208, 96), w), Spec((72, 208), w))
     assert all(isinstance(s.form, DotForm) and s.form.row_prologue for s in dot_sigs(plan))
     program = build(plan, forced(plan, gemv(32, 2), gemv(12, 2)))
     check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1, 2))
@@ -265,6 +299,18 @@ def test_layers_hold_their_weights(w: Any, k: int, bn: int, steps: int) -> None:
     check_exact(plan, program, inputs=values, seeds=(0, 1, 2, 3), blocks=(1, 3, 7))
 
 
+@pytest.mark.parametrize(("k", "bn", "steps"), [(64, 32, 1), (208, 48, 4), (208, 96, 8)])
+def test_layers_hold_floats(k: int, bn: int, steps: int) -> None:
+    """Up to 24 pieces of four."""
+    plan = layers(k, F32)
+    sigs = forced(plan, gemv(bn, 8), gemv(4, 4))
+    program = build(plan, sigs)
+    assert "stage_flagged" in program.source
+    assert ("G::run(smem, held);" in program.source) == (steps < 7)
+    values = [np.clip(a.astype(np.float32), -1, 1).astype(a.dtype) for a in given(plan)]
+    check_exact(plan, program, inputs=values, seeds=(0, 1, 2, 3), blocks=(1, 3, 7))
+
+
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("m", [1, 2])
 @pytest.mark.parametrize("t", [BF16, F32])
@@ -288,8 +334,9 @@ def test_flagged_rows_beside_rows_of_weights(m: int, t: Any) -> None:
 
 @pytest.mark.parametrize(("m", "t", "family"), [
     (1, BF16, "gemv"), (2, F16, "gemv"), (4, F32, "gemv"), (4, BF16, "gemv"), (16, BF16, "bytes")])
-def test_few_rows_are_streamed(m: int, t: Any, family: str) -> None:
-    plan = plan_of(both, Spec((m, 2048), t), Spec((2048, 8192), S8), Spec((8192, 2048), S8),
+@pytest.mark.parametrize("w", [S8, F32])
+def test_few_rows_are_streamed(m: int, t: Any, w: Any, family: str) -> None:
+    plan = plan_of(both, Spec((m, 2048), t), Spec((2048, 8192), w), Spec((8192, 2048), w),
                    device=H200)
     sigs = default_schedule(plan, cuda_target("sm_90a"), H200).sigs
     assert {sigs[s.key].family for s in dot_sigs(plan)} == {family}
@@ -321,7 +368,8 @@ def test_every_candidate_fits() -> None:
 
 
 @pytest.mark.sampled(2)
-@crossed(("m", [1, 2, 4]), ("t", [BF16, F32]), ("w", [S8, E4M3]))
+@crossed(("m", [1, 2, 4]), (("t", "w"), [(BF16, S8), (BF16, E4M3), (F32, S8), (F32, E4M3),
+                                         (BF16, F32), (F16, F32)]))
 def test_no_spills(m: int, t: Any, w: Any) -> None:
     plan = plan_of(both, Spec((m, 2048), t), Spec((2048, 2048), w), Spec((2048, 2048), w),
                    device=H200)

@@ -1,24 +1,36 @@
 // One output tile of a contraction whose weights are stored as bytes: by rows of bytes (integers with sums
-// in s32, 8-bit floats), or widened to the 16 bits of the rows. They are the left operand of wgmma, in
-// registers (weights_left.cuh, byte_weights.cuh): it reads bytes along k only, and JAX's x @ w has weights
-// [k][n].
+// in s32, 8-bit floats), or widened to the 16 bits of the rows; or as f32, rounded to these. They are the left
+// operand of wgmma, in registers (weights_left.cuh, byte_weights.cuh, float_weights.cuh): it reads bytes along k
+// only, and JAX's x @ w has weights [k][n].
 //
 // Producers bring both operands by cp.async, weights as they lie in memory.
 #pragma once
 #include "jaxmono/byte_weights.cuh"
+#include "jaxmono/float_weights.cuh"
 #include "jaxmono/marching.cuh"
 #include "jaxmono/weights_left.cuh"
 
 namespace jaxmono {
+
+template <class W, class X, int BN, bool W_K_MAJOR, int LINES>
+struct StoredWeightsOf {
+  using Type = ByteWeights<W, X, BN, W_K_MAJOR, LINES>;
+};
+template <class X, int BN, bool W_K_MAJOR, int LINES>
+struct StoredWeightsOf<float, X, BN, W_K_MAJOR, LINES> {
+  using Type = FloatWeights<X, BN, W_K_MAJOR, LINES>;
+};
+template <class W, class X, int BN, bool W_K_MAJOR, int LINES>
+using StoredWeights = typename StoredWeightsOf<W, X, BN, W_K_MAJOR, LINES>::Type;
 
 // W, X: types of the weights and the rows. W_K_MAJOR: weights are [n][k]. LINES: of 128 bytes of a row in a
 // k tile. The others: as of WeightsLeft.
 template <class W, class X, int BM, int BN, int SLOTS, int WG_M, int WG_N, int WG_K, bool W_K_MAJOR,
           int LINES = 1, int PANEL = 0>
 struct GemmBytes
-    : WeightsLeft<ByteWeights<W, X, BN, W_K_MAJOR, LINES>, SwizzledTile<X, BM, LINES * 128 / sizeof(X)>, BM,
+    : WeightsLeft<StoredWeights<W, X, BN, W_K_MAJOR, LINES>, SwizzledTile<X, BM, LINES * 128 / sizeof(X)>, BM,
                   BN, SLOTS, WG_M, WG_N, WG_K, PANEL> {
-  using Weights = ByteWeights<W, X, BN, W_K_MAJOR, LINES>;
+  using Weights = StoredWeights<W, X, BN, W_K_MAJOR, LINES>;
   using TileX = SwizzledTile<X, BM, Weights::BK>;
   using Left = WeightsLeft<Weights, TileX, BM, BN, SLOTS, WG_M, WG_N, WG_K, PANEL>;
   static constexpr int BK = Weights::BK;

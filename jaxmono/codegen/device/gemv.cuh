@@ -19,7 +19,8 @@
 //
 // Weights may be stored as bytes (W), which threads convert between the ring and the products (bytes.cuh).
 // A piece has 16 elements, and takes 66 instructions with one row: 36 of int8 (28 of 8-bit floats) to f32, 16
-// multiply-adds, the rest as ever.
+// multiply-adds, the rest as ever. Or as f32, which are rounded to T: of a piece of 4 two instructions do that,
+// and four make f32 of them again.
 #pragma once
 #include "jaxmono/gemv_fma.cuh"
 #include "jaxmono/gemv_mma.cuh"
@@ -32,13 +33,13 @@ namespace jaxmono {
 
 // T: bf16, f16 or float. K, N: of the whole operand; KS: elements of k of a task (the last one of a
 // tile may have fewer, or none at all if EMPTY). Loads at k = K or n = N are outside: the loader writes
-// zeros. W: what weights are stored as, T or a type of bytes.
+// zeros. W: what weights are stored as, T, a type of bytes, or float.
 template <class T, int M, int N, int K, int BN_, int KS, int SLOTS, int U, int WK, int THREADS_,
           bool K_MAJOR, bool MMA = false, bool EMPTY = false, class W = T>
 struct Gemv {
   static constexpr int BM = M, BN = BN_, THREADS = THREADS_, WARPS = THREADS / 32;
   static constexpr int E = 16 / sizeof(W), EX = 16 / sizeof(T);  // elements of a piece; of one of x
-  static constexpr bool BYTES = sizeof(W) == 1;
+  static constexpr bool BYTES = sizeof(W) == 1, ROUNDS = sizeof(W) > sizeof(T);
 
   // [k][n]: C pieces a row of the tile. Where they pack well, a warp has whole rows, whose sums meet
   // in shuffles; otherwise they are dealt to the block's threads.
@@ -81,7 +82,7 @@ struct Gemv {
 
   // Likewise, a lane's piece of bytes takes TURNS pieces of x, neighbours in k: eight lanes at a time read
   // the same number of them, which must lie in other banks.
-  static constexpr int TURNS = K_MAJOR && !MMA ? E / EX : 1;
+  static constexpr int TURNS = K_MAJOR && !MMA && E > EX ? E / EX : 1;
   JM_DEVICE static T* x(unsigned char* smem, int m, int k) {
     if constexpr (TURNS > 1) k ^= static_cast<int>(static_cast<uint32_t>(k) / (8 * EX) % TURNS * EX);
     return reinterpret_cast<T*>(smem + SCRATCH) + m * PITCH + k;
@@ -316,7 +317,7 @@ struct Gemv {
   // but its own loads and the multiply-adds.
   static constexpr int PIECES = STEPS * U;
   static constexpr bool HOLDS = !K_MAJOR && !MMA && STEPS <= SLOTS && PIECES <= (BYTES ? 8 : 24);
-  static constexpr bool WIDE = BYTES || PIECES <= 12;  // as f32: 96 registers, of bytes up to 128
+  static constexpr bool WIDE = BYTES || ROUNDS || PIECES <= 12;  // as f32: 96 registers, of bytes up to 128
   struct Held {
     Conditional<WIDE, Vec<float, E>, Piece<W>> w[HOLDS ? PIECES : 1]{};
 

@@ -48,6 +48,8 @@ struct GemvFma {
       Vec<float, E> out;
       bytes_to_floats<W>(out.x, reinterpret_cast<const Piece<uint32_t>*>(p)->x);
       return out;
+    } else if constexpr (G::ROUNDS) {
+      return rounded<T>(jaxmono::load<float, E>(p));
     } else {
       return wide<E>(p);
     }
