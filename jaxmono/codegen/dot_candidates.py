@@ -289,7 +289,7 @@ def bytes_candidates(sig: Sig, request: Request) -> list[Costed]:
                             form.k.size, code.element.itemsize, device=request.device,
                             shared_bytes=request.shared_bytes,
                             computed=not dot_wgmma_shared.comes(code.lhs),
-                            stored=code.rhs_element.itemsize)
+                            row_prologue=form.row_prologue, stored=code.rhs_element.itemsize)
 
 
 def bf16x6_candidates(sig: Sig, request: Request) -> list[Costed]:

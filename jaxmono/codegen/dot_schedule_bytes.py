@@ -79,18 +79,19 @@ _PANEL_US = 0.03 / 1024
 
 
 def candidates_bytes(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Device,
-                     shared_bytes: int, computed: bool = False, stored: int = 1,
-                     ) -> list[tuple[float, DotSchedule]]:
+                     shared_bytes: int, computed: bool = False, row_prologue: bool = False,
+                     stored: int = 1) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model in microseconds, cheapest first.
 
     Args:
       itemsize: bytes of an element of the rows. computed: they are, a task's share at once.
+      row_prologue: they are, and by whole rows.
       stored: bytes of an element of the weights, 1 or 4.
       shared_bytes: per block.
     """
     if m < MIN_ROWS or n < MIN_COLUMNS:
         return []
-    found = _costed(batch, m, n, k, itemsize, device, shared_bytes, computed, stored)
+    found = _costed(batch, m, n, k, itemsize, device, shared_bytes, computed, row_prologue, stored)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
@@ -99,9 +100,11 @@ _LAYOUTS = ((1, 2, 1), (2, 1, 1), (1, 1, 2))
 
 
 def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
-            shared_bytes: int, computed: bool, stored: int) -> Iterator[tuple[float, DotSchedule]]:
+            shared_bytes: int, computed: bool, row_prologue: bool, stored: int,
+            ) -> Iterator[tuple[float, DotSchedule]]:
+    splits = (1,) if row_prologue else (1, 2, 4, 8)
     for warps, rows, lines, split in itertools.product(_LAYOUTS, range(16, 257, 16), (1, 2),
-                                                       (1, 2, 4, 8)):
+                                                       splits):
         bm, bn, bk = rows * warps[0], 64 * warps[1], lines * 128 // itemsize
         if rows > _MOST_ROWS[warps[0] * warps[2]] or (bm > 16 * warps[0] and bm >= 2 * m) \
                 or (bn > 64 and bn >= 2 * n) or (split > 1 and k < 4 * bk * split) \

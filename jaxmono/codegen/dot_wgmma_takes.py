@@ -67,13 +67,15 @@ def takes_bytes(form: DotForm, code: DotCode) -> str | None:
     """Why a contraction cannot have weights of bytes, or of f32 that are rounded, that pass through
     registers; None if it can. ``code``: of that family."""
     stored = code.rhs.stored
-    if code.rhs.param is None or code.rhs_element is None or (
+    if code.element is None or code.rhs.param is None or code.rhs_element is None or (
             code.rhs_element.itemsize != 1 and stored is not DType.F32):
         return "weights are not stored as bytes, or as f32, 16 bytes of which are neighbours"
     if code.element not in (DType.BF16, DType.F16) and stored is not None:
         return "bytes are widened to 16 bits"
-    if form.row_prologue or form.taps > 1:
-        return "rows are normalised while they are loaded, or read in windows"
+    if form.row_prologue and code.element.itemsize == 1:
+        return "rows of bytes are normalised while they are loaded"
+    if form.taps > 1:
+        return "rows are read in windows"
     if not code.lhs.k_major or is_unaligned(code.lhs):
         return "the k of rows are no neighbours, or begin anywhere"
     return _imprecise(form) if is_f8(code.rhs_element) and code.rhs.stored is None else None

@@ -265,7 +265,7 @@ def test_what_it_takes(fn: Any, left: Any, right: Any, why: str | None) -> None:
 
 @pytest.mark.parametrize(("algorithm", "family"), [
     ("F32_F32_F32", "bf16x6"), ("BF16_BF16_F32_X3", "bf16x6"), ("BF16_BF16_F32_X6", "bf16x6"),
-    ("BF16_BF16_F32", "mma")])  # of rounded operands
+    ("BF16_BF16_F32", "bytes")])  # rounded on the way
 def test_algorithms_that_ask_for_no_more(algorithm: str, family: str) -> None:
     preset = jax.lax.DotAlgorithmPreset[algorithm]
     plan = plan_of(lambda x, w: jax.lax.dot(x, w, precision=preset), Spec((1024, 512), F32),

@@ -26,6 +26,7 @@ from contraction_harness import (
 from contraction_harness import run_wgmma as run
 from harness import run_program
 from lost_waits import Case, failure, own_text, removed
+from models import norm
 
 from jaxmono.codegen import cuda_target, headers, nvrtc
 from jaxmono.codegen.dot import DotCode
@@ -218,6 +219,26 @@ def test_rows_that_are_computed(shape: Any, lines: int, split: int, weights: Any
     assert f", {lines}, {tiles}>;" in program.source
     x, w, u = small_integers(plan.graph, high=1)
     check_exact(plan, program, inputs=[x, w, u], seeds=(0, 1, 2), blocks=(1, 3))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("weights", [S8, F32])
+@pytest.mark.parametrize(("m", "k", "shape", "lines"), [
+    (16, 144, SHAPES[2], 1), (30, 208, SHAPES[6], 2), (9, 80, SHAPES[5], 1)])
+def test_normalised_rows(m: int, k: int, shape: Any, lines: int, weights: Any) -> None:
+    """A panel of whole rows, which the first column of tiles stores as well."""
+    def fn(x: Any, s: Any, b: Any, w: Any, v: Any) -> Any:
+        y = norm(x, s, b)
+        return y @ w.astype(BF16), y @ v.astype(BF16).T, y
+
+    plan = plan_of(fn, Spec((m, k), BF16), Spec((k,), BF16), Spec((k,), BF16),
+                   Spec((k, 144), weights), Spec((72, k), weights))
+    assert len(plan.stages) == 1
+    assert all(isinstance(s.form, DotForm) and s.form.row_prologue for s in dot_sigs(plan))
+    s = tile(*shape, bits=16, lines=lines)
+    program = build(plan, in_order(plan, s, s), threads=256)
+    assert program.source.count("using G = GemmBytes<") == 4
+    check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1, 2), blocks=(1, 3))
 
 
 @pytest.mark.sampled(7)

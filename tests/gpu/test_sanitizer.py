@@ -59,6 +59,9 @@ KERNELS = {
     "bytes on the left": {"memcheck": (left := ["w8_128_768_3072:1", "s8_scaled_512_3072_768:1",
                                                 "w8_nk_16_3072_768:1", "f8_scaled_128_768_3072:1"]),
                           "racecheck": ["ordered", *left]},
+    "f32 on the left": {"memcheck": (floats := [
+        "dense_1_768_3072_mixed:1", "normed_16_768_3072_mixed:1", "head_16_768_50257_mixed:1",
+        "dense_512_3072_768_mixed:1"]), "racecheck": ["ordered", *floats]},
     "joined": {"memcheck": ["googlenet:1"], "racecheck": ["ordered", "googlenet:1"]},
     # Each trip reads what the one before wrote.
     "loops": ["crnn:1", "dien:4", "ctc_8_149_32:1:f32"],

@@ -27,6 +27,7 @@ struct WeightsLeft {
   static_assert(N % 16 == 0 && N <= 256 && BM <= 256 && SLOTS >= 2 && SLOTS <= MAX_SLOTS, "");
 
   using TileX = TileX_;
+  using TileA = SwizzledTile<typename Weights::Row, BM, (PANEL ? PANEL : 1) * BK>;  // of a panel
   using Sum = typename Weights::Sum;
   using Acc = Sum;
   static constexpr int STAGE_BYTES = Weights::BYTES + (PANEL ? 0 : TileX::BYTES);
