@@ -14,6 +14,7 @@ import dataclasses
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import depths
 from jaxmono.fusion.support import plain_algorithm
+from jaxmono.fusion.widened import stored_conversion
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.types import TensorType
@@ -32,7 +33,7 @@ def orient(graph: Graph) -> Graph:
         if isinstance(o, ops.Transpose) and o.operand in weights:
             weights.add(o.result)
         if isinstance(o, ops.DotGeneral) and (
-                _backwards(o, depth, weights) or _turned(graph, o, depth)) \
+                _backwards(graph, o, depth, weights) or _turned(graph, o, depth)) \
                 and plain_algorithm(o.algorithm, o.lhs.type.dtype):
             out.extend(_swapped(o))
             changed = True
@@ -41,18 +42,23 @@ def orient(graph: Graph) -> Graph:
     return Graph(graph.inputs, tuple(out), graph.outputs, graph.name) if changed else graph
 
 
-def _backwards(o: ops.DotGeneral, depth: dict[Value, int], weights: set[Value]) -> bool:
+def _backwards(graph: Graph, o: ops.DotGeneral, depth: dict[Value, int],
+               weights: set[Value]) -> bool:
     """Whether the right operand is the later one, and what it keeps are rows; of equals the one
-    with few rows, if the other one is a matrix that is an input (``w @ x``).
+    with few rows, if the other one is a matrix that is an input (``w @ x``), or what is smaller
+    than weights that are stored in another type, which products convert where they are right.
 
     The gradient of weights, x^T dy, keeps the features of both: swapped it would be written, with
     the update behind it, column by column. (Stages with such products were 14 of the 30 ms of
     wav2vec2's training step on an H200.)
     """
     left, right = depth.get(o.lhs, 0), depth.get(o.rhs, 0)
+    rows = o.rhs.type.rank - 1 in o.rhs_contract
     if left != right:
-        return left < right and o.rhs.type.rank - 1 in o.rhs_contract
+        return left < right and rows
     dims = dot_dims(o)
+    if rows and dims.n < dims.m and stored_conversion(graph, o.lhs) is not None:
+        return True
     return o.lhs in weights and len(dims.lhs_free) == 1 and dims.n <= FEW_ROWS < dims.m
 
 

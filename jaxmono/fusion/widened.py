@@ -97,7 +97,13 @@ def _conversion(graph: Graph, dot: ops.DotGeneral) -> Op | None:
     contracted = tuple(range(dot.lhs.type.rank - len(dot.lhs_contract), dot.lhs.type.rank))
     if tuple(dot.lhs_contract) != contracted or 0 in dot_dims(dot)[2:]:
         return None  # rows whose k are no neighbours
-    op = graph.producer.get(_behind_views(graph, dot.rhs))
+    return stored_conversion(graph, dot.rhs)
+
+
+def stored_conversion(graph: Graph, v: Value) -> ops.Convert | None:
+    """What makes ``v``, up to views, of bytes or f32 that the program is given; None if nothing
+    does, or if their rows are not whole pieces."""
+    op = graph.producer.get(_behind_views(graph, v))
     if op is None or not (widens_bytes(op) or rounds_floats(op)) or not isinstance(op, ops.Convert):
         return None
     t = (stored := _behind_views(graph, op.operand)).type

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from jax import ShapeDtypeStruct as Spec
 from models import f32, graph_of
 
 from jaxmono.fusion.orient import orient
@@ -33,6 +34,21 @@ def test_what_goes_left(fn: Callable[..., Any], swapped: bool) -> None:
     after = orient(before)
     assert any(isinstance(o, ops.Transpose) for o in after.ops[-2:]) == swapped
     assert [v.type for v in after.outputs] == [v.type for v in before.outputs]
+
+
+@pytest.mark.parametrize(("fn", "swapped"), [
+    (lambda x, w: jnp.einsum("td,edf->etf", x, w.astype(x.dtype)), True),
+    (lambda x, w: jnp.einsum("td,edf->etf", x, (w * 2).astype(x.dtype)), False),
+    (lambda x, w: jnp.einsum("td,edf->etf", x[:, :32], w[:, :32].astype(x.dtype)), True),
+    (lambda x, w: jnp.einsum("dt,edf->etf", x[:48], w.astype(x.dtype)), False),
+], ids=["experts", "computed", "parts", "rows whose k are no neighbours"])
+@pytest.mark.parametrize("stored", [jnp.float32, jnp.int8])
+def test_weights_that_products_convert_go_right(fn: Callable[..., Any], swapped: bool,
+                                                stored: Any) -> None:
+    """Although they are as late, and were on the left."""
+    graph = graph_of(fn, Spec((64, 48), jnp.bfloat16), Spec((4, 48, 64), stored))
+    dot = [o for o in orient(graph).ops if isinstance(o, ops.DotGeneral)][-1]
+    assert (dot.rhs.type.rank == 3) == swapped
 
 
 @pytest.mark.parametrize(("fn", "swapped"), [
