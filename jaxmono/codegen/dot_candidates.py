@@ -284,6 +284,8 @@ def bytes_candidates(sig: Sig, request: Request) -> list[Costed]:
     code = DotCode.of(sig, DotSchedule(dot_wgmma_shared.BYTES, 64, 128, 64, 2, (1, 2, 1)))
     if dot_wgmma_takes.takes_bytes(form, code) is not None:
         return []
+    if code.rhs.stored is DType.F32 and not request.rounds:
+        return []
     assert code.element is not None and code.rhs_element is not None
     return candidates_bytes(form.batch.size * request.siblings, form.m.size, form.n.size,
                             form.k.size, code.element.itemsize, device=request.device,

@@ -3,7 +3,7 @@
     NAME_prefetch   before the grid barrier: the first steps of the task's weights
     NAME            x into shared memory, the stream of weights, epilogue
 
-Weights may be bytes in memory (`Operand.stored`), of which a piece has 16.
+Weights may be bytes in memory (`Operand.stored`), of which a piece has 16, or f32 beside 16 bits.
 
 Where x is the result of a stage without a barrier behind it (`fusion.flags`), all that a thread
 needs of it is asked for at once, and again until it is there.

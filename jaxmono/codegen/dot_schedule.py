@@ -72,7 +72,7 @@ class DotSchedule:
 
     Attributes:
       family: "wgmma" (Hopper's warpgroup products), "swapped" (the same with the weights on the
-        left), "tf32" (likewise, of f32), "bytes" (likewise, of weights that are stored as bytes),
+        left), "tf32" (likewise, of f32), "bytes" (likewise, of weights stored as bytes or f32),
         "bf16x6" (likewise, of f32, exact),
         "mma" (tensor cores, warp by warp), "gemv" (a few rows, weights streamed through ordinary
         arithmetic), "fma" (tiles of f32 in ordinary arithmetic) or "simt" (the same of any type,

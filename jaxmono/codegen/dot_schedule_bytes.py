@@ -25,10 +25,10 @@ from jaxmono.codegen.dot_wgmma_shared import (
     together_bytes,
 )
 from jaxmono.fusion.plan import Device
+from jaxmono.fusion.widened import MIN_COLUMNS
 
 MIN_ROWS = 5
 """Fewer are the gemv family's: 4x8192x2048 takes 9.9 us there, 8x8192x2048 13.8, and 9.1 here."""
-MIN_COLUMNS = 64
 
 
 @dataclass(frozen=True)

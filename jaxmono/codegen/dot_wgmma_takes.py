@@ -7,7 +7,8 @@ from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_wgmma_shared import comes
 from jaxmono.codegen.gathered import parts_of
 from jaxmono.codegen.names import is_f8
-from jaxmono.codegen.operand import PIECE_BYTES, is_strided, is_unaligned, paired_halves, stride
+from jaxmono.codegen.operand import PIECE_BYTES, is_strided, is_unaligned, paired_halves
+from jaxmono.fusion.indexing import stride
 from jaxmono.fusion.plan import DotForm
 from jaxmono.fusion.support import asks_for_nine
 from jaxmono.hlo.precision import algorithm_of
@@ -71,7 +72,7 @@ def takes_bytes(form: DotForm, code: DotCode) -> str | None:
             code.rhs_element.itemsize != 1 and stored is not DType.F32):
         return "weights are not stored as bytes, or as f32, 16 bytes of which are neighbours"
     if code.element not in (DType.BF16, DType.F16) and stored is not None:
-        return "bytes are widened to 16 bits"
+        return "stored weights are converted to 16 bits"
     if form.row_prologue and code.element.itemsize == 1:
         return "rows of bytes are normalised while they are loaded"
     if form.taps > 1:

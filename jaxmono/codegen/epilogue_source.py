@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxmono.codegen.early_loads import reads
-from jaxmono.codegen.operand import Operand, analyse, is_strided, stride
-from jaxmono.fusion.indexing import Var
+from jaxmono.codegen.operand import Operand, analyse, is_strided
+from jaxmono.fusion.indexing import Var, stride
 from jaxmono.fusion.plan import Store
 from jaxmono.hlo.ir import Graph, Value
 

@@ -15,6 +15,7 @@ from typing import Any
 from jaxmono import _logging
 from jaxmono.codegen.attention import AttentionSchedule
 from jaxmono.codegen.compile import compile_kernel
+from jaxmono.codegen.dot import any_stream
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_wgmma import has_source
 from jaxmono.codegen.kernel import Kernel, emit_kernel
@@ -28,6 +29,7 @@ from jaxmono.codegen.target import Target
 from jaxmono.fusion.plan import Device, DotForm, Plan
 from jaxmono.fusion.text import plan_to_text
 from jaxmono.fusion.twins import shape
+from jaxmono.hlo.types import DType
 
 _log = _logging.get("codegen")
 _THREADS_PER_SM = 2048
@@ -86,9 +88,24 @@ def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
             beside[g.sig.key] = max(beside.get(g.sig.key, ()), dots, key=_work)
     shared = min(target.shared_bytes, device.shared_bytes)
     first = {g.sig.key for stage in plan.stages[:1] for g in stage.groups}
-    streams = _only_streams(plan)
+    streams, rounds = _only_streams(plan), _rounds(plan)
     return {s.key: Request(device, target.threads, shared, siblings[s.key], target.wgmma,
-                           beside[s.key], s.key not in first, streams) for s in plan.sigs}
+                           beside[s.key], s.key not in first, streams, rounds) for s in plan.sigs}
+
+
+_ROUNDED = 1 / 16
+"""Of a kernel's weights, how many must be of f32 for products that round them in registers: such a
+product multiplies what ptxas takes for a large kernel. BERT-base's training step has two small
+ones, of its classifier, and took 246 s with them, 47 without."""
+
+
+def _rounds(plan: Plan) -> bool:
+    weights: Counter[bool] = Counter()
+    for form, sig in ((g.sig.form, g.sig) for stage in plan.stages for g in stage.groups):
+        if isinstance(form, DotForm):
+            weights[any_stream(sig).rhs.stored is DType.F32] += \
+                form.batch.size * form.n.size * form.k.size
+    return weights[True] >= _ROUNDED * weights.total()
 
 
 def _work(dots: tuple[tuple[int, int, int], ...]) -> int:

@@ -15,10 +15,9 @@ from jaxmono.codegen.operand import (
     has_rows,
     is_unaligned,
     paired_halves,
-    stride,
 )
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.indexing import Index, Var
+from jaxmono.fusion.indexing import Index, Var, stride
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import DType
 

@@ -26,7 +26,7 @@ import numpy as np
 from jaxmono.codegen.traverse import Lane, guard_holds, uniform_guard
 from jaxmono.fusion.demand import Demand, Guard, demands
 from jaxmono.fusion.dots import both_columns
-from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
+from jaxmono.fusion.indexing import Index, IndexMap, Var, contiguous, linearize, stride
 from jaxmono.fusion.support import rounds_floats, widens_bytes
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
@@ -220,36 +220,11 @@ def _selects(opcode: str) -> bool:
     return opcode in _SELECTING
 
 
-def contiguous(offset: Index, var: Var, piece: int, *, ragged: bool = False) -> bool:
-    """True if ``piece`` elements along ``var`` (from a multiple of piece) are adjacent and aligned;
-    ``ragged``: the last ones may be fewer.
-
-    Proven by substituting ``var = piece * hi + lo`` and looking at what is left of ``lo``.
-    """
-    if piece == 1:
-        return stride(offset, var) == 1
-    if var.size % piece and not ragged:
-        return False
-    high, low = Var(f"{var.name}_hi", -(-var.size // piece)), Var(f"{var.name}_lo", piece)
-    split = offset.substitute({var: Index.of(high) * piece + Index.of(low)})
-    rest = split - Index.of(low)
-    return (split.coefficient(low) == 1 and not rest.depends_on(low)
-            and rest.multiple_of() % piece == 0)
-
-
 def _uniform(guard: Guard, var: Var, piece: int) -> bool:
     """Whether a guard holds for all elements of a piece or for none."""
     lane = Lane(var, piece)
     split = Guard(tuple((lane.split(x), low, high) for x, low, high in guard.bounds))
     return uniform_guard(split, lane) is not None
-
-
-def stride(offset: Index, var: Var) -> int | None:
-    """Elements between neighbours along ``var``; None if that is not constant."""
-    if not offset.depends_on(var):
-        return 0
-    rest = offset - Index.of(var) * offset.coefficient(var)
-    return None if rest.depends_on(var) else offset.coefficient(var)
 
 
 def is_unaligned(x: Operand) -> bool:
@@ -333,8 +308,8 @@ def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, item
     ``several``: pieces may come from several buffers, which a concatenation joins. ``rows``: of an
     update of one buffer, whose own elements the operand then has apart (`Operand.new`).
     ``narrow``: what is not padded may be copied 8 or 4 bytes at a time, where no more are aligned,
-    and the last piece of a row may be a part of one. ``stored``: it may be bytes that are converted
-    behind shared memory (`Operand.stored`), whole pieces of 16.
+    and the last piece of a row may be a part of one. ``stored``: it may be bytes or f32 that are
+    converted behind shared memory (`Operand.stored`), in whole pieces.
     """
     if stored:
         found = views_of_params(body, value, index, stored=True)

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 
 from jaxmono.codegen.dot import DotCode, row_demands, store_offset
 from jaxmono.codegen.emit import BodyEmitter, Emitted, c_type, vector_width
-from jaxmono.codegen.operand import contiguous
 from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
 from jaxmono.codegen.team import warp_team
 from jaxmono.codegen.traverse import walk
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
+from jaxmono.fusion.indexing import Index, IndexMap, Var, contiguous, linearize
 from jaxmono.fusion.plan import Store
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.types import DType

@@ -64,6 +64,7 @@ class Request:
       wgmma: the kernel may have producer warps and Hopper's products.
       behind: a grid barrier is in front of its stage, wherever it runs: producers are ahead of it.
       streaming: the kernel only moves data; a multiprocessor may run several of its blocks.
+      rounds: products may round weights of f32 in registers, wgmma's left operand.
     """
 
     device: Device
@@ -74,6 +75,7 @@ class Request:
     stage: tuple[tuple[int, int, int], ...] = ()
     behind: bool = False
     streaming: bool = False
+    rounds: bool = True
 
     @property
     def mixed(self) -> bool:

@@ -6,6 +6,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+_TYPES = ("f16", "bf16")
+"""Of the device library, which no variable may hide."""
+
 
 @dataclass(eq=False)
 class Block:
@@ -46,6 +49,8 @@ class Writer:
     def fresh(self, prefix: str = "v") -> str:
         """A C identifier not handed out before by this writer or its children."""
         n = self._names.get(prefix, 0)
+        if f"{prefix}{n}" in _TYPES:
+            n += 1
         self._names[prefix] = n + 1
         return f"{prefix}{n}"
 

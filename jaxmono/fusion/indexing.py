@@ -319,5 +319,30 @@ def delinearize(offset: Index, shape: Sequence[int]) -> IndexMap:
     return tuple(reversed(out))
 
 
+def contiguous(offset: Index, var: Var, piece: int, *, ragged: bool = False) -> bool:
+    """True if ``piece`` elements along ``var`` (from a multiple of piece) are adjacent and aligned;
+    ``ragged``: the last ones may be fewer.
+
+    Proven by substituting ``var = piece * hi + lo`` and looking at what is left of ``lo``.
+    """
+    if piece == 1:
+        return stride(offset, var) == 1
+    if var.size % piece and not ragged:
+        return False
+    high, low = Var(f"{var.name}_hi", -(-var.size // piece)), Var(f"{var.name}_lo", piece)
+    split = offset.substitute({var: Index.of(high) * piece + Index.of(low)})
+    rest = split - Index.of(low)
+    return (split.coefficient(low) == 1 and not rest.depends_on(low)
+            and rest.multiple_of() % piece == 0)
+
+
+def stride(offset: Index, var: Var) -> int | None:
+    """Elements between neighbours along ``var``; None if that is not constant."""
+    if not offset.depends_on(var):
+        return 0
+    rest = offset - Index.of(var) * offset.coefficient(var)
+    return None if rest.depends_on(var) else offset.coefficient(var)
+
+
 def apply(index: IndexMap, f: Callable[[Index], Index]) -> IndexMap:
     return tuple(f(i) for i in index)

@@ -18,8 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from jaxmono.fusion import cost
-from jaxmono.fusion.dots import dot_dims
+from jaxmono.fusion.demand import demands
+from jaxmono.fusion.dots import dot_dims, dot_vars, operand_index
 from jaxmono.fusion.draft import Draft
+from jaxmono.fusion.indexing import Index, IndexMap, Var, contiguous, linearize
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.support import matrix_dtype, rounds_floats, widens_bytes
 from jaxmono.hlo import ops
@@ -28,6 +30,10 @@ from jaxmono.hlo.types import DType
 
 PIECE = 16
 """Bytes that are copied at a time."""
+
+MIN_COLUMNS, STREAMED_ROWS = 64, 8
+"""Columns that a tile of codegen's dot_schedule_bytes.py has at least; rows beside which fewer are
+streamed (dot_gemv_shape.py)."""
 
 _LATER = 0.25
 _LATER_ROW_US, _WEIGHTS = 0.0025, 2.4e6
@@ -91,13 +97,36 @@ def _uses(graph: Graph, v: Value) -> int:
 
 
 def _conversion(graph: Graph, dot: ops.DotGeneral) -> Op | None:
-    """That of a product's weights, which lie in memory in pieces."""
+    """That of a product's weights, where both operands lie in memory in pieces of `PIECE` bytes: of
+    rows along k, unless they are computed."""
     if matrix_dtype(dot) not in (DType.BF16, DType.F16):
         return None
     contracted = tuple(range(dot.lhs.type.rank - len(dot.lhs_contract), dot.lhs.type.rank))
-    if tuple(dot.lhs_contract) != contracted or 0 in dot_dims(dot)[2:]:
+    dims = dot_dims(dot)
+    if tuple(dot.lhs_contract) != contracted or 0 in dims[2:]:
         return None  # rows whose k are no neighbours
-    return stored_conversion(graph, dot.rhs)
+    op = stored_conversion(graph, dot.rhs)
+    if op is None or (rounds_floats(op) and dims.n < MIN_COLUMNS and dims.m > STREAMED_ROWS):
+        return None
+    b, m, n, k = dot_vars(dot)
+    rows = _pieces(graph, dot.lhs, operand_index(dot, "lhs", Index.of(b), Index.of(m), Index.of(k)),
+                   (k,), None)
+    weights = _pieces(graph, dot.rhs, operand_index(dot, "rhs", Index.of(b), Index.of(n),
+                                                    Index.of(k)), (k, n), op)
+    return op if rows and weights else None
+
+
+def _pieces(graph: Graph, v: Value, index: IndexMap, along: Sequence[Var], through: Op | None,
+            ) -> bool:
+    """Whether what ``v`` is a view of, demanded at ``index``, lies in whole pieces along one of
+    these; ``through``: a conversion that counts as a view."""
+    while (op := graph.producer.get(v)) is not None and (isinstance(op, _VIEWS) or op is through):
+        needs = demands(op, index)
+        assert needs is not None
+        (first,) = needs
+        v, index = first.value, first.index
+    offset, piece = linearize(index, v.type.dims), PIECE // v.type.dtype.itemsize
+    return any(contiguous(offset, var, piece) for var in along)
 
 
 def stored_conversion(graph: Graph, v: Value) -> ops.Convert | None:

@@ -40,6 +40,7 @@ S8, U8, S32 = jnp.int8, jnp.uint8, jnp.int32
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 H200 = Device()
+D = 4096
 
 
 def tile(bm: int, bn: int, slots: int, warps: tuple[int, int, int], *, bits: int, split: int = 1,
@@ -290,6 +291,37 @@ def test_choices(rows: Any, m: int, layout: str) -> None:
     (s,) = default_schedule(plan, cuda_target("sm_90a"), H200).sigs.values()
     also = {"wgmma"} if rows is E4M3 and layout == "mk,nk->mn" else set()
     assert s.family in {"bytes", *also}
+
+
+@pytest.mark.parametrize(("fn", "shapes", "families"), [
+    (lambda x, w: x @ w.astype(BF16), ((512, D), (D, D)), {"bytes"}),
+    (lambda x, w: x @ w.astype(BF16)[:, 1:D + 1], ((512, D), (D, D + 4)), {"wgmma"}),
+    (lambda x, w: x @ w.astype(BF16).reshape(D, D - 1), ((512, D), (D - 1, D)), {"wgmma"}),
+    (lambda x, w: x[:, 1:D + 1] @ w.astype(BF16), ((512, D + 4), (D, D)), {"wgmma"}),
+    (lambda x, w: jnp.einsum("bmk,knb->bmn", x, w.astype(BF16)),
+     ((8, 512, D), (D, 512, 8)), {"wgmma"}),
+    (lambda x, w: x @ w.astype(BF16), ((1024, 16 * D), (16 * D, 48)), {"wgmma"}),
+    (lambda x, w: x @ w.astype(BF16), ((8, D), (D, 48)), {"gemv"}),
+    (lambda x, w: (x @ w.astype(BF16), w.astype(BF16)), ((512, D), (D, D)), {"wgmma"}),
+], ids=["plain", "slice", "reshape", "rows that begin anywhere", "batch last", "few columns",
+        "few columns and rows", "an output as well"])
+def test_where_f32_is_stored_first(fn: Any, shapes: Any, families: set[str]) -> None:
+    """Where no family rounds it on the way, or where it is stored anyway."""
+    plan = plan_of(fn, Spec(shapes[0], BF16), Spec(shapes[1], F32), device=H200)
+    sigs = default_schedule(plan, cuda_target("sm_90a"), H200).sigs
+    assert {sigs[s.key].family for s in dot_sigs(plan)} == families
+
+
+def test_few_of_a_kernels_weights_bring_no_family() -> None:
+    """ptxas takes five times as long for a large kernel with one such product."""
+    def fn(x: Any, u: Any, w: Any) -> Any:
+        return jax.nn.relu(x @ u) @ w.astype(BF16)
+
+    for n, few in ((64, True), (512, False)):
+        plan = plan_of(fn, Spec((64, 2048), BF16), Spec((2048, 1024), BF16), Spec((1024, n), F32),
+                       device=H200)
+        sigs = default_schedule(plan, cuda_target("sm_90a"), H200).sigs
+        assert ("bytes" in {sigs[s.key].family for s in dot_sigs(plan)}) == (not few)
 
 
 WAITS = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_arrive|wgmma_wait<\w+>"

@@ -47,6 +47,12 @@ def test_text_of_a_vectorised_chain() -> None:
     assert em.emit(g.outputs[0], AT) == x, "a value is computed once"
 
 
+def test_no_variable_hides_a_type() -> None:
+    """The seventeenth loop over a row's fragments was ``for (int f16 = ...)``."""
+    w = Writer()
+    assert [w.fresh("f") for _ in range(18)][15:] == ["f15", "f17", "f18"]
+
+
 def test_bound_value_at_another_index_is_refused() -> None:
     g = graph([value((64, 96))], lambda b, x: b.elementwise("exponential", b.transpose(
         b.elementwise("tanh", x), (1, 0))))

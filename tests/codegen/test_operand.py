@@ -17,10 +17,10 @@ from thinned import crossed, thinned
 
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.generate import emit, generate
-from jaxmono.codegen.operand import Operand, analyse, contiguous, stride
+from jaxmono.codegen.operand import Operand, analyse
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.target import cuda_target, interpret_target
-from jaxmono.fusion.indexing import Index, Var, linearize
+from jaxmono.fusion.indexing import Index, Var, contiguous, linearize, stride
 from jaxmono.fusion.plan import Device, DotForm, Plan
 
 Spec = jax.ShapeDtypeStruct

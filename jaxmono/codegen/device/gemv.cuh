@@ -70,7 +70,7 @@ struct Gemv {
   // those of [n][k] are finished while the ring is in use.
   static constexpr int SCRATCH = 1024;
   // Rows of x: with MMA the lanes of a warp read 8 of them at once, which must lie in other banks.
-  // A lane reads 16 bytes, 8 for [k][n], and 32, 16 at a time, beside bytes for [n][k].
+  // A lane reads 16 bytes, 8 for [k][n], and 32, 16 at a time, beside bytes for [n][k]; 8 beside f32 there.
   static constexpr int PITCH = MMA ? (SPANS * SPAN + 63) / 64 * 64 + (!K_MAJOR ? 16 : BYTES ? 8 : 32)
                                    : (SPANS * SPAN + 7) / 8 * 8;
   static constexpr int X_BYTES = (M * PITCH * int(sizeof(T)) + 127) / 128 * 128;
