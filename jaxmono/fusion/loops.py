@@ -38,6 +38,10 @@ COPIED_ROWS = 65
 """Rows of a product from which on its operands have to be copied to shared memory as they are, if
 it is to run on warpgroups (codegen/dot_wgmma.py); fewer can be computed on the way."""
 
+COMPUTED_K = 512
+"""Elements of a row in front of a pair of products up to which it may be computed on the way: the
+other families of codegen (attention.py) have room for no more than some hundred elements more."""
+
 STENCIL_LOADS = 9
 """Of an element, its factors among them, from which on it is a stencil's: 3 x 3 taps of a depthwise
 convolution are 18, those of a pool 9. With such pools on the way to their products Inception-v3 b1
@@ -206,8 +210,8 @@ def _slower(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, 
 
     Llama-1B's gate * up in front of a layer's last product, 128 rows: on an H200 that stage took
     29 us on the tensor cores of a warp; the bare product, which warpgroups take because its
-    operands lie in memory, 17 us as a kernel of its own. Pairs of products copy what they read,
-    whatever it costs (codegen/back_to_back.py).
+    operands lie in memory, 17 us as a kernel of its own. Pairs of products copy their weights, and
+    long rows, whatever it costs (codegen/back_to_back.py).
     """
     out: dict[Value, float] = {}
     for op in state.graph.ops if state.device.wgmma else ():
@@ -216,7 +220,10 @@ def _slower(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, 
         pair = next((d for d in holders.get(op, ()) if is_pair(d)), None)
         if pair is not None:
             made = {r for o in pair.ops for r in o.results}
-            out.update((v, math.inf) for v in op.uses if v not in made)
+            rows = max(op.inputs, key=lambda v: v.type.size)
+            short = op is pair.first and dot_dims(op).k <= COMPUTED_K
+            out.update((v, math.inf) for v in op.uses if v not in made and not (
+                short and v is rows))
         alone = any(d.kind == "dot" for d in holders.get(op, ()))
         if alone and dot_dims(op).m >= COPIED_ROWS:
             lost = cost.dot_flops(op) / state.device.matrix_flops_per_us \

@@ -109,15 +109,20 @@ def test_layouts(layout: str) -> None:
 
 def test_what_it_reads_is_stored() -> None:
     """Weights in f32, converted as a Flax layer does, and rows that are computed: the pair copies
-    what a stage has stored. On the way to it nothing is computed, for which rows of 1152 elements
-    had no room (ResNet-50 b32 with f32 weights)."""
+    what a stage has stored. For rows of 1152 elements that are computed on the way there was no
+    room (ResNet-50 b32 with f32 weights)."""
     def fn(x: Any, w1: Any, w2: Any) -> Any:
-        return jax.nn.relu((x * 2) @ w1.astype(x.dtype)) @ w2.astype(x.dtype)
+        return jax.nn.relu(x @ w1.astype(x.dtype)) @ w2.astype(x.dtype)
 
-    plan = plan_of(fn, Spec((300, 200), BF16), Spec((200, 128), F32), Spec((128, 64), F32),
-                   device=SMALL)
-    assert kinds(plan) == [["loop"] * 3, ["attention"]]
+    def specs(k: int) -> list[Any]:
+        return [Spec((300, k), BF16), Spec((k, 128), F32), Spec((128, 64), F32)]
+
+    plan = plan_of(fn, *specs(200), device=SMALL)
+    assert kinds(plan) == [["loop"] * 2, ["attention"]]
     run(plan, pair(64, 2), seeds=(0,))
+    for k, loops in ((200, 2), (1152, 3)):
+        plan = plan_of(lambda x, *w: fn(x * 2, *w), *specs(k), device=SMALL)
+        assert kinds(plan) == [["loop"] * loops, ["attention"]]
 
 
 @pytest.mark.parametrize("turned", [False, True])
