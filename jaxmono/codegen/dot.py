@@ -243,6 +243,10 @@ def weights_k_major(sig: Sig) -> bool:
     return any_tile(sig).rhs.k_major
 
 
+_PICKED, _ROUNDS = 1.6, 3.0
+"""A factor, and its power for f32."""
+
+
 def picked_time(sig: Sig) -> float:
     """How much longer than the model says tiles of mma.sync take, whose threads pick the elements
     of rows that begin anywhere: 1.4 to 2 times as long with one such operand, 3 to 4 with two; or
@@ -252,9 +256,6 @@ def picked_time(sig: Sig) -> float:
     stored = any_stream(sig).rhs.stored
     converts = 0.0 if stored is None else _ROUNDS if stored is DType.F32 else 1.0
     return _PICKED ** (is_unaligned(code.lhs) + is_unaligned(code.rhs) + converts)
-
-
-_PICKED, _ROUNDS = 1.6, 3.0
 
 
 def any_stream(sig: Sig) -> DotCode:

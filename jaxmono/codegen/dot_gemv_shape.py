@@ -92,8 +92,8 @@ U = 4
 
 def is_mma(m: int, bn: int, itemsize: int, k_major: bool, warps: int, x_itemsize: int = 0) -> bool:
     """Whether the tensor cores multiply: many rows, and a tile that fragments can be made of."""
-    columns = 8 * 16 // itemsize
-    return m > FMA_ROWS and itemsize <= (x_itemsize or itemsize) == 2 and (
+    columns, wide = 8 * 16 // itemsize, x_itemsize or itemsize
+    return m > FMA_ROWS and wide == 2 and itemsize <= wide and (
         k_major or (bn % columns == 0 and warps % (bn // columns) == 0))
 
 

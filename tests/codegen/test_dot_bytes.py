@@ -312,6 +312,31 @@ def test_where_f32_is_stored_first(fn: Any, shapes: Any, families: set[str]) -> 
     assert {sigs[s.key].family for s in dot_sigs(plan)} == families
 
 
+@pytest.mark.parametrize(("m", "family"), [(16, "bytes"), (512, "bytes"), (4096, "wgmma")])
+def test_f32_is_stored_for_many_rows(m: int, family: str) -> None:
+    plan = plan_of(lambda x, w: x @ w.astype(BF16), Spec((m, D), BF16), Spec((D, D), F32),
+                   device=H200)
+    assert len(plan.stages) == (1 if family == "bytes" else 2)
+    sigs = default_schedule(plan, cuda_target("sm_90a"), H200).sigs
+    assert {sigs[s.key].family for s in dot_sigs(plan)} == {family}
+
+
+def test_f32_is_stored_where_an_epilogue_reduces() -> None:
+    """Or pairs columns: tiles with the weights on the left can do neither."""
+    def largest(x: Any, w: Any) -> Any:
+        return jnp.argmax(x @ w.astype(BF16), axis=1)
+
+    def loss(x: Any, w: Any) -> Any:
+        return (jax.nn.relu(x @ w.astype(BF16)).astype(F32) ** 2).sum(0)
+
+    for fn in (largest, loss):
+        plan = plan_of(fn, Spec((1024, D), BF16), Spec((D, D), F32), device=H200)
+        (sig,) = dot_sigs(plan)
+        assert isinstance(sig.form, DotForm) and sig.form.reduced
+        s = default_schedule(plan, cuda_target("sm_90a"), H200).sigs[sig.key]
+        assert s.family == "wgmma" and len(plan.stages) >= 3
+
+
 def test_few_of_a_kernels_weights_bring_no_family() -> None:
     """ptxas takes five times as long for a large kernel with one such product."""
     def fn(x: Any, u: Any, w: Any) -> Any:
