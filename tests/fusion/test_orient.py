@@ -36,6 +36,16 @@ def test_what_goes_left(fn: Callable[..., Any], swapped: bool) -> None:
     assert [v.type for v in after.outputs] == [v.type for v in before.outputs]
 
 
+@pytest.mark.parametrize(("n", "swapped"), [(1, True), (8, True), (9, False)])
+@pytest.mark.parametrize("stored", [jnp.float32, jnp.int8, jnp.bfloat16])
+def test_a_matrix_times_few_columns(n: int, swapped: bool, stored: Any) -> None:
+    """``w @ x``: the weights are streamed, in whichever type they are stored."""
+    graph = graph_of(lambda w, x: w.astype(x.dtype) @ x, Spec((64, 48), stored),
+                     Spec((48, n), jnp.bfloat16))
+    (dot,) = [o for o in orient(graph).ops if isinstance(o, ops.DotGeneral)]
+    assert (dot.rhs.type.dims[0] == 64) == swapped
+
+
 @pytest.mark.parametrize(("fn", "swapped"), [
     (lambda x, w: jnp.einsum("td,edf->etf", x, w.astype(x.dtype)), True),
     (lambda x, w: jnp.einsum("td,edf->etf", x, (w * 2).astype(x.dtype)), False),
