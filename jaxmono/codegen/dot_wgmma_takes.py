@@ -73,8 +73,6 @@ def takes_bytes(form: DotForm, code: DotCode) -> str | None:
         return "weights are not stored as bytes, or as f32, 16 bytes of which are neighbours"
     if code.element not in (DType.BF16, DType.F16) and stored is not None:
         return "stored weights are converted to 16 bits"
-    if form.row_prologue and code.element.itemsize == 1:
-        return "rows of bytes are normalised while they are loaded"
     if form.taps > 1:
         return "rows are read in windows"
     if not code.lhs.k_major or is_unaligned(code.lhs):

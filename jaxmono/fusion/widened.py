@@ -31,9 +31,8 @@ from jaxmono.hlo.types import DType
 PIECE = 16
 """Bytes that are copied at a time."""
 
-MIN_COLUMNS, STREAMED_ROWS = 64, 8
-"""Columns that a tile of codegen's dot_schedule_bytes.py has at least; rows beside which fewer are
-streamed (dot_gemv_shape.py)."""
+MIN_COLUMNS = 64
+"""That a tile of codegen's dot_schedule_bytes.py has."""
 
 _LATER = 0.25
 _LATER_ROW_US, _WEIGHTS = 0.0025, 2.4e6
@@ -106,7 +105,7 @@ def _conversion(graph: Graph, dot: ops.DotGeneral) -> Op | None:
     if tuple(dot.lhs_contract) != contracted or 0 in dims[2:]:
         return None  # rows whose k are no neighbours
     op = stored_conversion(graph, dot.rhs)
-    if op is None or (rounds_floats(op) and dims.n < MIN_COLUMNS and dims.m > STREAMED_ROWS):
+    if op is None or (rounds_floats(op) and dims.n < MIN_COLUMNS):
         return None
     b, m, n, k = dot_vars(dot)
     rows = _pieces(graph, dot.lhs, operand_index(dot, "lhs", Index.of(b), Index.of(m), Index.of(k)),

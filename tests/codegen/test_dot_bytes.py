@@ -31,6 +31,7 @@ from models import norm
 from jaxmono.codegen import cuda_target, headers, nvrtc
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule_bytes import candidates_bytes
 from jaxmono.codegen.dot_wgmma_takes import takes_bytes
 from jaxmono.codegen.generate import default_schedule, emit
 from jaxmono.fusion.plan import Device, DotForm, Plan
@@ -124,13 +125,14 @@ def test_every_byte_is_widened_exactly(rows: Any, weights: Any, layout: str) -> 
 
 @pytest.mark.parametrize("rows", [BF16, F16])
 @pytest.mark.parametrize("layout", ["mk,kn->mn", "mk,nk->mn"])
-def test_floats_are_rounded(rows: Any, layout: str) -> None:
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[1]])
+def test_floats_are_rounded(rows: Any, layout: str, shape: Any) -> None:
     """Likewise of f32: to the nearest, ties to even, beyond the greatest to infinity."""
-    k, n = 64, 64
-    shape = (k, n) if layout == "mk,kn->mn" else (n, k)
+    k, n = 64, shape[1]
+    stored = (k, n) if layout == "mk,kn->mn" else (n, k)
     plan = plan_of(lambda x, w: jnp.einsum(layout, x, w.astype(rows), preferred_element_type=F32),
-                   Spec((64, k), rows), Spec(shape, F32))
-    program = build(plan, in_order(plan, tile(*SHAPES[1], bits=16)), threads=256)
+                   Spec((64, k), rows), Spec(stored, F32))
+    program = build(plan, in_order(plan, tile(*shape, bits=16)), threads=256)
     rng = np.random.default_rng(0)
     w = rng.standard_normal((k, n)).astype(np.float32)
     w[::2] = w[::2].astype(np.dtype(rows)).astype(np.float32) * np.float32(1 + 2.0 ** -9)
@@ -248,6 +250,8 @@ def test_normalised_rows(m: int, k: int, shape: Any, lines: int, weights: Any) -
     (lambda x, w: x @ w.astype(BF16), Spec((128, 60), BF16), Spec((60, 72), S8), "stored"),
     (lambda x, w: x @ w.astype(BF16), Spec((128, 60), BF16), Spec((60, 74), F32), "stored"),
     (lambda x, w: x @ w, Spec((128, 64), F32), Spec((64, 64), F32), "stored"),
+    (lambda x, w: jnp.einsum("mk,nk->mn", x, w.astype(E4M3), preferred_element_type=F32),
+     Spec((128, 64), E4M3), Spec((64, 64), F32), "stored"),
     (lambda x, w: x @ (w.astype(BF16) + 2), Spec((128, 64), BF16), Spec((64, 64), S8), "stored"),
     (lambda x, w: x @ w, Spec((128, 64), BF16), Spec((64, 64), BF16), "stored"),
     (lambda x, w: x.T @ w.astype(BF16), Spec((64, 128), BF16), Spec((64, 64), S8), "neighbours"),
@@ -303,8 +307,9 @@ def test_choices(rows: Any, m: int, layout: str) -> None:
     (lambda x, w: x @ w.astype(BF16), ((1024, 16 * D), (16 * D, 48)), {"wgmma"}),
     (lambda x, w: x @ w.astype(BF16), ((8, D), (D, 48)), {"gemv"}),
     (lambda x, w: (x @ w.astype(BF16), w.astype(BF16)), ((512, D), (D, D)), {"wgmma"}),
+    (lambda x, w: (x @ w.astype(BF16), jnp.tanh(w.astype(BF16))), ((512, D), (D, D)), {"wgmma"}),
 ], ids=["plain", "slice", "reshape", "rows that begin anywhere", "batch last", "few columns",
-        "few columns and rows", "an output as well"])
+        "few columns and rows", "an output as well", "other readers"])
 def test_where_f32_is_stored_first(fn: Any, shapes: Any, families: set[str]) -> None:
     """Where no family rounds it on the way, or where it is stored anyway."""
     plan = plan_of(fn, Spec(shapes[0], BF16), Spec(shapes[1], F32), device=H200)
@@ -319,6 +324,26 @@ def test_f32_is_stored_for_many_rows(m: int, family: str) -> None:
     assert len(plan.stages) == (1 if family == "bytes" else 2)
     sigs = default_schedule(plan, cuda_target("sm_90a"), H200).sigs
     assert {sigs[s.key].family for s in dot_sigs(plan)} == {family}
+
+
+def test_a_stage_of_copies_has_to_pay() -> None:
+    """One layer's would not, those of six do."""
+    def layers(x: Any, *weights: Any) -> Any:
+        for w in weights:
+            x = jax.nn.relu(x @ w.astype(BF16))
+        return x
+
+    for count, family in ((1, "bytes"), (6, "wgmma")):
+        plan = plan_of(layers, Spec((1024, 1536), BF16), *[Spec((1536, 1536), F32)] * count,
+                       device=H200)
+        sigs = default_schedule(plan, cuda_target("sm_90a"), H200).sigs
+        assert {sigs[s.key].family for s in dot_sigs(plan)} == {family}
+
+
+def test_whole_rows_are_no_ones_share() -> None:
+    found = candidates_bytes(1, 16, 3072, 768, 2, device=H200, shared_bytes=H200.shared_bytes,
+                             computed=True, row_prologue=True, stored=4)
+    assert found and {s.split_k for _, s in found} == {1}
 
 
 def test_f32_is_stored_where_an_epilogue_reduces() -> None:

@@ -51,14 +51,18 @@ def test_a_matrix_times_few_columns(n: int, swapped: bool, stored: Any) -> None:
     (lambda x, w: jnp.einsum("td,edf->etf", x, (w * 2).astype(x.dtype)), False),
     (lambda x, w: jnp.einsum("td,edf->etf", x[:, :32], w[:, :32].astype(x.dtype)), True),
     (lambda x, w: jnp.einsum("dt,edf->etf", x[:48], w.astype(x.dtype)), False),
-], ids=["experts", "computed", "parts", "rows whose k are no neighbours"])
+    (lambda x, w: jnp.einsum("df,td->ft", w[0, :, :32].astype(x.dtype), x), True),
+    (lambda x, w: jnp.einsum("fd,ed->fe", w[0, :32, :48].astype(x.dtype),
+                             w[0, :, :48].astype(x.dtype)), False),
+], ids=["experts", "computed", "parts", "rows whose k are no neighbours", "fewer", "both"])
 @pytest.mark.parametrize("stored", [jnp.float32, jnp.int8])
 def test_weights_that_products_convert_go_right(fn: Callable[..., Any], swapped: bool,
                                                 stored: Any) -> None:
     """Although they are as late, and were on the left."""
     graph = graph_of(fn, Spec((64, 48), jnp.bfloat16), Spec((4, 48, 64), stored))
-    dot = [o for o in orient(graph).ops if isinstance(o, ops.DotGeneral)][-1]
-    assert (dot.rhs.type.rank == 3) == swapped
+    before, after = ([o for o in g.ops if isinstance(o, ops.DotGeneral)][-1]
+                     for g in (graph, orient(graph)))
+    assert (after.rhs is before.lhs) == swapped
 
 
 @pytest.mark.parametrize(("fn", "swapped"), [
