@@ -57,7 +57,7 @@ def _layer(fn: Callable[..., jax.Array], m: int, k: int, n: int,
                         strict=True))
 
         def step(state: Any, carry: Any, x: jax.Array) -> tuple[jax.Array, Any]:
-            return fn(x, **{name: leaf.astype(x.dtype) for name, leaf in state.items()}), carry
+            return fn(x, **jax.tree.map(lambda leaf: leaf.astype(x.dtype), state)), carry
 
         def state() -> dict[str, jax.Array]:
             keys = jax.random.split(jax.random.key(7), len(sizes))

@@ -29,6 +29,7 @@ from jaxmono.codegen.target import Target
 from jaxmono.fusion.plan import Device, DotForm, Plan
 from jaxmono.fusion.text import plan_to_text
 from jaxmono.fusion.twins import shape
+from jaxmono.fusion.widened import LEAST_SHARE
 from jaxmono.hlo.types import DType
 
 _log = _logging.get("codegen")
@@ -93,19 +94,15 @@ def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
                            beside[s.key], s.key not in first, streams, rounds) for s in plan.sigs}
 
 
-_ROUNDED = 1 / 16
-"""Of a kernel's weights, how many must be of f32 for products that round them in registers: such a
-product multiplies what ptxas takes for a large kernel. BERT-base's training step has two small
-ones, of its classifier, and took 246 s with them, 47 without."""
-
-
 def _rounds(plan: Plan) -> bool:
+    """Whether weights of f32 are a `LEAST_SHARE` of those of its contractions. (The planner has
+    asked so of those that it would else store; these here are of products of few rows, too.)"""
     weights: Counter[bool] = Counter()
     for form, sig in ((g.sig.form, g.sig) for stage in plan.stages for g in stage.groups):
         if isinstance(form, DotForm):
             weights[any_stream(sig).rhs.stored is DType.F32] += \
                 form.batch.size * form.n.size * form.k.size
-    return weights[True] >= _ROUNDED * weights.total()
+    return weights[True] >= LEAST_SHARE * weights.total()
 
 
 def _work(dots: tuple[tuple[int, int, int], ...]) -> int:

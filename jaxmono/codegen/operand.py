@@ -27,7 +27,7 @@ from jaxmono.codegen.traverse import Lane, guard_holds, uniform_guard
 from jaxmono.fusion.demand import Demand, Guard, demands
 from jaxmono.fusion.dots import both_columns
 from jaxmono.fusion.indexing import Index, IndexMap, Var, contiguous, linearize, stride
-from jaxmono.fusion.support import rounds_floats, widens_bytes
+from jaxmono.fusion.support import converts_stored
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.rewrite import is_splat, splat_value
@@ -169,7 +169,7 @@ def views_of_params(body: Graph, value: Value, index: IndexMap,
         first = needs[0] if needs else None
         if op is None or needs is None or first is None:
             return None
-        if stored and (widens_bytes(op) or rounds_floats(op)):
+        if stored and converts_stored(op):
             value, index = first.value, first.index
             continue
         if first.value.type.dtype != value.type.dtype:

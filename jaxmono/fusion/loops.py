@@ -19,7 +19,7 @@ from jaxmono.fusion.indexing import Index, as_map, variables
 from jaxmono.fusion.loop_chains import MAX_OUTPUTS
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.support import matrix_dtype
-from jaxmono.fusion.widened import rounded_weights, widened_weights
+from jaxmono.fusion.widened import left_to_products
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 
@@ -69,8 +69,7 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
     sinks: dict[Value, frozenset[int]] = {}
     slower = _slower(state, holders)
     joins, wanted = _joins(state.graph), set[Value]()
-    on_the_way = widened_weights(state.graph, state.device) \
-        | rounded_weights(state.graph, state.device, holders)
+    on_the_way = left_to_products(state.graph, state.device, holders)
     made: list[Draft] = []
     for op in reversed(state.graph.ops):
         if isinstance(op, IN_MEMORY):

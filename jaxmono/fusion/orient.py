@@ -13,7 +13,7 @@ import dataclasses
 
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import depths
-from jaxmono.fusion.support import plain_algorithm, rounds_floats, widens_bytes
+from jaxmono.fusion.support import converts_stored, plain_algorithm
 from jaxmono.fusion.widened import stored_conversion
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -30,9 +30,8 @@ def orient(graph: Graph) -> Graph:
     out: list[Op] = []
     changed = False
     for o in graph.ops:
-        if (isinstance(o, ops.Transpose) or (isinstance(o, ops.Convert) and (
-                widens_bytes(o) or rounds_floats(o)))) and o.operand in weights:
-            weights.add(o.result)
+        if (isinstance(o, ops.Transpose) or converts_stored(o)) and o.uses[0] in weights:
+            weights.update(o.results)
         if isinstance(o, ops.DotGeneral) and (
                 _backwards(graph, o, depth, weights) or _turned(graph, o, depth)) \
                 and plain_algorithm(o.algorithm, o.lhs.type.dtype):

@@ -167,6 +167,11 @@ def rounds_floats(op: Op) -> bool:
         and op.result.type.dtype in (DType.BF16, DType.F16)
 
 
+def converts_stored(op: Op) -> bool:
+    """Whether an op makes of weights that are stored in another type what products multiply."""
+    return widens_bytes(op) or rounds_floats(op)
+
+
 def exact_product(op: ops.DotGeneral) -> bool:
     """Whether XLA computes a contraction of f32 exactly although its precision allows tf32.
 

@@ -23,7 +23,7 @@ from jaxmono.fusion.dots import dot_dims, dot_vars, operand_index
 from jaxmono.fusion.draft import Draft
 from jaxmono.fusion.indexing import Index, IndexMap, Var, contiguous, linearize
 from jaxmono.fusion.plan import Device
-from jaxmono.fusion.support import matrix_dtype, rounds_floats, widens_bytes
+from jaxmono.fusion.support import converts_stored, matrix_dtype, rounds_floats, widens_bytes
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.types import DType
@@ -41,44 +41,47 @@ and for each row, where it has so many weights. On an H100, rounded on the way a
 1024x8192x2048 62 us and 86, 2048x8192x2048 128 and 135, 1024x3072x768 16.5 and 16, 2048x3072x768 30
 and 26, 2048x768x3072 26 and 24."""
 
+LEAST_SHARE = 1 / 16
+"""Of a kernel's weights, how many must be of f32 for products that round them in registers: such a
+product multiplies what ptxas takes for a large kernel. BERT-base's training step has two small
+ones, of its classifier, and took 246 s with them, 47 without."""
+
 _VIEWS = (ops.Reshape, ops.Transpose, ops.Slice)
 
 
-def widened_weights(graph: Graph, device: Device) -> frozenset[Op]:
-    """The conversions of bytes that products make on the way."""
-    if not device.wgmma:
-        return frozenset()
-    found = (_conversion(graph, o) for o in graph.ops if isinstance(o, ops.DotGeneral))
-    return frozenset(o for o in found if o is not None and widens_bytes(o))
-
-
-def rounded_weights(graph: Graph, device: Device, holders: Mapping[Op, Sequence[Draft]],
-                    ) -> frozenset[Op]:
-    """The conversions of f32 that products make on the way, which are all that read them.
-
-    Others are stored, all in one stage: by a few that does not pay.
+def left_to_products(graph: Graph, device: Device, holders: Mapping[Op, Sequence[Draft]],
+                     ) -> frozenset[Op]:
+    """The conversions that products make on the way: of bytes, and of f32 where that pays.
 
     Args:
       holders: by op, the drafts that have it.
     """
-    later: dict[Op, float] = {}
-    readers: dict[Op, int] = {}
-    for dot in graph.ops if device.wgmma else ():
-        if not isinstance(dot, ops.DotGeneral):
-            continue
-        op = _conversion(graph, dot)
-        plain = all(d.kind == "dot" and d.taps == 1 and not (d.reduced or d.paired)
-                    for d in holders.get(dot, ()))
-        if op is not None and rounds_floats(op) and plain:
-            readers[op] = readers.get(op, 0) + 1
-            later[op] = later.get(op, 0.0) + _later(dot, device)
-    legal = [op for op in later if readers[op] == _uses(graph, op.results[0])]
-    gains = {op: later[op] - 3 * op.results[0].type.nbytes / device.read_bytes_per_us
-             for op in legal}
+    dots = [o for o in graph.ops if isinstance(o, ops.DotGeneral)] if device.wgmma else []
+    found: dict[Op, list[ops.DotGeneral]] = {}
+    for dot in dots:
+        if (op := _conversion(graph, dot)) is not None:
+            found.setdefault(op, []).append(dot)
+    bytes_ = frozenset(op for op in found if widens_bytes(op))
+    legal = {op: by for op, by in found.items() if op not in bytes_ and all(
+        d.kind == "dot" and d.taps == 1 and not (d.reduced or d.paired)
+        for dot in by for d in holders.get(dot, ())) and len(by) == _uses(graph, op.results[0])}
+    return bytes_ | _rounded(legal, dots, device)
+
+
+def _rounded(legal: Mapping[Op, Sequence[ops.DotGeneral]], dots: Sequence[ops.DotGeneral],
+             device: Device) -> frozenset[Op]:
+    """Which conversions of f32, that only these products read, they make. Others are stored, all in
+    one stage: by a few that does not pay. Nor do few of a kernel's products bring the family that
+    rounds (`LEAST_SHARE`)."""
+    gains = {op: sum(_later(dot, device) for dot in by)
+             - 3 * op.results[0].type.nbytes / device.read_bytes_per_us
+             for op, by in legal.items()}
     stored = {op for op in legal if gains[op] > 0}
     if sum(gains[op] for op in stored) < device.phase_us:
         stored = set()
-    return frozenset(legal) - stored
+    left = frozenset(legal) - stored
+    share = sum(dot.rhs.type.size for op in left for dot in legal[op])
+    return left if share >= LEAST_SHARE * sum(dot.rhs.type.size for dot in dots) else frozenset()
 
 
 def _later(dot: ops.DotGeneral, device: Device) -> float:
@@ -132,7 +135,7 @@ def stored_conversion(graph: Graph, v: Value) -> ops.Convert | None:
     """What makes ``v``, up to views, of bytes or f32 that the program is given; None if nothing
     does, or if their rows are not whole pieces."""
     op = graph.producer.get(_behind_views(graph, v))
-    if op is None or not (widens_bytes(op) or rounds_floats(op)) or not isinstance(op, ops.Convert):
+    if not isinstance(op, ops.Convert) or not converts_stored(op):
         return None
     t = (stored := _behind_views(graph, op.operand)).type
     whole = stored in graph.inputs and t.rank > 0 and not t.dims[-1] % (PIECE // t.dtype.itemsize)

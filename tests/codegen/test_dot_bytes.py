@@ -372,6 +372,10 @@ def test_few_of_a_kernels_weights_bring_no_family() -> None:
                        device=H200)
         sigs = default_schedule(plan, cuda_target("sm_90a"), H200).sigs
         assert ("bytes" in {sigs[s.key].family for s in dot_sigs(plan)}) == (not few)
+    plan = plan_of(lambda x, u, w: (x @ u, x @ w.astype(BF16)), Spec((512, D), BF16),
+                   Spec((D, 16 * D), BF16), Spec((D, D), F32), device=H200)
+    sigs = default_schedule(plan, cuda_target("sm_90a"), H200).sigs
+    assert {sigs[s.key].family for s in dot_sigs(plan)} == {"wgmma"}, "rows enough for a stage"
 
 
 WAITS = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_arrive|wgmma_wait<\w+>"

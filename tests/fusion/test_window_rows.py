@@ -228,7 +228,7 @@ def test_can_be_left_out_to_measure_it() -> None:
 
 
 def test_weights_in_another_type_are_stored() -> None:
-    """No tile that converts weights on the way pools its rows."""
+    """A product that pools its rows would round them element by element."""
     args = spec(2, 64, 64, 64, dtype=BF16), spec(3, 3, 64, 256), spec(256, dtype=BF16)
     made = make_plan(models.graph_of(lambda x, w, b: layer(x, w.astype(BF16), b), *args), Device())
     assert [[g.sig.kind for g in s.groups] for s in made.stages] == [["loop"], ["dot"]]

@@ -13,15 +13,8 @@
 namespace jaxmono {
 
 template <class W, class X, int BN, bool W_K_MAJOR, int LINES>
-struct StoredWeightsOf {
-  using Type = ByteWeights<W, X, BN, W_K_MAJOR, LINES>;
-};
-template <class X, int BN, bool W_K_MAJOR, int LINES>
-struct StoredWeightsOf<float, X, BN, W_K_MAJOR, LINES> {
-  using Type = FloatWeights<X, BN, W_K_MAJOR, LINES>;
-};
-template <class W, class X, int BN, bool W_K_MAJOR, int LINES>
-using StoredWeights = typename StoredWeightsOf<W, X, BN, W_K_MAJOR, LINES>::Type;
+using StoredWeights = Conditional<is_same<W, float>, FloatWeights<X, BN, W_K_MAJOR, LINES>,
+                                  ByteWeights<W, X, BN, W_K_MAJOR, LINES>>;
 
 // W, X: types of the weights and the rows. W_K_MAJOR: weights are [n][k]. LINES: of 128 bytes of a row in a
 // k tile. The others: as of WeightsLeft.
