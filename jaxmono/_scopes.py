@@ -55,7 +55,8 @@ class Scope:
                     yield from scope.walk()
 
 
-_HEAVY = (ops.DotGeneral, ops.Convolution, ops.Reduce, ops.ReduceWindow, ops.TopK)
+_HEAVY = (ops.DotGeneral, ops.Convolution, ops.Reduce, ops.ReduceWindow, ops.Scan,
+          ops.TopK)
 _SMALL = "in a loop or branch that XLA runs; too little to make up for a launch"
 _COUNTS = "counts the trips of a loop: XLA reads off it how many there are"
 

@@ -20,7 +20,8 @@ class UnknownWorkload(ValueError):
 
 
 FURTHER = ("kernels", "exact", "quantised", "reduces", "depthwise", "loops", "control",
-           "random_bits", "scatters", "gates", "streams", "training", "mixed")
+           "random_bits", "scatters", "gates", "streams", "training", "mixed", "stock_vision",
+           "stock_sequences", "stock_small")
 """Files whose workloads are measured only where they are asked for."""
 
 

@@ -15,6 +15,7 @@ from jaxmono.fusion.plan import AttentionForm, Device, DotForm, Group, Plan
 from jaxmono.fusion.support import may_have_parts
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op
+from jaxmono.hlo.passes.rules.reduce_window import cumulative_dimension
 
 LANE_OPS_PER_SM_US = 2.2e5
 """128 lanes at about 1.7 GHz: what one multiprocessor issues in a microsecond."""
@@ -89,6 +90,9 @@ def op_flops(op: Op) -> int:
     if isinstance(op, ops.Convolution):
         return convolution_flops(op)
     if isinstance(op, ops.Reduce):
+        return sum(v.type.size for v in op.args)
+    if isinstance(op, ops.Scan) or (isinstance(op, ops.ReduceWindow)
+                                    and cumulative_dimension(op) is not None):
         return sum(v.type.size for v in op.args)
     if isinstance(op, ops.ReduceWindow):
         return math.prod(op.window_dimensions) * sum(v.type.size for v in op.results)

@@ -78,7 +78,8 @@ def _bytes(v: Value) -> int:
 def _stages(o: Op) -> int:
     if isinstance(o, ops.While):
         return trip_count(o) * _stages_of(o.body.ops)[-1]
-    return int(isinstance(o, ops.DotGeneral | ops.Convolution | ops.Reduce | ops.ReduceWindow))
+    return int(isinstance(o, ops.DotGeneral | ops.Convolution | ops.Reduce | ops.ReduceWindow
+                          | ops.Scan))
 
 
 def _flops(o: Op) -> int:

@@ -25,6 +25,7 @@ from jaxmono.fusion.region_size import NOTE, divided
 from jaxmono.fusion.support import refusal
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.passes.constant_folding import LARGEST
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +54,12 @@ class Region:
 
 Refusals = list[tuple[Op, str]]
 
+_ALGORITHMS = (ops.Scan, ops.ReduceWindow, ops.Scatter, ops.Sort, ops.TopK)
 COMPUTE_INTENSIVE = (ops.DotGeneral, ops.Convolution)
 
 _NOTHING: Mapping[Op, str] = {}
 _MOVES = "only moves data; not worth a kernel"
+_FOLDED = "depends on no argument: XLA computes it once, when it compiles the program"
 NOT_STITCHED = "mode='stitch' leaves contractions to XLA's libraries"
 
 
@@ -80,6 +83,7 @@ def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
             reasons[i] = why
         elif mode == "stitch" and _computes(graph.ops[i]):
             reasons[i] = NOT_STITCHED
+    reasons |= dict.fromkeys(_folded(graph, live, reasons), _FOLDED)
     free = {i for i in live if i not in reasons and _is_free(graph.ops[i])}
     _spread_free(graph, live, free, reasons)
     color = _colors(graph, live, free, reasons)
@@ -121,6 +125,33 @@ def _live(graph: Graph) -> list[int]:
             out.append(i)
             wanted.update(o.uses)
     return out[::-1]
+
+
+def _folded(graph: Graph, live: Sequence[int], reasons: Mapping[int, str]) -> set[int]:
+    """What is computed of constants alone by more than moves and arithmetic, with all that leads
+    there and comes of it: jnp.tril_indices is two cumulative sums, a scatter and divisions."""
+    constant: dict[int, list[int]] = {}
+    maker: dict[Value, int] = {}
+    for i in live:
+        o = graph.ops[i]
+        if all(v in maker for v in o.uses) and not ops.has_side_effect(o):
+            constant[i] = [maker[v] for v in o.uses]
+            maker.update(dict.fromkeys(o.results, i))
+    out: set[int] = set()
+    todo: list[int] = []
+    for i, before in constant.items():
+        o = graph.ops[i]
+        large = any(r.type.is_static and r.type.size > LARGEST for r in o.results)
+        if not out.isdisjoint(before) or (large and (isinstance(o, _ALGORITHMS)
+                                                     or (i in reasons and o.uses))):
+            out.add(i)
+            todo += before
+    while todo:
+        i = todo.pop()
+        if i not in out and not _is_free(graph.ops[i]):
+            out.add(i)
+            todo += constant[i]
+    return out - reasons.keys()
 
 
 def _computes(op: Op) -> bool:

@@ -39,7 +39,8 @@ _PIECE = 4
 DISTANCES = 30
 """That there are bits for, of all bounds of a row; the two above these are those of rows and
 columns that are outside (device/gathered.cuh)."""
-_ROUNDS = (ops.Elementwise, ops.Convert, ops.DotGeneral, ops.ReduceWindow, ops.Stored)
+_ROUNDS = (ops.Elementwise, ops.Convert, ops.DotGeneral, ops.ReduceWindow,
+           ops.Scan, ops.Stored)
 """Whose results a rounding joins, unless what others read of them is wanted much earlier."""
 
 

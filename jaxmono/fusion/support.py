@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
-from jaxmono.hlo.passes.rules import reduce_window, scatter, top_k
+from jaxmono.hlo.passes.rules import cumulative, reduce_window, scatter, top_k
 from jaxmono.hlo.passes.unroll import refusal as loop_refusal
 from jaxmono.hlo.precision import algorithm_of, allows_tf32
 from jaxmono.hlo.rewrite import is_splat
@@ -92,16 +92,18 @@ def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING) -> str | None:
         return f"a literal of {op.value.nbytes} bytes is kept in a buffer by XLA"
     if isinstance(op, ops.ReduceWindow) and (reason := reduce_window.refusal(op)):
         return reason
+    if isinstance(op, ops.Scan) and (reason := cumulative.refusal(op)):
+        return reason
     if isinstance(op, ops.Scatter) and (reason := scatter.refusal(op)):
         return reason
     if isinstance(op, ops.TopK) and (reason := top_k.refusal(op)):
         return reason
     if isinstance(op, ops.DotGeneral) and (reason := _refused_product(op)):
         return reason
-    if isinstance(op, (ops.Reduce, ops.ReduceWindow)):
+    if isinstance(op, (ops.Reduce, ops.ReduceWindow, ops.Scan)):
         if any(v.type.dtype in F8_DTYPES for v in op.results):
             return "reductions in 8-bit floats are not generated yet"
-        return _refused_reducer(op)
+        return None if isinstance(op, ops.Scan) else _refused_reducer(op)
     return None
 
 

@@ -229,6 +229,22 @@ class ReduceWindow(Op):
     padding: tuple[tuple[int, int], ...] = ir.attribute()
 
 
+@op("scan")
+class Scan(Op):
+    """A recurrence along one dimension (CHLO's, which jnp.cumsum is on a GPU).
+
+    ``body`` takes a slice of each operand and the carries, and returns a slice of each output and
+    the next carries; slices have no such dimension. Results: the outputs, the last carries.
+    """
+
+    args: tuple[Value, ...] = ir.operands()
+    inits: tuple[Value, ...] = ir.operands()
+    body: Graph = ir.region()
+    dimension: int = ir.attribute()
+    is_reverse: bool = ir.attribute()
+    is_associative: bool = ir.attribute()
+
+
 @op("select_and_scatter")
 class SelectAndScatter(Op):
     operand: Value = ir.operand()

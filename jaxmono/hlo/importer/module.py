@@ -68,6 +68,7 @@ class _Importer:
         self.out: list[Op] = []
         self.origins: list[Origin] = []
         self.generators: dict[str, bool] = {}
+        self.literals: dict[Value, tuple[Any]] = {}  # of scalar constants
 
     def function(self, function: ir.Operation) -> Imported:
         block = function.regions[0].blocks[0]
@@ -99,6 +100,8 @@ class _Importer:
     def operation(self, op: ir.Operation, scope: dict[ir.Value[Any], Value], outer: Loc) -> None:
         if op.name in ("func.call", "stablehlo.composite") and self.call(op, scope, outer):
             return
+        if op.name in ("stablehlo.case", "stablehlo.if") and self.known_branch(op, scope, outer):
+            return
         args = tuple(scope[v] for v in op.operands)
         if _is_identity(op):
             scope.update(zip(op.results, args, strict=True))
@@ -128,6 +131,8 @@ class _Importer:
             made = cls(results=results, loc=loc, **fields(parts))
         scope.update(zip(op.results, results, strict=True))
         self.out.append(made)
+        if isinstance(made, ops.Constant) and not made.result.type.dims:
+            self.literals[made.result] = (made.value.item(),)
         inside = tuple(regions[i] for i in sorted(regions))
         self.origins.append(Origin(op, args, captures, inside))
 
@@ -171,6 +176,21 @@ class _Importer:
         block = callee.regions[0].blocks[0]
         inner = {a: scope[v] for a, v in zip(block.arguments, op.operands, strict=True)}
         outputs = self.block(block, inner, loc)
+        scope.update(zip(op.results, outputs, strict=True))
+        return True
+
+    def known_branch(self, op: ir.Operation, scope: dict[ir.Value[Any], Value],
+                     outer: Loc) -> bool:
+        """Inlines the branch that runs whatever the arguments are: jnp.diagonal has one for an
+        offset that Python knows. False where there is none."""
+        index, = self.literals.get(scope[op.operands[0]], (None,))
+        if index is None:
+            return False
+        if op.name == "stablehlo.if":
+            chosen = 0 if index else 1
+        else:  # an index out of range means the last branch
+            chosen = int(index) if 0 <= int(index) < len(op.regions) else len(op.regions) - 1
+        outputs = self.block(op.regions[chosen].blocks[0], scope, outer)
         scope.update(zip(op.results, outputs, strict=True))
         return True
 

@@ -115,6 +115,16 @@ def _reduce_window(p: Parts) -> Fields:
             "padding": a.pairs("padding", rank)}
 
 
+def _scan(p: Parts) -> Fields:
+    # The operands, which have one more dimension than the carries, come first.
+    rank = p.args[0].type.rank
+    scanned = sum(v.type.rank == rank for v in p.args)
+    return {"args": p.args[:scanned], "inits": p.args[scanned:], "body": p.region(0, "body"),
+            "dimension": p.attributes.integer("dimension"),
+            "is_reverse": p.attributes.flag("is_reverse"),
+            "is_associative": p.attributes.flag("is_associative")}
+
+
 def _select_and_scatter(p: Parts) -> Fields:
     rank, a = p.args[0].type.rank, p.attributes
     ones = (1,) * rank
@@ -204,6 +214,7 @@ RULES: dict[str, Rule] = {
         "operand": p.args[0], "dimensions": p.attributes.integers("dimensions")}),
     "stablehlo.reduce": (ops.Reduce, _reduce),
     "stablehlo.reduce_window": (ops.ReduceWindow, _reduce_window),
+    "chlo.scan": (ops.Scan, _scan),
     "stablehlo.select_and_scatter": (ops.SelectAndScatter, _select_and_scatter),
     "stablehlo.sort": (ops.Sort, _sort),
     "chlo.top_k": (ops.TopK, _top_k),

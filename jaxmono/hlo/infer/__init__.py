@@ -66,6 +66,7 @@ RULES: dict[type[Op], Callable[[Any], tuple[TensorType, ...]]] = {
     ops.Convolution: c.infer_convolution,
     ops.Reduce: c.infer_reduce,
     ops.ReduceWindow: c.infer_reduce_window,
+    ops.Scan: c.infer_scan,
     ops.Window: c.infer_window,
     ops.SelectAndScatter: c.infer_select_and_scatter,
     ops.Scatter: c.infer_scatter,

@@ -111,6 +111,21 @@ def infer_reduce_window(op: ops.ReduceWindow) -> tuple[TensorType, ...]:
     return tuple(TensorType(shape, a.type.dtype) for a in op.args)
 
 
+def infer_scan(op: ops.Scan) -> tuple[TensorType, ...]:
+    require(bool(op.args), "has no operands")
+    dims, d = op.args[0].type.dims, op.dimension
+    dims_in_range("dimension", (d,), len(dims))
+    for a in op.args:
+        same("the shape of an operand", a.type.dims, dims)
+    rest = dims[:d] + dims[d + 1:]
+    carries = [v.type for v in op.inits]
+    made = [v.type for v in op.body.outputs]
+    outputs = made[:len(made) - len(carries)]
+    signature("body", op.body, [*(TensorType(rest, a.type.dtype) for a in op.args), *carries],
+              [*(TensorType(rest, t.dtype) for t in outputs), *carries])
+    return (*(TensorType(dims, t.dtype) for t in outputs), *carries)
+
+
 def infer_window(op: ops.Window) -> tuple[TensorType, ...]:
     t = op.operand.type
     dims_in_range("dimensions", op.dimensions, t.rank)

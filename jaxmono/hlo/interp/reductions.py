@@ -1,4 +1,4 @@
-"""reduce, window, reduce_window, select_and_scatter."""
+"""reduce, window, reduce_window, scan, select_and_scatter."""
 
 from __future__ import annotations
 
@@ -87,6 +87,23 @@ def reduce_window(op: ops.ReduceWindow, ctx: Context) -> Sequence[Any]:
         new = ctx.run_lifted(op.body, [*held, *(a[t] for a in arrays)])
         held = [np.where(there[t], a, b) for a, b in zip(new, held, strict=True)]
     return held
+
+
+@implements(ops.Scan)
+def scan(op: ops.Scan, ctx: Context) -> Sequence[Any]:
+    arrays = [np.moveaxis(ctx.get(v), op.dimension, 0) for v in op.args]
+    carries: list[Any] = [ctx.get(v) for v in op.inits]
+    made: list[list[Any]] = []
+    steps = range(op.args[0].type.dims[op.dimension])
+    for t in reversed(steps) if op.is_reverse else steps:
+        *outputs, = ctx.run(op.body, [*(a[t] for a in arrays), *carries])
+        first = len(outputs) - len(carries)
+        made.append(outputs[:first])
+        carries = outputs[first:]
+    if op.is_reverse:
+        made.reverse()
+    return [*(np.moveaxis(np.stack(line), 0, op.dimension)
+              for line in zip(*made, strict=True)), *carries]
 
 
 @implements(ops.SelectAndScatter)

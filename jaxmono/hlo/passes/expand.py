@@ -10,14 +10,14 @@ from jaxmono.hlo.passes.peephole import Rule, apply_rules
 from jaxmono.hlo.passes.rules import (
     arg_max,
     convolution,
+    cumulative,
     one_hot,
-    reduce_window,
     scatter,
     threefry,
     top_k,
 )
 
-RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **reduce_window.RULES,
+RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **cumulative.RULES,
                                          **top_k.RULES, **threefry.RULES, **scatter.RULES,
                                          ops.Reduce: (arg_max.arg_max, one_hot.one_hot_sum)}
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.interp.monoids import MONOIDS
-from jaxmono.hlo.ir import Graph, Op, Value
-from jaxmono.hlo.passes.peephole import Rule, Scope
+from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.passes.peephole import Scope
 from jaxmono.hlo.rewrite import binary_kind
 from jaxmono.hlo.types import DType, TensorType
 
@@ -30,20 +30,36 @@ MAX_CHAIN = 128
 """Ops in the longest chain."""
 
 MAX_READS = 256
-"""Times that each element may be read; a window longer than that (a cumulative sum written as a
-window) would do far more work than another algorithm, so it stays what it is."""
+"""Times that each element may be read; a window longer than that would do far more work than
+another algorithm, so it stays what it is (those of cumulative sums: cumulative.py)."""
 
 
 def refusal(op: ops.ReduceWindow) -> str:
     """Why ``op`` stays as it is; empty if it is expanded."""
+    if cumulative_dimension(op) is not None:
+        return ""
     taps = math.prod(op.window_dimensions)
     reads = taps * op.results[0].type.size // max(op.args[0].type.size, 1)
     if taps > MAX_READS and reads > MAX_READS:
         return (f"windows of {taps} elements that read each element {reads} times are quadratic "
                 "work; XLA has other algorithms for them")
-    if _is_padded(op) and not _single(op) and not _is_chain(op):
+    if _is_padded(op) and not single(op) and not _is_chain(op):
         return f"a padded window of {taps} elements whose reducer is no single op is not generated"
     return ""
+
+
+def cumulative_dimension(op: ops.ReduceWindow) -> int | None:
+    """The dimension along which each place reads all elements before it, or all behind it; None
+    for other windows, and for reducers of more than a single op."""
+    wide = [d for d, n in enumerate(op.window_dimensions) if n > 1]
+    steps = (*op.window_strides, *op.base_dilations, *op.window_dilations)
+    if len(wide) != 1 or len(op.args) != 1 or not single(op) or any(s != 1 for s in steps):
+        return None
+    (d,) = wide
+    n = op.window_dimensions[d]
+    if n != op.args[0].type.dims[d] or any(p != (0, 0) for i, p in enumerate(op.padding) if i != d):
+        return None
+    return d if op.padding[d] in ((n - 1, 0), (0, n - 1)) else None
 
 
 def reduce_window(op: ops.ReduceWindow, scope: Scope) -> Sequence[Value] | None:
@@ -57,8 +73,8 @@ def reduce_window(op: ops.ReduceWindow, scope: Scope) -> Sequence[Value] | None:
 
 def _chain(op: ops.ReduceWindow, scope: Scope) -> list[Value]:
     shape = op.results[0].type.dims
-    wide = _sum_dtype(op)
-    body = _retyped(op.body, wide) if wide is not None else op.body
+    wide = sum_dtype(op)
+    body = retyped(op.body, wide) if wide is not None else op.body
     args, inside = _padded(op, scope)
     held: list[Value] | None = None
     if not _starts_neutral(op, scope):
@@ -108,7 +124,7 @@ def _padded(op: ops.ReduceWindow, scope: Scope) -> tuple[list[Value], Value | No
                 zip(op.base_dilations, op.args[0].type.dims, strict=True)]
     if not _is_padded(op):
         return list(op.args), None
-    dtype, kind = op.args[0].type.dtype, _single(op)
+    dtype, kind = op.args[0].type.dtype, single(op)
     if kind:
         filler = scope.constant(neutral(kind, dtype), dtype)
         return [scope.pad(op.args[0], filler, low, high, interior)], None
@@ -173,20 +189,20 @@ def neutral(kind: str, dtype: DType) -> Any:
     return -0.0 if kind == "add" and dtype.is_float else 1 if kind == "multiply" else 0
 
 
-def _single(op: ops.ReduceWindow) -> str:
+def single(op: ops.ReduceWindow) -> str:
     """The kind of a reducer that is one of `MONOIDS`, or ""."""
     kind = binary_kind(op.body)
     return kind if kind is not None and kind in MONOIDS else ""
 
 
-def _sum_dtype(op: ops.ReduceWindow) -> DType | None:
+def sum_dtype(op: ops.ReduceWindow) -> DType | None:
     """f32 for sums and products of narrow floats, as reductions have them; None: as they are."""
     dtype = op.args[0].type.dtype
     narrow = dtype.is_float and dtype not in (DType.F32, DType.F64)
-    return DType.F32 if narrow and _single(op) in ("add", "multiply") else None
+    return DType.F32 if narrow and single(op) in ("add", "multiply") else None
 
 
-def _retyped(body: Graph, dtype: DType) -> Graph:
+def retyped(body: Graph, dtype: DType) -> Graph:
     """A reducer of one op, on another element type."""
     (inner,) = body.ops
     scalars = {v: Value(TensorType((), dtype), v.hint) for v in (*body.inputs, *inner.results)}
@@ -197,9 +213,6 @@ def _retyped(body: Graph, dtype: DType) -> Graph:
 
 def _starts_neutral(op: ops.ReduceWindow, scope: Scope) -> bool:
     """Whether the start value of a maximum or minimum changes nothing."""
-    start, kind = scope.element(op.inits[0]), _single(op)
+    start, kind = scope.element(op.inits[0]), single(op)
     return (kind in ("maximum", "minimum") and start is not None
             and bool(start == neutral(kind, op.args[0].type.dtype)))
-
-
-RULES: Mapping[type[Op], Sequence[Rule]] = {ops.ReduceWindow: (reduce_window,)}

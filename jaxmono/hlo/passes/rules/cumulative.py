@@ -1,0 +1,138 @@
+"""Cumulative sums, products, maxima: windows that reach back to the first element, and scans.
+
+    scan(x: 1000, add)                =>  reduce_window[1000, padded](x, add)
+    reduce_window[1000, padded](x)    =>  y = x: 63 pieces of 16
+                                          before = pad(reduce_window[63, padded](reduce[1](y)))
+                                          before + reduce_window[16, padded](y)
+
+A place reads 16 elements of its own piece, and the sums of the pieces before, each of which is made
+once: 16 + 63 / 16 reads in place of 1000, for two stages more. Sums of pieces that are many are
+made in the same way. That is the blocked scan of Blelloch (1990, "Prefix sums and their
+applications", section 1.2.1), in which threads read again what they would tell each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jaxmono.hlo import ops
+from jaxmono.hlo.interp.monoids import MONOIDS
+from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.passes.peephole import Rule, Scope
+from jaxmono.hlo.passes.rules.reduce_window import (
+    MAX_CHAIN,
+    cumulative_dimension,
+    neutral,
+    reduce_window,
+    retyped,
+    single,
+    sum_dtype,
+)
+from jaxmono.hlo.rewrite import binary_body, binary_kind
+
+PIECE = 16
+"""Elements of a piece."""
+
+MAX_READS = 1 << 23
+"""Of all places together, where a window is no longer than `MAX_CHAIN`: 2 us of an H200's loads,
+what the two stages cost."""
+
+
+def refusal(op: ops.Scan) -> str:
+    """Why a scan stays with XLA; empty if it is expanded."""
+    if _kind(op):
+        return ""
+    return "a scan whose body is more than one associative op is not generated"
+
+
+def scan(op: ops.Scan, scope: Scope) -> Sequence[Value] | None:
+    """A cumulative op as a window over all elements before."""
+    kind = _kind(op)
+    if not kind:
+        return None
+    (x,), (init,), d = op.args, op.inits, op.dimension
+    dims, dtype = x.type.dims, x.type.dtype
+    n = dims[d]
+    element = scope.element(init)
+    start = scope.constant(neutral(kind, dtype) if element is None else element, dtype)
+    padding = tuple((0, 0) if i != d else (0, n - 1) if op.is_reverse else (n - 1, 0)
+                    for i in range(len(dims)))
+    ones = (1,) * len(dims)
+    (made,) = scope.emit(
+        ops.ReduceWindow, [x.type], args=(x,), inits=(start,), body=binary_body(kind, dtype),
+        window_dimensions=tuple(n if i == d else 1 for i in range(len(dims))),
+        window_strides=ones, base_dilations=ones, window_dilations=ones, padding=padding)
+    rest = tuple(i for i in range(len(dims)) if i != d)
+    if element is None:
+        made = scope.elementwise(kind, scope.broadcast_in_dim(init, dims, rest), made)
+    at = 0 if op.is_reverse else n - 1
+    last = scope.slice(made, [at if i == d else 0 for i in range(len(dims))],
+                       [at + 1 if i == d else m for i, m in enumerate(dims)], ones)
+    return [made, scope.reshape(last, init.type.dims)]
+
+
+def pieces(op: ops.ReduceWindow, scope: Scope) -> Sequence[Value] | None:
+    """A cumulative window by pieces, where it is long or read by many."""
+    d = cumulative_dimension(op)
+    if d is None:
+        return None
+    n, dims = op.window_dimensions[d], op.args[0].type.dims
+    if n <= 2 * PIECE or (n <= MAX_CHAIN and n * op.args[0].type.size <= MAX_READS):
+        return None
+    back, kind = op.padding[d][1] > 0, single(op)
+    wide = sum_dtype(op)
+    body = op.body if wide is None else retyped(op.body, wide)
+    x = op.args[0] if wide is None else scope.convert(op.args[0], wide)
+    init = op.inits[0] if wide is None else scope.convert(op.inits[0], wide)
+    nothing = scope.constant(neutral(kind, x.type.dtype), x.type.dtype)
+    many = -(-n // PIECE)
+    lack, zeros = many * PIECE - n, [0] * len(dims)
+    ends = [lack if i == d else 0 for i in range(len(dims))]
+    if lack:
+        x = scope.pad(x, nothing, *((ends, zeros) if back else (zeros, ends)), zeros)
+    y = scope.reshape(x, (*dims[:d], many, PIECE, *dims[d + 1:]))
+    totals = scope.reduce(y, nothing, kind, [d + 1])
+    (before,) = _window(totals, nothing, body, d, many, back, scope)
+    # Of the pieces before: one place further.
+    whole = totals.type.dims
+    first = [1 if i == d and back else 0 for i in range(len(dims))]
+    limit = [m - (i == d and not back) for i, m in enumerate(whole)]
+    one = [int(i == d) for i in range(len(dims))]
+    before = scope.pad(scope.slice(before, first, limit, (1,) * len(dims)), nothing,
+                       *((zeros, one) if back else (one, zeros)), zeros)
+    (own,) = _window(y, init, body, d + 1, PIECE, back, scope)
+    spread = scope.broadcast_in_dim(before, y.type.dims,
+                                    tuple(i + (i > d) for i in range(len(dims))))
+    made = scope.reshape(scope.elementwise(kind, spread, own), x.type.dims)
+    if lack:
+        start = ends if back else zeros
+        made = scope.slice(made, start, [a + m for a, m in zip(start, dims, strict=True)],
+                           (1,) * len(dims))
+    return [scope.convert(made, op.results[0].type.dtype)]
+
+
+def _window(x: Value, init: Value, body: Graph, d: int, n: int, back: bool,
+            scope: Scope) -> tuple[Value, ...]:
+    """The cumulative window over dimension ``d`` of ``n`` elements."""
+    ones = (1,) * x.type.rank
+    return scope.emit(
+        ops.ReduceWindow, [x.type], args=(x,), inits=(init,), body=body,
+        window_dimensions=tuple(n if i == d else 1 for i in range(x.type.rank)),
+        window_strides=ones, base_dilations=ones, window_dilations=ones,
+        padding=tuple((0, 0) if i != d else (0, n - 1) if back else (n - 1, 0)
+                      for i in range(x.type.rank)))
+
+
+def _kind(op: ops.Scan) -> str:
+    """The kind of a scan of one operand by one of `MONOIDS`, whose results are the carries."""
+    (*outputs, carried) = op.body.outputs
+    if len(op.args) != 1 or len(op.inits) != 1 or outputs != [carried] or not op.is_associative \
+            or op.args[0].type.dims[op.dimension] == 0 \
+            or op.args[0].type.dtype is not carried.type.dtype:
+        return ""
+    kind = binary_kind(Graph(op.body.inputs, op.body.ops, (carried,), op.body.name))
+    return kind if kind is not None and kind in MONOIDS else ""
+
+
+RULES: Mapping[type[Op], Sequence[Rule]] = {ops.Scan: (scan,),
+                                            ops.ReduceWindow: (pieces, reduce_window)}
