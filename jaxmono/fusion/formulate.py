@@ -125,7 +125,7 @@ def _finish(state: State) -> Formulation | set[Op]:
     groups = join_chains(state, groups, stored, reads, before, level, parts)
     level = order.levels(groups, before)
     assert level is not None, "a joined loop comes where its waits are done"
-    groups = merge(sorted(groups, key=lambda d: (level[d], position(d))), level, reads)
+    groups = merge(state.graph, sorted(groups, key=lambda d: (level[d], position(d))), level, reads)
     before = order.dependences(groups, reads, updates, parts)
     return Formulation(state, groups, stored, reads, before,
                        {d: level[d] for d in groups}, updates)

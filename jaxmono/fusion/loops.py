@@ -18,6 +18,7 @@ from jaxmono.fusion.draft import IN_MEMORY, Draft, State, forward
 from jaxmono.fusion.indexing import Index, as_map, variables
 from jaxmono.fusion.loop_chains import MAX_OUTPUTS
 from jaxmono.fusion.plan import Device
+from jaxmono.fusion.stacks import together
 from jaxmono.fusion.support import matrix_dtype
 from jaxmono.fusion.widened import left_to_products
 from jaxmono.hlo import ops
@@ -70,6 +71,8 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
     slower = _slower(state, holders)
     joins, wanted = _joins(state.graph), set[Value]()
     on_the_way = left_to_products(state.graph, state.device, holders)
+    whole = together(state.graph)
+    scans = frozenset(map(id, whole.values()))
     made: list[Draft] = []
     for op in reversed(state.graph.ops):
         if isinstance(op, IN_MEMORY):
@@ -83,7 +86,10 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
             and not isinstance(op, ops.Pad) and (
             op in early
             or (not _is_free(op, light) and (
-                _repeats(op, evals, sinks, behind, copied, state.device)
+                _repeats_in_scans(op, evals, state, holders)
+                if any(r in sinks for r in op.results) and all(
+                    sinks.get(r, scans) <= scans for r in op.results)
+                else _repeats(op, evals, sinks, behind, copied, state.device)
                 or _is_early(op, sinks, behind, given)))
             or _is_awaited(op, slower, state.device)
             or _is_stencil(op, taps, sinks, contractions))
@@ -91,8 +97,9 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
         if any(r in outputs or r in wanted for r in op.results) or op in state.in_place \
                 or isinstance(op, ops.Stored) or (worth and parts is None):
             made.append(_loop(state, op))
-            # What is stored twice is computed once: such loops are merged.
-            into = id(op.operand) if isinstance(op, ops.Stored) else id(op)
+            # What is stored twice is computed once, and the parts of an array are: such loops are
+            # merged.
+            into = id(whole.get(op, op.operand)) if isinstance(op, ops.Stored) else id(op)
             for v in op.uses:
                 _need(evals, sinks, v, _size(op), frozenset({into}))
         else:
@@ -202,6 +209,28 @@ def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]]
         if len(sinks.get(r, ())) > 1 and copied[r].count > MAX_INLINE_OPS:
             return True
     return False
+
+
+def _repeats_in_scans(op: Op, evals: Mapping[Value, int], state: State,
+                      holders: Collection[Op]) -> bool:
+    """`_repeats`, where only the parts of arrays are computed of ``op`` that one group makes, in
+    order (hlo/passes/rules/blocked_scan.py).
+
+    These are bound by memory: Mamba's decays (an exponential each) and inputs, [b, t, width, 16],
+    are made twice, in place of 400 MB that would be written and then read twice. What stands behind
+    a broadcast is stored, as it is needed often.
+    """
+    todo, inside = [op], {op: None}
+    while todo:
+        for v in todo.pop().uses:
+            o = state.graph.producer.get(v)
+            if o is not None and o not in inside and o not in holders \
+                    and not isinstance(o, (ops.Stored, ops.BroadcastInDim, *IN_MEMORY)):
+                inside[o] = None
+                todo.append(o)
+    weight = sum(map(cost.weight, inside))
+    return any(cost.lane_us((evals.get(r, 0) - r.type.size) * weight, state.device)
+               > cost.stored_us(r.type.nbytes, state.device) for r in op.results)
 
 
 def _slower(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, float]:
@@ -335,18 +364,28 @@ def copies(state: State) -> list[Draft]:
     return made
 
 
-def merge(groups: list[Draft], level: dict[Draft, int],
+def merge(graph: Graph, groups: list[Draft], level: dict[Draft, int],
           reads: dict[Draft, tuple[Value, ...]]) -> list[Draft]:
-    """Joins loops of one level, equal space and common buffers into one with several outputs."""
+    """Joins loops of one level, equal space and common buffers into one with several outputs, and
+    the parts of an array that one group makes, however many (`stacks.together`)."""
     out: list[Draft] = []
+    parts = together(graph)
     hosts: dict[tuple[int, tuple[int, ...]], list[Draft]] = {}
+    last: dict[Op, int] = {}  # who reads the array waits for all of its parts
     for d in groups:
+        if (whole := _array(parts, d)) is not None:
+            last[whole] = max(level[d], last.get(whole, 0))
+    for d in groups:
+        if (whole := _array(parts, d)) is not None:
+            level[d] = last[whole]
         if d.kind != "loop" or d.stored or not d.outputs:
             out.append(d)
             continue
         shape = d.outputs[0].type.dims
         slot = hosts.setdefault((level[d], shape), [])
-        host = next((h for h in slot if _worth(h, d, reads)), None)
+        whole = _array(parts, d)
+        host = next((h for h in slot if _worth(h, d, reads) or (
+            whole is not None and _array(parts, h) is whole)), None)
         if host is None:
             slot.append(d)
             out.append(d)
@@ -356,6 +395,10 @@ def merge(groups: list[Draft], level: dict[Draft, int],
             host.outputs += d.outputs
             reads[host] = tuple(dict.fromkeys((*reads[host], *reads[d])))
     return out
+
+
+def _array(parts: Mapping[Op, Op], d: Draft) -> Op | None:
+    return None if d.anchor is None else parts.get(d.anchor)
 
 
 def _worth(host: Draft, other: Draft, reads: dict[Draft, tuple[Value, ...]]) -> bool:

@@ -7,12 +7,18 @@
 from __future__ import annotations
 
 from jaxmono.hlo import ops
-from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.ir import Graph, Op, Value
 
 
 def stacks(graph: Graph) -> dict[Value, tuple[Value, ...]]:
     """What each stacked array consists of, in order."""
     return {o.result: o.args for o in graph.ops if isinstance(o, ops.Stacked)}
+
+
+def together(graph: Graph) -> dict[Op, Op]:
+    """The array of each part whose array's parts one group makes."""
+    return {graph.producer[v]: o for o in graph.ops if isinstance(o, ops.Stacked) and o.together
+            for v in o.args}
 
 
 def pieces(graph: Graph) -> dict[Value, ops.Piece]:

@@ -383,9 +383,12 @@ PIECE_BYTES = 16
 @op("stacked")
 class Stacked(Op):
     """Concatenation along dimension 0, jaxmono's own, of `Stored` arrays that lie one behind the
-    other in memory: nothing is copied. Each may be an operand here once, in all the graph."""
+    other in memory: nothing is copied. Each may be an operand here once, in all the graph.
+
+    ``together``: one group makes them, each of the one before (a scan's)."""
 
     args: tuple[Value, ...] = ir.operands()
+    together: bool = ir.attribute(False)
 
 
 @op("piece")

@@ -9,6 +9,7 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.passes.algebraic import algebraic
 from jaxmono.hlo.passes.align import align
+from jaxmono.hlo.passes.associative_scan import associative_scan
 from jaxmono.hlo.passes.canonicalise import canonicalise
 from jaxmono.hlo.passes.channels_last import channels_last
 from jaxmono.hlo.passes.common_subexpressions import common_subexpressions
@@ -24,6 +25,8 @@ PASSES: tuple[Pass, ...] = (
     # Imported graphs carry much that nothing uses (masks for dropout at rate 0, keys); every
     # later pass is faster without it.
     dead_code,
+    # Before anything changes the form of what it looks at.
+    associative_scan,
     # Literals first: the algebraic rules ask whether an operand is a splat, and jnp writes
     # scalars as constant, convert, broadcast.
     constant_folding,

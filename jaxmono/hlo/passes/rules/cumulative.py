@@ -8,30 +8,35 @@
 A place reads 16 elements of its own piece, and the sums of the pieces before, each of which is made
 once: 16 + 63 / 16 reads in place of 1000, for two stages more. Sums of pieces that are many are
 made in the same way. That is the blocked scan of Blelloch (1990, "Prefix sums and their
-applications", section 1.2.1), in which threads read again what they would tell each other.
+applications", section 1.2.1), in which threads read again what they would tell each other. Where
+vectors lie along another dimension, a thread combines a piece in turn (blocked_scan.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.interp.monoids import MONOIDS
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
+from jaxmono.hlo.passes.rules.blocked_scan import PIECE, Combine, State, blocked_scan
 from jaxmono.hlo.passes.rules.reduce_window import (
     MAX_CHAIN,
     cumulative_dimension,
+    is_chain,
+    lifted,
     neutral,
     reduce_window,
     retyped,
     single,
     sum_dtype,
 )
-from jaxmono.hlo.rewrite import binary_body, binary_kind
+from jaxmono.hlo.rewrite import Builder, binary_body, binary_kind
 
-PIECE = 16
-"""Elements of a piece."""
+VECTOR = 4
+"""Elements behind the dimension from which on a thread takes some of these in turn."""
 
 MAX_READS = 1 << 23
 """Of all places together, where a window is no longer than `MAX_CHAIN`: 2 us of an H200's loads,
@@ -77,8 +82,44 @@ def pieces(op: ops.ReduceWindow, scope: Scope) -> Sequence[Value] | None:
     if d is None:
         return None
     n, dims = op.window_dimensions[d], op.args[0].type.dims
+    if not single(op):
+        return None if is_chain(op) else _in_turn(op, d, scope)
     if n <= 2 * PIECE or (n <= MAX_CHAIN and n * op.args[0].type.size <= MAX_READS):
         return None
+    return _in_turn(op, d, scope) if math.prod(dims[d + 1:]) >= VECTOR else _windows(op, d, scope)
+
+
+def _in_turn(op: ops.ReduceWindow, d: int, scope: Scope) -> list[Value]:
+    """By threads that combine a piece's elements in turn; vectors of what lies behind."""
+    wide = sum_dtype(op)
+    body = op.body if wide is None else retyped(op.body, wide)
+    xs, inits = ([v if wide is None else scope.convert(v, wide) for v in values]
+                 for values in (op.args, op.inits))
+    all_ = frozenset(range(len(xs)))
+
+    def apply(b: Builder, wanted: Collection[int], left: State, right: State) -> dict[int, Value]:
+        shape = right[0].type.dims
+        made = lifted(b, body, [side[k] for side in (left, right) for k in sorted(all_)], shape)
+        return {k: made[k] for k in wanted}
+
+    # Most begin with what changes nothing: what is stored is the result then.
+    start, kind = scope.element(op.inits[0]), single(op)
+    bare = bool(kind) and start is not None and bool(
+        start == neutral(kind, op.args[0].type.dtype))
+    uses = dict.fromkeys(all_, all_)
+    made = blocked_scan(scope, dict(enumerate(xs)), d, Combine(uses, uses, apply), sorted(all_),
+                        op.results[0].type.dtype if bare else None, back=op.padding[d][1] > 0)
+    out = list(made.values())
+    if not bare:
+        dims = xs[0].type.dims
+        out = lifted(scope, body, [*(scope.broadcast_in_dim(v, dims, ()) for v in inits), *out],
+                     dims)
+    return [scope.convert(v, r.type.dtype) for v, r in zip(out, op.results, strict=True)]
+
+
+def _windows(op: ops.ReduceWindow, d: int, scope: Scope) -> list[Value]:
+    """By a window for each place of a piece: neighbours are vectors."""
+    n, dims = op.window_dimensions[d], op.args[0].type.dims
     back, kind = op.padding[d][1] > 0, single(op)
     wide = sum_dtype(op)
     body = op.body if wide is None else retyped(op.body, wide)

@@ -23,7 +23,7 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.interp.monoids import MONOIDS
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.passes.peephole import Scope
-from jaxmono.hlo.rewrite import binary_kind
+from jaxmono.hlo.rewrite import Builder, binary_kind
 from jaxmono.hlo.types import DType, TensorType
 
 MAX_CHAIN = 128
@@ -43,17 +43,17 @@ def refusal(op: ops.ReduceWindow) -> str:
     if taps > MAX_READS and reads > MAX_READS:
         return (f"windows of {taps} elements that read each element {reads} times are quadratic "
                 "work; XLA has other algorithms for them")
-    if _is_padded(op) and not single(op) and not _is_chain(op):
+    if _is_padded(op) and not single(op) and not is_chain(op):
         return f"a padded window of {taps} elements whose reducer is no single op is not generated"
     return ""
 
 
 def cumulative_dimension(op: ops.ReduceWindow) -> int | None:
     """The dimension along which each place reads all elements before it, or all behind it; None
-    for other windows, and for reducers of more than a single op."""
+    for other windows."""
     wide = [d for d, n in enumerate(op.window_dimensions) if n > 1]
     steps = (*op.window_strides, *op.base_dilations, *op.window_dilations)
-    if len(wide) != 1 or len(op.args) != 1 or not single(op) or any(s != 1 for s in steps):
+    if len(wide) != 1 or any(s != 1 for s in steps) or not (single(op) or _element_wise(op.body)):
         return None
     (d,) = wide
     n = op.window_dimensions[d]
@@ -66,7 +66,7 @@ def reduce_window(op: ops.ReduceWindow, scope: Scope) -> Sequence[Value] | None:
     """Any windowed reduction that has no `refusal`."""
     if refusal(op) or any(g.captures for g in op.subgraphs):
         return None
-    if _is_chain(op):
+    if is_chain(op):
         return _chain(op, scope)
     return _reduction(op, scope)
 
@@ -92,7 +92,7 @@ def _chain(op: ops.ReduceWindow, scope: Scope) -> list[Value]:
         if held is None:
             held = parts
             continue
-        made = _lifted(scope, body, [*held, *parts], shape)
+        made = lifted(scope, body, [*held, *parts], shape)
         if inside is not None:
             there = scope.slice(inside, start, limit, op.window_strides)
             made = [scope.elementwise("select", there, a, b)
@@ -140,7 +140,8 @@ def _is_padded(op: ops.ReduceWindow) -> bool:
     return holes or any(p != (0, 0) for p in op.padding)
 
 
-def _is_chain(op: ops.ReduceWindow) -> bool:
+def is_chain(op: ops.ReduceWindow) -> bool:
+    """Whether a window becomes slices."""
     return (math.prod(op.window_dimensions) * max(1, len(op.body.ops)) <= MAX_CHAIN
             and _element_wise(op.body))
 
@@ -160,7 +161,7 @@ def _element_wise(body: Graph) -> bool:
                and all(v.type.rank == 0 for v in (*o.inputs, *o.results)) for o in body.ops)
 
 
-def _lifted(scope: Scope, body: Graph, args: Sequence[Value], shape: Sequence[int]) -> list[Value]:
+def lifted(scope: Builder, body: Graph, args: Sequence[Value], shape: Sequence[int]) -> list[Value]:
     """``body``, which takes scalars, on arrays of ``shape``."""
     env = dict(zip(body.inputs, args, strict=True))
     for o in body.ops:
