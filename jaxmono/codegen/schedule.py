@@ -160,9 +160,20 @@ tasks are too few to be shared out evenly (DIEN's training, 1127 us and 1272).""
 _IN_FLIGHT = 64
 """Bytes that a thread of a copy loads before it stores: narrow loads have to be many to fill the
 time that memory takes."""
+_HELD_WORDS = 64
+"""Registers of a thread for what a scan's loop makes of a piece, as many vectors as it has elements.
+With neighbours in a thread as well, which share what they read of Mamba's inputs, 580 bytes were
+spilled."""
+
 _LOADED_WORDS = 96
 """Registers of a thread, beside contractions, for what it loads before it computes. Four vectors of
 3 x 3 taps are 144, and ptxas, which loads all of them first, spilled some (GoogLeNet b32)."""
+
+
+def _in_turn(sig: Sig) -> bool:
+    """Whether a loop makes parts of arrays, each of the one before: a scan's (`stacks.together`)."""
+    made = [sig.body.producer.get(sig.body.outputs[s.result]) for s in sig.form.stores]
+    return len(made) > 1 and all(isinstance(o, ops.Stored) for o in made)
 
 
 def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
@@ -185,6 +196,11 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     if any(weight(o) >= _HEAVY for o in sig.body.ops):
         while lanes > 1 and 2 * flat.size * siblings <= device.sm_count * threads * lanes:
             lanes //= 2
+    if _in_turn(sig):
+        while lanes > 1 and (lanes * len(form.stores) > _HELD_WORDS
+                             or flat.size < device.sm_count * threads * lanes):
+            lanes //= 2
+        return LoopSchedule(lanes)
     moves = all(isinstance(o, _MOVES) for o in sig.body.ops)
     wide = vector_width(sig.body, values, offsets, flat, unaligned=True) if moves else 1
     padded = len(values) == 1 and padded_copy(sig.body, *values[0], flat, wide) is not None

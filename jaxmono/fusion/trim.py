@@ -10,12 +10,18 @@ norm's reduces would make the dot write two f32 arrays where one bf16 array is e
 
 from __future__ import annotations
 
+import math
+
 from jaxmono.fusion import cost
 from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.draft import Draft, State
 from jaxmono.fusion.indexing import Index, Var, linearize
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
+
+
+LARGE = 1 << 20
+"""Bytes of what would have to be written and read again."""
 
 
 def trim(state: State) -> None:
@@ -46,11 +52,33 @@ def _releasable(state: State, draft: Draft, op: Op, outputs: frozenset[Value]) -
                 if not any(not draft.has(u) for u in state.graph.users[v]) and v not in outputs)
     if isinstance(op, ops.Transpose):
         return extra == 0 or not _improves(draft, op)
-    if is_view(op):
+    if is_view(op) or _of_rows(state, draft, op):
         return True
     if cost.weight(op) > cost.CHEAP or _feeds_contraction(state, op.result):
         return False
     return extra < op.result.type.nbytes
+
+
+def _of_rows(state: State, draft: Draft, op: Op) -> bool:
+    """Whether a large value costs less to compute of positions and what its rows have one of than
+    to read: of each row's nearest centre, [rows, centres] of zeros and ones, which products, too,
+    compute on their way."""
+    if draft.kind != "row" or op.result.type.nbytes < LARGE:
+        return False
+    rows = math.prod(v.size for v in draft.domain)
+    weight, seen, todo = cost.weight(op), {op}, list(op.inputs)
+    while todo:
+        v = todo.pop()
+        if v.type.size <= rows:
+            continue
+        made = state.graph.producer.get(v)
+        if made is None or isinstance(made, (ops.Reduce, ops.DotGeneral, ops.Stored)):
+            return False
+        if made not in seen and not isinstance(made, (ops.Constant, ops.Iota)):
+            seen.add(made)
+            weight += cost.weight(made)
+            todo += made.inputs
+    return weight <= 2 * cost.CHEAP
 
 
 def _improves(draft: Draft, op: ops.Transpose) -> bool:
