@@ -161,19 +161,17 @@ _IN_FLIGHT = 64
 """Bytes that a thread of a copy loads before it stores: narrow loads have to be many to fill the
 time that memory takes."""
 _HELD_WORDS = 64
-"""Registers of a thread for what a scan's loop makes of a piece, as many vectors as it has elements.
-With neighbours in a thread as well, which share what they read of Mamba's inputs, 580 bytes were
+"""Registers of a thread for what a scan's loop makes of a piece: a vector for each element. With
+neighbours in a thread as well, which share what they read of Mamba's inputs, 580 bytes were
 spilled."""
-
 _LOADED_WORDS = 96
 """Registers of a thread, beside contractions, for what it loads before it computes. Four vectors of
 3 x 3 taps are 144, and ptxas, which loads all of them first, spilled some (GoogLeNet b32)."""
 
 
 def _in_turn(sig: Sig) -> bool:
-    """Whether a loop makes parts of arrays, each of the one before: a scan's (`stacks.together`)."""
-    made = [sig.body.producer.get(sig.body.outputs[s.result]) for s in sig.form.stores]
-    return len(made) > 1 and all(isinstance(o, ops.Stored) for o in made)
+    """Whether a loop makes parts of arrays, each of the one before (`stacks.in_turn`)."""
+    return any(isinstance(o, ops.Stored) and o.in_turn for o in sig.body.ops)
 
 
 def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,

@@ -18,7 +18,7 @@ from jaxmono.fusion.draft import IN_MEMORY, Draft, State, forward
 from jaxmono.fusion.indexing import Index, as_map, variables
 from jaxmono.fusion.loop_chains import MAX_OUTPUTS
 from jaxmono.fusion.plan import Device
-from jaxmono.fusion.stacks import together
+from jaxmono.fusion.stacks import in_turn
 from jaxmono.fusion.support import matrix_dtype
 from jaxmono.fusion.widened import left_to_products
 from jaxmono.hlo import ops
@@ -71,7 +71,7 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
     slower = _slower(state, holders)
     joins, wanted = _joins(state.graph), set[Value]()
     on_the_way = left_to_products(state.graph, state.device, holders)
-    whole = together(state.graph)
+    whole = in_turn(state.graph)
     scans = frozenset(map(id, whole.values()))
     made: list[Draft] = []
     for op in reversed(state.graph.ops):
@@ -367,9 +367,9 @@ def copies(state: State) -> list[Draft]:
 def merge(graph: Graph, groups: list[Draft], level: dict[Draft, int],
           reads: dict[Draft, tuple[Value, ...]]) -> list[Draft]:
     """Joins loops of one level, equal space and common buffers into one with several outputs, and
-    the parts of an array that one group makes, however many (`stacks.together`)."""
+    the parts of an array that one group makes, however many (`stacks.in_turn`)."""
     out: list[Draft] = []
-    parts = together(graph)
+    parts = in_turn(graph)
     hosts: dict[tuple[int, tuple[int, ...]], list[Draft]] = {}
     last: dict[Op, int] = {}  # who reads the array waits for all of its parts
     for d in groups:

@@ -54,7 +54,7 @@ class Region:
 
 Refusals = list[tuple[Op, str]]
 
-_ALGORITHMS = (ops.Scan, ops.ReduceWindow, ops.Scatter, ops.Sort, ops.TopK)
+_ALGORITHMS = (ops.Scan, ops.ReduceWindow, ops.Sort, ops.TopK)
 COMPUTE_INTENSIVE = (ops.DotGeneral, ops.Convolution)
 
 _NOTHING: Mapping[Op, str] = {}

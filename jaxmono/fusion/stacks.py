@@ -15,10 +15,10 @@ def stacks(graph: Graph) -> dict[Value, tuple[Value, ...]]:
     return {o.result: o.args for o in graph.ops if isinstance(o, ops.Stacked)}
 
 
-def together(graph: Graph) -> dict[Op, Op]:
-    """The array of each part whose array's parts one group makes."""
-    return {graph.producer[v]: o for o in graph.ops if isinstance(o, ops.Stacked) and o.together
-            for v in o.args}
+def in_turn(graph: Graph) -> dict[Op, Op]:
+    """The array of each part of those whose parts one group makes."""
+    return {made: o for o in graph.ops if isinstance(o, ops.Stacked) for v in o.args
+            if isinstance(made := graph.producer[v], ops.Stored) and made.in_turn}
 
 
 def pieces(graph: Graph) -> dict[Value, ops.Piece]:

@@ -371,9 +371,12 @@ class OptimizationBarrier(Op):
 
 @op("stored")
 class Stored(Op):
-    """Identity, jaxmono's own: the operand as an array in memory, not recomputed by its readers."""
+    """Identity, jaxmono's own: the operand as an array in memory, not recomputed by its readers.
+
+    ``in_turn``: part of an array whose parts one group makes, each of the one before (a scan's)."""
 
     operand: Value = ir.operand()
+    in_turn: bool = ir.attribute(False)
 
 
 PIECE_BYTES = 16
@@ -383,12 +386,9 @@ PIECE_BYTES = 16
 @op("stacked")
 class Stacked(Op):
     """Concatenation along dimension 0, jaxmono's own, of `Stored` arrays that lie one behind the
-    other in memory: nothing is copied. Each may be an operand here once, in all the graph.
-
-    ``together``: one group makes them, each of the one before (a scan's)."""
+    other in memory: nothing is copied. Each may be an operand here once, in all the graph."""
 
     args: tuple[Value, ...] = ir.operands()
-    together: bool = ir.attribute(False)
 
 
 @op("piece")

@@ -34,7 +34,8 @@ def common_subexpressions(graph: Graph) -> Graph:
     for op in graph.ops:
         new = rewrite_regions(remapped(op, mapping), common_subexpressions)
         changed |= new is not op
-        if not ops.has_side_effect(new) and not _lies_in_another(op, graph):
+        # A part of a scan's array can be part of one only.
+        if not ops.has_side_effect(new) and not (isinstance(new, ops.Stored) and new.in_turn):
             key = expression_key(new, id)
             first = known.setdefault(key, new.results)
             if first is not new.results:
@@ -46,12 +47,6 @@ def common_subexpressions(graph: Graph) -> Graph:
         return graph
     outputs = tuple(mapping.get(v, v) for v in graph.outputs)
     return Graph(graph.inputs, tuple(kept), outputs, graph.name)
-
-
-def _lies_in_another(op: Op, graph: Graph) -> bool:
-    """Whether an array is part of another: it can be part of one only."""
-    return isinstance(op, ops.Stored) and any(
-        isinstance(u, ops.Stacked) for u in graph.users.get(op.result, ()))
 
 
 def expression_key(op: Op, name: Callable[[Value], Hashable], depth: int = 0) -> Hashable:

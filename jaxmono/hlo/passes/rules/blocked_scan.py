@@ -160,10 +160,9 @@ def _together(b: Builder, made: Sequence[Value], d: int, dims: Sequence[int],
 
 
 def _stacked(b: Builder, parts: Sequence[Value]) -> Value:
-    kept = tuple(b.emit1(ops.Stored, v.type, operand=v) for v in parts)
+    kept = tuple(b.emit1(ops.Stored, v.type, operand=v, in_turn=True) for v in parts)
     t = parts[0].type
-    return b.emit1(ops.Stacked, TensorType((len(parts), *t.dims), t.dtype), args=kept,
-                   together=True)
+    return b.emit1(ops.Stacked, TensorType((len(parts), *t.dims), t.dtype), args=kept)
 
 
 def _is_piece(v: Value) -> bool:
