@@ -16,8 +16,8 @@ from jaxmono.hlo.ir import Graph, Op, Value
 
 MOST = 1 << 14
 """Demands that a walk follows. Each level of `jax.lax.associative_scan` doubles the places at which
-its operand is read: what scans over 256 steps reach (Mamba's, before these were known as scans) took
-the planner 84 s, with this limit 2."""
+its operand is read: what scans over 256 steps reach (Mamba's, before these were known as scans)
+took the planner 84 s, with this limit 2."""
 
 
 @dataclass
