@@ -55,7 +55,7 @@ class Scope:
                     yield from scope.walk()
 
 
-_HEAVY = (ops.DotGeneral, ops.Convolution, ops.Reduce, ops.ReduceWindow, ops.Scan,
+_HEAVY = (ops.DotGeneral, ops.RaggedDot, ops.Convolution, ops.Reduce, ops.ReduceWindow, ops.Scan,
           ops.TopK)
 _SMALL = "in a loop or branch that XLA runs; too little to make up for a launch"
 _COUNTS = "counts the trips of a loop: XLA reads off it how many there are"

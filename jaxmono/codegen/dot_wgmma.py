@@ -55,7 +55,7 @@ from jaxmono.codegen.epilogue_reduces import declare, emit_take, refusal
 from jaxmono.codegen.epilogue_source import source_operand
 from jaxmono.codegen.image import emit_image, emit_row
 from jaxmono.codegen.loaders import emit_element_loader, emit_loader
-from jaxmono.codegen.operand import Operand, has_rows
+from jaxmono.codegen.operand import Operand, has_rows, is_looked_up
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
@@ -111,6 +111,8 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     tiles = {form.m: s.bm, form.n: s.bn, form.k: s.bk}
     pair = pair_type(code)
     weights = code.element if code.rhs_element is None or pair else code.rhs_element
+    if is_looked_up(code.lhs) or is_looked_up(code.rhs):
+        w.line("roles->await_open(at);  // the stage before tells where operands are")
     emit_loader(w, "load_b", body, code.rhs, weights, pointers, names, read_only, tiles,
                 strided=True, pair=pair, block=code.pair_block)
     if s.family == IMAGE:

@@ -244,11 +244,17 @@ MOST_ROWS = 512
 
 
 def is_strided(x: Operand) -> bool:
-    """Whether an operand is one buffer, whole, in which rows and columns have constant strides."""
-    if x.param is None or x.offset is None or not x.offset.is_static or x.guard.bounds or x.others:
+    """Whether an operand is one buffer, whole, in which rows and columns have constant strides.
+    Where it begins may be read from memory (`is_looked_up`)."""
+    if x.param is None or x.offset is None or x.guard.bounds or x.others:
         return False
     row = x.outer if x.k_major else x.k
     return stride(x.offset, row) is not None and stride(x.offset, x.major) == 1
+
+
+def is_looked_up(x: Operand) -> bool:
+    """Whether an earlier stage may have made what tells where an operand is."""
+    return x.offset is not None and not x.offset.is_static
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,8 @@ def op_flops(op: Op) -> int:
     """Arithmetic of one op, views and data movement counted as nothing."""
     if isinstance(op, ops.DotGeneral):
         return dot_flops(op)
+    if isinstance(op, ops.RaggedDot):
+        return 2 * op.lhs.type.size * op.result.type.dims[-1]
     if isinstance(op, ops.Convolution):
         return convolution_flops(op)
     if isinstance(op, ops.Reduce):

@@ -83,7 +83,7 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
             continue
         # Of a view: decide at what it looks at.
         worth = op not in state.views and op not in on_the_way and cost.weight(op) > 0 \
-            and not isinstance(op, ops.Pad) and (
+            and not isinstance(op, ops.Pad) and not _is_looked_up(op, state.graph) and (
             op in early
             or (not _is_free(op, light) and (
                 _repeats_in_scans(op, evals, state, holders)
@@ -291,6 +291,20 @@ def _is_early(op: Op, sinks: Mapping[Value, frozenset[int]], behind: Mapping[Val
     return op in given and all(
         r.type.rank and EARLY_WEIGHT <= behind[r].weight < CAP
         and len(sinks.get(r, ())) >= EARLY_READERS for r in op.results)
+
+
+def _is_looked_up(op: Op, graph: Graph) -> bool:
+    """Whether each batch of products looks up its matrix: the experts' weights that a tile of rows
+    needs are read where they lie."""
+    if not isinstance(op, ops.Gather) or op.start_index_map != (0,) \
+            or op.collapsed_slice_dims != (0,) or op.operand_batching_dims \
+            or op.slice_sizes[1:] != op.operand.type.dims[1:] or op.start_indices.type.rank != 2 \
+            or op.index_vector_dim != 1:
+        return False
+    users = graph.users.get(op.result, ())
+    return bool(users) and all(
+        isinstance(u, ops.DotGeneral) and (u.lhs is op.result) != (u.rhs is op.result)
+        and (u.lhs_batch if u.lhs is op.result else u.rhs_batch) == (0,) for u in users)
 
 
 def _parts(op: Op, behind: Mapping[Value, Chain], slower: Mapping[Value, float],

@@ -78,12 +78,12 @@ def _bytes(v: Value) -> int:
 def _stages(o: Op) -> int:
     if isinstance(o, ops.While):
         return trip_count(o) * _stages_of(o.body.ops)[-1]
-    return int(isinstance(o, ops.DotGeneral | ops.Convolution | ops.Reduce | ops.ReduceWindow
-                          | ops.Scan))
+    return int(isinstance(o, ops.DotGeneral | ops.RaggedDot | ops.Convolution | ops.Reduce
+                          | ops.ReduceWindow | ops.Scan))
 
 
 def _flops(o: Op) -> int:
     if isinstance(o, ops.While):
         return trip_count(o) * sum(map(_flops, o.body.ops))
-    contraction = isinstance(o, ops.DotGeneral | ops.Convolution)
+    contraction = isinstance(o, ops.DotGeneral | ops.RaggedDot | ops.Convolution)
     return cost.op_flops(o) if contraction and all(v.type.is_static for v in o.inputs) else 0

@@ -55,7 +55,7 @@ class Region:
 Refusals = list[tuple[Op, str]]
 
 _ALGORITHMS = (ops.Scan, ops.ReduceWindow, ops.Sort, ops.TopK)
-COMPUTE_INTENSIVE = (ops.DotGeneral, ops.Convolution)
+COMPUTE_INTENSIVE = (ops.DotGeneral, ops.RaggedDot, ops.Convolution)
 
 _NOTHING: Mapping[Op, str] = {}
 _MOVES = "only moves data; not worth a kernel"

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
-from jaxmono.hlo.passes.rules import cumulative, reduce_window, scatter, top_k
+from jaxmono.hlo.passes.rules import cumulative, ragged_dot, reduce_window, scatter, sort, top_k
 from jaxmono.hlo.passes.unroll import refusal as loop_refusal
 from jaxmono.hlo.precision import algorithm_of, allows_tf32
 from jaxmono.hlo.rewrite import is_splat
@@ -48,7 +48,6 @@ MAX_RANK = 16
 
 REFUSED_OPS: dict[type[Op], str] = {
     ops.SelectAndScatter: "select_and_scatter is not generated yet",
-    ops.Sort: "sorting is not generated yet",
     ops.Case: "XLA chooses the branch; kernels may be in it",
     ops.RngBitGenerator: "random bit generation is not generated yet",
     ops.CustomCall: "a custom call runs code that jaxmono cannot see",
@@ -93,6 +92,10 @@ def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING) -> str | None:
     if isinstance(op, ops.ReduceWindow) and (reason := reduce_window.refusal(op)):
         return reason
     if isinstance(op, ops.Scan) and (reason := cumulative.refusal(op)):
+        return reason
+    if isinstance(op, ops.Sort) and (reason := sort.refusal(op)):
+        return reason
+    if isinstance(op, ops.RaggedDot) and (reason := ragged_dot.refusal(op)):
         return reason
     if isinstance(op, ops.Scatter) and (reason := scatter.refusal(op)):
         return reason

@@ -305,6 +305,23 @@ class DotGeneral(Op):
     algorithm: str = ir.attribute("")
 
 
+@op("ragged_dot")
+class RaggedDot(Op):
+    """CHLO's: of groups of rows that lie one behind the other each with its own matrix, where
+    ``lhs_ragged`` is a dimension of the result. ``group_sizes``: integers [groups]."""
+
+    lhs: Value = ir.operand()
+    rhs: Value = ir.operand()
+    group_sizes: Value = ir.operand()
+    lhs_batch: tuple[int, ...] = ir.attribute()
+    rhs_batch: tuple[int, ...] = ir.attribute()
+    lhs_contract: tuple[int, ...] = ir.attribute()
+    rhs_contract: tuple[int, ...] = ir.attribute()
+    lhs_ragged: tuple[int, ...] = ir.attribute()
+    rhs_group: tuple[int, ...] = ir.attribute()
+    precision: tuple[str, str] = ir.attribute(("DEFAULT", "DEFAULT"))
+
+
 @op("convolution")
 class Convolution(Op):
     """Dimension numbers as in StableHLO; ``*_spatial`` are dimension lists."""

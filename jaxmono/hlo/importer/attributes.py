@@ -107,6 +107,23 @@ def dot_dimensions(a: Attributes) -> dict[str, Any]:
     }
 
 
+def ragged_dimensions(a: Attributes) -> dict[str, Any]:
+    """The dimension fields of `ops.RaggedDot`. The attribute has no class in Python: it is read as
+    it is printed, without what is empty."""
+    text = a.printed("ragged_dot_dimension_numbers")
+
+    def dims(name: str) -> tuple[int, ...]:
+        m = re.search(rf"\b{name} = \[([\d, ]*)\]", text)
+        return tuple(map(int, m.group(1).split(","))) if m and m.group(1) else ()
+
+    return {
+        "lhs_batch": dims("lhs_batching_dimensions"), "rhs_batch": dims("rhs_batching_dimensions"),
+        "lhs_contract": dims("lhs_contracting_dimensions"),
+        "rhs_contract": dims("rhs_contracting_dimensions"),
+        "lhs_ragged": dims("lhs_ragged_dimensions"), "rhs_group": dims("rhs_group_dimensions"),
+    }
+
+
 def convolution_dimensions(a: Attributes) -> dict[str, Any]:
     """The dimension fields of `ops.Convolution`."""
     d = stablehlo.ConvDimensionNumbers(a.raw("dimension_numbers"))

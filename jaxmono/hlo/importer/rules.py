@@ -18,6 +18,7 @@ from jaxmono.hlo.importer.attributes import (
     convolution_dimensions,
     dot_dimensions,
     gather_dimensions,
+    ragged_dimensions,
     scatter_dimensions,
 )
 from jaxmono.hlo.importer.generic import with_functions
@@ -152,6 +153,12 @@ def _dot_general(p: Parts) -> Fields:
             "algorithm": p.attributes.printed("algorithm")}
 
 
+def _ragged_dot(p: Parts) -> Fields:
+    lhs, rhs, sizes = p.args
+    return {"lhs": lhs, "rhs": rhs, "group_sizes": sizes, **ragged_dimensions(p.attributes),
+            "precision": p.attributes.precision()}
+
+
 def _convolution(p: Parts) -> Fields:
     rank, a = p.args[0].type.rank - 2, p.attributes
     ones = (1,) * rank
@@ -219,6 +226,7 @@ RULES: dict[str, Rule] = {
     "stablehlo.sort": (ops.Sort, _sort),
     "chlo.top_k": (ops.TopK, _top_k),
     "stablehlo.dot_general": (ops.DotGeneral, _dot_general),
+    "chlo.ragged_dot": (ops.RaggedDot, _ragged_dot),
     "stablehlo.convolution": (ops.Convolution, _convolution),
     "stablehlo.while": (ops.While, lambda p: {
         "args": p.args, "cond": p.region(0, "cond"), "body": p.region(1, "body")}),

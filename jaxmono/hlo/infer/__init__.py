@@ -63,6 +63,7 @@ RULES: dict[type[Op], Callable[[Any], tuple[TensorType, ...]]] = {
     ops.Reverse: m.infer_reverse,
     ops.Gather: m.infer_gather,
     ops.DotGeneral: c.infer_dot_general,
+    ops.RaggedDot: c.infer_ragged_dot,
     ops.Convolution: c.infer_convolution,
     ops.Reduce: c.infer_reduce,
     ops.ReduceWindow: c.infer_reduce_window,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxmono.hlo import ops
-from jaxmono.hlo.interp.core import Array, Context, implements
+from jaxmono.hlo.interp.core import Array, Context, Unsupported, implements
 from jaxmono.hlo.interp.movement import padded
 from jaxmono.hlo.interp.reductions import windows
 from jaxmono.hlo.ir import Value
@@ -43,6 +43,21 @@ def dot_general(op: ops.DotGeneral, ctx: Context) -> Sequence[Any]:
     batch = [op.lhs.type.dims[d] for d in op.lhs_batch]
     out = np.matmul(lhs, rhs).reshape([*batch, *lhs_free, *rhs_free])
     return [out != 0 if op.result.type.dtype is DType.PRED else out]
+
+
+@implements(ops.RaggedDot)
+def ragged_dot(op: ops.RaggedDot, ctx: Context) -> Sequence[Any]:
+    if op.lhs.type.rank != 2 or op.rhs.type.rank != 3 or op.lhs_ragged != (0,) or op.lhs_batch \
+            or op.rhs_group != (0,):
+        raise Unsupported("the reference interpreter knows ragged rows alone")
+    dtype = _product_dtype(ctx, op.lhs, op.rhs, op.result)
+    x, w = (ctx.get(v).astype(dtype, copy=False) for v in (op.lhs, op.rhs))
+    w = w if op.rhs_contract == (1,) else w.transpose(0, 2, 1)
+    out, first = np.zeros(op.result.type.dims, dtype), 0
+    for g, size in enumerate(ctx.get(op.group_sizes).tolist()):
+        out[first:first + size] = x[first:first + size] @ w[g]
+        first += size
+    return [out]
 
 
 @implements(ops.Convolution)

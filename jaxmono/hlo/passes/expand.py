@@ -12,20 +12,23 @@ from jaxmono.hlo.passes.rules import (
     convolution,
     cumulative,
     one_hot,
+    ragged_dot,
     scatter,
+    sort,
     threefry,
     top_k,
 )
 
 RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **cumulative.RULES,
                                          **top_k.RULES, **threefry.RULES, **scatter.RULES,
+                                         **sort.RULES, **ragged_dot.RULES,
                                          ops.Reduce: (arg_max.arg_max, one_hot.one_hot_sum)}
 
 
 def expand(graph: Graph) -> Graph:
     """Convolutions become contractions, windowed reductions chains or reductions, the k largest of
-    a line k reductions, the place of its largest one of a single op, and scatters what each line
-    looks up.
+    a line k reductions, the place of its largest one of a single op, scatters what each line
+    looks up, short sorts comparisons of each with each, products of groups of rows those of tiles.
 
     The order of their sums changes, as it is a backend's own in any case.
     """

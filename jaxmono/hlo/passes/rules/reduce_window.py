@@ -53,7 +53,7 @@ def cumulative_dimension(op: ops.ReduceWindow) -> int | None:
     for other windows."""
     wide = [d for d, n in enumerate(op.window_dimensions) if n > 1]
     steps = (*op.window_strides, *op.base_dilations, *op.window_dilations)
-    if len(wide) != 1 or any(s != 1 for s in steps) or not (single(op) or _element_wise(op.body)):
+    if len(wide) != 1 or any(s != 1 for s in steps) or not (single(op) or is_element_wise(op.body)):
         return None
     (d,) = wide
     n = op.window_dimensions[d]
@@ -143,7 +143,7 @@ def _is_padded(op: ops.ReduceWindow) -> bool:
 def is_chain(op: ops.ReduceWindow) -> bool:
     """Whether a window becomes slices."""
     return (math.prod(op.window_dimensions) * max(1, len(op.body.ops)) <= MAX_CHAIN
-            and _element_wise(op.body))
+            and is_element_wise(op.body))
 
 
 def _as(scope: Scope, v: Value, dtype: DType | None) -> Value:
@@ -156,7 +156,8 @@ _SCALAR_MOVES = (ops.BroadcastInDim, ops.Reshape)
 _MAPPED = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.ReducePrecision)
 
 
-def _element_wise(body: Graph) -> bool:
+def is_element_wise(body: Graph) -> bool:
+    """Whether a body of scalars means something for arrays (`lifted`)."""
     return all(isinstance(o, (*_MAPPED, *_SCALAR_MOVES, ops.Constant))
                and all(v.type.rank == 0 for v in (*o.inputs, *o.results)) for o in body.ops)
 
