@@ -67,6 +67,9 @@ KERNELS = {
     "loops": ["crnn:1", "dien:4", "ctc_8_149_32:1:f32"],
     # Pieces that threads combine in turn; ones at each row's nearest centre.
     "scans": ["mamba:1", "linear_attention:1", "kmeans:16384"],
+    # Producers wait for the stage that tells where matrices are.
+    "experts": {"memcheck": (experts := ["mixtral_rows:64", "mixtral_few:1"]),
+                "racecheck": ["ordered", *experts]},
     # Kernels in branches that XLA runs; rounds of a maximum.
     "branches, largest": ["chosen_experts_128_1024:1", "top_k_16_50257_5:1"],
     "random, looked up": ["draw_1_50257_50:1", "dropout_gradients_512_3072_768:1",
