@@ -62,7 +62,7 @@ def test_matrices_that_an_earlier_stage_chooses(rows: int, transposed: bool) -> 
         np.testing.assert_allclose(got, want, 2e-2, 0.3)
 
 
-@pytest.mark.parametrize("shape", [(1024,), (4000,), (64, 300), (3, 50)])
+@pytest.mark.parametrize("shape", [(1024,), (3000,), (64, 300), (3, 50)])
 @pytest.mark.parametrize("descending", [False, True])
 def test_sorts(shape: tuple[int, ...], descending: bool) -> None:
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
