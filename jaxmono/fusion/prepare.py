@@ -7,6 +7,7 @@ from collections.abc import Collection
 from jaxmono.fusion.batches_first import batches_first
 from jaxmono.fusion.epilogue_reduces import of_contractions
 from jaxmono.fusion.gated import gated
+from jaxmono.fusion.long_products import long_products
 from jaxmono.fusion.orient import orient
 from jaxmono.fusion.padded_images import padded_images
 from jaxmono.fusion.plan import Device
@@ -26,10 +27,11 @@ OPTIONAL = ("gated", "round_rows", "share_k", "window_rows")
 
 def prepare(graph: Graph, device: Device, without: Collection[str] = (),
             ) -> tuple[Graph, tuple[str, ...]]:
-    """Takes loops apart, drops optimization barriers and dead ops, splits long softmaxes and
-    reduces, orients contractions and puts the batches of their operands first, reads images as they
-    lie in memory where they are copied into shared memory once, puts rows in the order of the
-    windows that read them, rounds what convolutions of f32 read where it is written, and takes
+    """Takes loops apart, drops optimization barriers and dead ops, splits long softmaxes, reduces
+    and contractions, orients contractions and puts the batches of their operands first, reads
+    images as they lie in memory where they are copied into shared memory once, puts rows in the
+    order of the windows that read them, rounds what convolutions of f32 read where it is written,
+    and takes
     those contractions apart whose shares of k a norm can add up.
 
     A convolution that no pass has expanded yet is expanded here. ``without``: of `OPTIONAL`, what
@@ -42,6 +44,7 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     # Those of a contraction's results may begin in its epilogue: known once there are groups.
     later = () if "epilogue_reduces" in without else of_contractions(graph)
     graph, whole = split_reduces(split_softmaxes(graph, device, later), device, later)
+    graph = long_products(graph, device)
     graph, apart = (graph, ()) if "gated" in without else gated(graph, device)
     graph = padded_images(batches_first(orient(graph)), device)
     graph = graph if "window_rows" in without else order_rows(graph)

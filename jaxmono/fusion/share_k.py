@@ -132,7 +132,7 @@ def _is_reduced(graph: Graph, value: Value, depth: dict[Value, int]) -> bool:
 
 def _shared(o: ops.DotGeneral, shares: int) -> list[Op]:
     b = Builder(o.loc)
-    (lhs, left), (rhs, right) = (_apart(b, v, over, shares) for v, over in (
+    (lhs, left), (rhs, right) = (apart(b, v, over, shares) for v, over in (
         (o.lhs, o.lhs_contract), (o.rhs, o.rhs_contract)))
     made = b.dot_general(lhs, rhs, batch=((left[0] - 1,), (right[0] - 1,)), contract=(left, right),
                          dtype=DType.F32, precision=o.precision, algorithm=o.algorithm)
@@ -151,7 +151,7 @@ def _shared(o: ops.DotGeneral, shares: int) -> list[Op]:
     return b.ops
 
 
-def _apart(b: Builder, v: Value, over: tuple[int, ...], shares: int,
+def apart(b: Builder, v: Value, over: tuple[int, ...], shares: int,
            ) -> tuple[Value, tuple[int, ...]]:
     """An operand with its first contracting dimension in two, the shares first, and where its
     contracting dimensions are then."""
