@@ -31,8 +31,7 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     and contractions, orients contractions and puts the batches of their operands first, reads
     images as they lie in memory where they are copied into shared memory once, puts rows in the
     order of the windows that read them, rounds what convolutions of f32 read where it is written,
-    and takes
-    those contractions apart whose shares of k a norm can add up.
+    and takes those contractions apart whose shares of k a norm can add up.
 
     A convolution that no pass has expanded yet is expanded here. ``without``: of `OPTIONAL`, what
     is left out; other names are not looked at.
