@@ -17,6 +17,8 @@ import pytest
 
 import jaxmono
 
+pytestmark = pytest.mark.usefixtures("sorts_left_to_xla")
+
 
 def f(x: Any) -> Any:
     return x + 1

@@ -17,6 +17,8 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.types import DType, TensorType
 
+pytestmark = pytest.mark.usefixtures("sorts_left_to_xla")
+
 X = np.linspace(-2.0, 2.0, 32, dtype=np.float32).reshape(4, 8)
 
 

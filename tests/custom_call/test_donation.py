@@ -16,6 +16,8 @@ import jaxmono
 from jaxmono.custom_call.options import Options
 from jaxmono.custom_call.primitive import mono_call
 
+pytestmark = pytest.mark.usefixtures("sorts_left_to_xla")
+
 F32 = jnp.float32
 
 

@@ -19,6 +19,8 @@ from jaxmono.fusion.plan import AttentionForm, Device, DotForm, Loop, Place, Pla
 from jaxmono.fusion.text import plan_to_text
 from jaxmono.hlo.interp import evaluate
 
+pytestmark = pytest.mark.usefixtures("sorts_left_to_xla")
+
 Golden = Callable[[str, str], None]
 
 

@@ -21,6 +21,8 @@ from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.passes import simplify
 
+pytestmark = pytest.mark.usefixtures("sorts_left_to_xla")
+
 
 def raw(fn: Any, *args: Any) -> Graph:
     lowered = jax.jit(fn, keep_unused=True).lower(*args)
