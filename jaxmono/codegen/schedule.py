@@ -334,13 +334,41 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     while group < 32 and group * 2 * along_cols <= cols:
         group *= 2
     warps = device.sm_count * (threads // 32)
-    return RowSchedule("warp", lanes_to_a_row(group, rows, cols, along_cols, warps), along_cols)
+    group = lanes_to_a_row(group, rows, cols, along_cols, warps)
+    return RowSchedule("warp", group, along_cols, places=1 if streaming or siblings > 1 else
+                       _short_rows(sig.body, space, group * along_cols, device, threads // group))
+
+
+def _short_rows(body: Graph, space: RowSpace, at_once: int, device: Device, together: int) -> int:
+    """How many rows a team takes at a time: several where each is a load, of very many."""
+    if space.col.size > at_once or _has_sweeps(body):
+        return 1
+    return next((n for n in _ROWS_AT_ONCE if space.row.size % n == 0
+                 and space.row.size >= _MANY_TASKS * n * together * device.sm_count), 1)
+
+
+def _has_sweeps(body: Graph) -> bool:
+    """Whether a reduce waits for another one."""
+    behind: set[Value] = set()
+    for o in body.ops:
+        waits = not behind.isdisjoint(o.uses)
+        if isinstance(o, ops.Reduce) and waits:
+            return True
+        if waits or isinstance(o, ops.Reduce):
+            behind.update(o.results)
+    return False
 
 
 _HEAVY_ROW = 20_000
 """Weight of all elements of a row, from which on up to four rows for each SM have a block each
 where several run there. Softmaxes of 512 x 1500 and 384 x 1000 took 0.55 and 0.77 of an H100's
 time, norms of 512 x 2048 and 512 x 768, a quarter of the weight, 0.98 and 1.07."""
+
+_ROWS_AT_ONCE = 4, 2
+_MANY_TASKS = 4
+"""Tasks of each multiprocessor that are left then. A block's threads load 4 KB, wait 0.5 us for
+them, and go on: sums of 16 f32 for each of 3.1 million elements (Mamba b8) took 214 us of an H100,
+at a fourth of its bandwidth; of 64 for 65536 rows 19 us."""
 
 _MORE_ROWS = 0.6
 """What another row at a time costs a warp, of the first: they wait for the L2 together (BERT-base's

@@ -25,7 +25,6 @@ from jaxmono.fusion.region_size import NOTE, divided
 from jaxmono.fusion.support import refusal
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
-from jaxmono.hlo.passes.constant_folding import LARGEST
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +53,6 @@ class Region:
 
 Refusals = list[tuple[Op, str]]
 
-_ALGORITHMS = (ops.Scan, ops.ReduceWindow, ops.Sort, ops.TopK)
 COMPUTE_INTENSIVE = (ops.DotGeneral, ops.RaggedDot, ops.Convolution)
 
 _NOTHING: Mapping[Op, str] = {}
@@ -128,8 +126,8 @@ def _live(graph: Graph) -> list[int]:
 
 
 def _folded(graph: Graph, live: Sequence[int], reasons: Mapping[int, str]) -> set[int]:
-    """What is computed of constants alone by more than moves and arithmetic, with all that leads
-    there and comes of it: jnp.tril_indices is two cumulative sums, a scatter and divisions."""
+    """What is computed of constants alone by an op that stays with XLA, with all that leads there
+    and comes of it."""
     constant: dict[int, list[int]] = {}
     maker: dict[Value, int] = {}
     for i in live:
@@ -141,9 +139,7 @@ def _folded(graph: Graph, live: Sequence[int], reasons: Mapping[int, str]) -> se
     todo: list[int] = []
     for i, before in constant.items():
         o = graph.ops[i]
-        large = any(r.type.is_static and r.type.size > LARGEST for r in o.results)
-        if not out.isdisjoint(before) or (large and (isinstance(o, _ALGORITHMS)
-                                                     or (i in reasons and o.uses))):
+        if not out.isdisjoint(before) or (i in reasons and o.uses):
             out.add(i)
             todo += before
     while todo:

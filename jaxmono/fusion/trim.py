@@ -19,7 +19,7 @@ from jaxmono.fusion.indexing import Index, Var, linearize
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 
-LARGE = 8 << 20
+LARGE = 1 << 20
 """Bytes of what would have to be written and read again."""
 
 

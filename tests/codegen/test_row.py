@@ -351,3 +351,35 @@ def test_a_long_row_of_any_length_is_for_all_multiprocessors(kind: str, dtype: D
     given = -np.random.default_rng(0).integers(1, 3, x.type.dims).astype(dtype.numpy)
     (out,) = run_program(program, [given])
     assert len(plan.stages) == 2 and out == (given.sum() if kind == "add" else -1)
+
+
+def squares(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """A sum of products for each row, and one of the rows' own values."""
+    each = b.elementwise("multiply", x, b.elementwise("tanh", y))
+    return (b.reduce(each, b.constant(0, F32), "add", (1,)),
+            b.reduce(y, start(b, "maximum", F32), "maximum", (1,)))
+
+
+@pytest.mark.parametrize("places", [2, 4])
+@pytest.mark.parametrize(("cols", "group", "lanes"), [(16, 4, 4), (64, 16, 4), (8, 1, 8),
+                                                      (24, 8, 4)])
+def test_several_short_rows_at_a_time(cols: int, group: int, lanes: int, places: int) -> None:
+    g = graph([value((72, cols)), value((72, cols))], squares)
+    plan = make_plan(g, DEVICE)
+    schedule = KernelSchedule(64, 1, {s.key: RowSchedule("warp", group, lanes, places=places)
+                                      for s in plan.sigs})
+    check(g, [data(v, i) for i, v in enumerate(g.inputs)], plan=plan, schedule=schedule)
+
+
+def test_many_short_rows_are_taken_several_at_a_time() -> None:
+    def chosen(rows: int, cols: int, make: Any = squares, inputs: int = 2) -> RowSchedule:
+        g = graph([value((rows, cols))] * inputs, make)
+        (sig,) = make_plan(g, H200).sigs
+        return choose_row(sig, H200, 256)
+
+    assert chosen(65536, 64).places == 4
+    assert chosen(3_145_728, 16).places == 4
+    assert chosen(8192, 64).places == 1  # few
+    assert chosen(65537, 64).places == 1  # four do not divide them
+    assert chosen(65536, 512).places == 1  # more than a load each
+    assert chosen(65536, 64, softmax, 1).places == 1  # kept between sweeps

@@ -23,6 +23,7 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.importer import import_module
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph
+from jaxmono.hlo.passes import simplify
 
 X = Any
 
@@ -107,7 +108,7 @@ def imported(fn: Any, *args: Any) -> Graph:
     return import_module(jax.jit(fn).lower(*args).compiler_ir("stablehlo")).graph
 
 
-def test_what_no_argument_changes_is_left_to_xla() -> None:
+def test_what_no_argument_changes_is_a_literal() -> None:
     """jnp.tril_indices is two cumulative sums and a scatter of constants."""
     def lower(x: X) -> X:
         i, j = jnp.tril_indices(20)
@@ -115,14 +116,31 @@ def test_what_no_argument_changes_is_left_to_xla() -> None:
 
     graph = imported(lower, f32(20, 20))
     regions, refused = find_regions(graph)
+    assert len(regions) == 1 and not refused
+    made = simplify(graph)
+    kinds = {type(o) for o in made.ops}
+    assert kinds.isdisjoint({ops.Scan, ops.ReduceWindow, ops.Reduce})
+    x = np.random.default_rng(0).normal(size=(20, 20)).astype(np.float32)
+    np.testing.assert_allclose(evaluate(made, [x])[0], jax.jit(lower)(x), 1e-6)
+    # No algorithms: made where they are read.
+    plain = simplify(imported(lambda x: x + jnp.arange(400.0).reshape(20, 20) * 2, f32(20, 20)))
+    assert ops.Iota in {type(o) for o in plain.ops}
+
+
+def test_large_constants_are_left_to_xla() -> None:
+    def shuffled(x: X) -> X:
+        order = jnp.argsort(jnp.arange(60_000) * 7919 % 60_013)
+        return jnp.tanh(x)[order % 400] * 2
+
+    graph = imported(shuffled, f32(400))
+    regions, refused = find_regions(graph)
     assert len(regions) == 1
-    assert {why for _, why in refused} == {
-        "depends on no argument: XLA computes it once, when it compiles the program"}
-    assert any(isinstance(o, ops.ReduceWindow | ops.Scan) for o, _ in refused)
-    # What is small, and moves and arithmetic, are a kernel's.
-    for fn in (lambda x: x + jnp.arange(400.0).reshape(20, 20) * 2,
-               lambda x: x[:4] + jnp.cumsum(jnp.arange(4.0))[:, None]):
-        assert not find_regions(imported(fn, f32(20, 20)))[1]
+    told = {why for _, why in refused}
+    assert "depends on no argument: XLA computes it once, when it compiles the program" in told
+    (sort,) = [why for o, why in refused if isinstance(o, ops.Sort)]
+    assert "sorting 60000 elements" in sort
+    made = {v for o, _ in refused for v in o.results}
+    assert set(regions[0].inputs) - set(graph.inputs) <= made
 
 
 # ---- places of rows ----------------------------------------------------------------------------

@@ -298,6 +298,15 @@ RULES: dict[str, tuple[Callable[[Builder, Value], Value], list[str]]] = {
     "transpose of dot": (lambda b, x: b.transpose(b.dot_general(
         x, b.elementwise("tanh", x), batch=((), ()), contract=((1,), (1,)), dtype=F32), [1, 0]),
         ["tanh", "dot_general"]),
+    "dot of a scaled input": (lambda b, x: b.dot_general(
+        b.elementwise("multiply", b.splat(-0.25, x.type), x), b.elementwise("tanh", x),
+        batch=((), ()), contract=((1,), (1,)), dtype=F32), ["tanh", "dot_general", "multiply"]),
+    "dot of three times an input": (lambda b, x: b.dot_general(
+        b.elementwise("multiply", x, b.splat(3.0, x.type)), b.elementwise("tanh", x),
+        batch=((), ()), contract=((1,), (1,)), dtype=F32), ["multiply", "tanh", "dot_general"]),
+    "dot of a scaled value": (lambda b, x: b.dot_general(
+        b.elementwise("multiply", b.elementwise("tanh", x), b.splat(2.0, x.type)), x,
+        batch=((), ()), contract=((1,), (1,)), dtype=F32), ["tanh", "multiply", "dot_general"]),
     "dot of nothing": (lambda b, x: b.dot_general(
         b.slice(x, [0, 0], [4, 0]), b.slice(x, [0, 0], [4, 0]), batch=((), ()),
         contract=((1,), (1,)), dtype=F32), []),

@@ -13,7 +13,7 @@ from jaxmono.hlo.passes.associative_scan import associative_scan
 from jaxmono.hlo.passes.canonicalise import canonicalise
 from jaxmono.hlo.passes.channels_last import channels_last
 from jaxmono.hlo.passes.common_subexpressions import common_subexpressions
-from jaxmono.hlo.passes.constant_folding import constant_folding
+from jaxmono.hlo.passes.constant_folding import constant_folding, folded_algorithms
 from jaxmono.hlo.passes.dead_code import dead_code
 from jaxmono.hlo.passes.dequantise import dequantise
 from jaxmono.hlo.passes.expand import expand
@@ -30,6 +30,8 @@ PASSES: tuple[Pass, ...] = (
     # Literals first: the algebraic rules ask whether an operand is a splat, and jnp writes
     # scalars as constant, convert, broadcast.
     constant_folding,
+    # Before `expand` makes many ops of each.
+    folded_algorithms,
     # While there are convolutions, and before `align`, which looks at channels that lie last.
     channels_last,
     # Likewise: of contractions nobody can tell where a border was.

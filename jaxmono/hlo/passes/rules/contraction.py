@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from jaxmono.hlo import ops
@@ -85,6 +86,33 @@ def dot_by_algorithm(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None
         contract=(op.lhs_contract, op.rhs_contract), dtype=op.result.type.dtype)]
 
 
+def dot_scaled(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
+    # dot(2 x, y)  =>  2 dot(x, y)
+    # of an input x, which is copied as it lies then. Exact, as a power of two leaves the digits;
+    # f16 has few exponents. Other operands are scaled where they are made.
+    for side, v in (("lhs", op.lhs), ("rhs", op.rhs)):
+        inner = scope.made_by(v, ops.Elementwise)
+        dtype = v.type.dtype
+        if inner is None or inner.kind != "multiply" or dtype not in (DType.F32, DType.BF16) \
+                or dtype is not op.result.type.dtype:
+            continue
+        for x, c in (inner.args, inner.args[::-1]):
+            element = scope.element(c)
+            if element is None or x in scope.producers or not _is_power_of_two(float(element)):
+                continue
+            operands = {"lhs": op.lhs, "rhs": op.rhs, side: x}
+            made = scope.dot_general(
+                operands["lhs"], operands["rhs"], batch=(op.lhs_batch, op.rhs_batch),
+                contract=(op.lhs_contract, op.rhs_contract), dtype=op.result.type.dtype,
+                precision=op.precision, algorithm=op.algorithm)
+            return [scope.elementwise("multiply", made, scope.splat(element, made.type))]
+    return None
+
+
+def _is_power_of_two(x: float) -> bool:
+    return math.isfinite(x) and abs(math.frexp(x)[0]) == 0.5 and 2.0 ** -8 <= abs(x) <= 2.0 ** 8
+
+
 def dot_of_nothing(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
     # dot(x: [4,0], y: [0,8])  =>  0
     if all(op.lhs.type.shape[d] != 0 for d in op.lhs_contract):
@@ -117,7 +145,7 @@ def reduce_transposed(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
 
 
 RULES: Mapping[type[Op], Sequence[Rule]] = {
-    ops.DotGeneral: (dot_of_nothing, dot_by_algorithm, dot_transposed_operand),
+    ops.DotGeneral: (dot_of_nothing, dot_by_algorithm, dot_transposed_operand, dot_scaled),
     ops.Transpose: (transpose_dot,),
     ops.Reduce: (reduce_of_nothing, reduce_transposed),
 }
