@@ -7,7 +7,13 @@ from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_wgmma_shared import comes
 from jaxmono.codegen.gathered import parts_of
 from jaxmono.codegen.names import is_f8
-from jaxmono.codegen.operand import PIECE_BYTES, is_strided, is_unaligned, paired_halves
+from jaxmono.codegen.operand import (
+    PIECE_BYTES,
+    is_looked_up,
+    is_strided,
+    is_unaligned,
+    paired_halves,
+)
 from jaxmono.fusion.indexing import stride
 from jaxmono.fusion.plan import DotForm
 from jaxmono.fusion.support import asks_for_nine
@@ -56,6 +62,8 @@ def takes_tf32(form: DotForm, code: DotCode, element: DType | None) -> str | Non
         return "rows are no multiples of the accelerator's 16 bytes"
     if form.taps > 1:
         return "rows that the accelerator brings are stored in windows"
+    if is_looked_up(code.lhs):
+        return "an earlier stage tells where rows are, not the host"
     if not (is_strided(code.lhs) and code.lhs.k_major):
         return "rows do not lie at constant distances, their k next to each other"
     assert code.lhs.offset is not None
@@ -100,6 +108,8 @@ def is_gathered(code: DotCode) -> bool:
 
 
 def _takes_f8(form: DotForm, code: DotCode) -> str | None:
+    if any(map(is_looked_up, (code.lhs, code.rhs))):
+        return "an earlier stage tells where bytes are"
     if not all(is_strided(x) and x.k_major for x in (code.lhs, code.rhs)):
         return "wgmma reads bytes whose k are neighbours"
     return _imprecise(form)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxmono.codegen.early_loads import reads
-from jaxmono.codegen.operand import Operand, analyse, is_strided
+from jaxmono.codegen.operand import Operand, analyse, is_looked_up, is_strided
 from jaxmono.fusion.indexing import Var, stride
 from jaxmono.fusion.plan import Store
 from jaxmono.hlo.ir import Graph, Value
@@ -26,6 +26,7 @@ def source_operand(body: Graph, stores: Sequence[Store], result: Value, rows: Va
         if value.type.dtype.itemsize != 2:
             continue
         x = analyse(body, value, index, rows, columns, 2)
-        if is_strided(x) and x.k_major and x.offset is not None and stride(x.offset, rows):
+        if is_strided(x) and not is_looked_up(x) and x.k_major and x.offset is not None \
+                and stride(x.offset, rows):
             return x
     return None

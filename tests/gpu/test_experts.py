@@ -62,6 +62,20 @@ def test_matrices_that_an_earlier_stage_chooses(rows: int, transposed: bool) -> 
         np.testing.assert_allclose(got, want, 2e-2, 0.3)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("rows", [4, 64, 256])
+def test_rows_that_an_earlier_stage_chooses(rows: int, dtype: Any) -> None:
+    def chosen(xs: jax.Array, w: jax.Array, scores: jax.Array) -> jax.Array:
+        return lax.dynamic_index_in_dim(xs, jnp.argmax(jnp.tanh(scores)), keepdims=False) @ w
+
+    xs, w = normal(0, 6, rows, 512, dtype=dtype), normal(1, 512, 256, dtype=dtype)
+    function = jaxmono.jit(chosen)
+    for seed in range(10):
+        scores = normal(seed, 6)
+        got, want = (np.asarray(f(xs, w, scores), np.float64) for f in (function, jax.jit(chosen)))
+        np.testing.assert_allclose(got, want, 2e-2, 0.3)
+
+
 @pytest.mark.parametrize("shape", [(1024,), (3000,), (64, 300), (3, 50)])
 @pytest.mark.parametrize("descending", [False, True])
 def test_sorts(shape: tuple[int, ...], descending: bool) -> None:
