@@ -57,7 +57,7 @@ COMPUTE_INTENSIVE = (ops.DotGeneral, ops.RaggedDot, ops.Convolution)
 
 _NOTHING: Mapping[Op, str] = {}
 _MOVES = "only moves data; not worth a kernel"
-_FOLDED = "depends on no argument: XLA computes it once, when it compiles the program"
+_FOLDED = "depends on no argument, like the op beside it that stays with XLA"
 NOT_STITCHED = "mode='stitch' leaves contractions to XLA's libraries"
 
 
