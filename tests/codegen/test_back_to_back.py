@@ -121,7 +121,7 @@ def test_what_it_reads_is_stored() -> None:
     assert kinds(plan) == [["loop"] * 2, ["attention"]]
     run(plan, pair(64, 2), seeds=(0,))
     for k, loops in ((200, 2), (1152, 3)):
-        plan = plan_of(lambda x, *w: fn(x * 2, *w), *specs(k), device=SMALL)
+        plan = plan_of(lambda x, *w: fn(x * 3, *w), *specs(k), device=SMALL)
         assert kinds(plan) == [["loop"] * loops, ["attention"]]
 
 
