@@ -118,10 +118,12 @@ def test_logarithms_of_sums() -> None:
     (lambda x: jnp.cumsum(x, 1), (8, 300)), (lambda x: jnp.cumsum(x, 0), (300, 8)),
     (jnp.cumsum, (40, 10)), (lambda x: jnp.cumsum(x > 0.5, 1), (8, 300))])
 def test_a_gpus_scan_is_the_same(fn: Function, shape: tuple[int, ...]) -> None:
-    """JAX lowers jnp.cumsum to `chlo.scan` for a GPU, to a window elsewhere."""
+    """From 0.11 on JAX lowers jnp.cumsum to `chlo.scan` for a GPU, to a window elsewhere."""
     x = uniform(*shape)
     there, here = (graph_of(fn, x, platform=p) for p in ("cuda", "cpu"))
-    assert count(there, ops.Scan) == count(here, ops.ReduceWindow) == 1
+    later = tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11)
+    assert count(there, ops.Scan if later else ops.ReduceWindow) == 1
+    assert count(here, ops.ReduceWindow) == 1
     verify(there)
     assert not any(refusal(o) for o in there.ops)
     assert_near(evaluate(there, [x])[0], evaluate(here, [x])[0])
