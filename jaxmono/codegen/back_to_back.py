@@ -34,7 +34,7 @@ from jaxmono.codegen.early_loads import (
 from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
 from jaxmono.codegen.epilogue_source import source_operand
 from jaxmono.codegen.loaders import emit_loader
-from jaxmono.codegen.operand import Operand
+from jaxmono.codegen.operand import Operand, is_looked_up
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import IndexMap
 from jaxmono.fusion.plan import AttentionForm, Device, Sig
@@ -139,6 +139,8 @@ def emit_load(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     form, s = code.form, code.s
     _begin(w, code)
     tiles = {form.m: ROWS, form.k: 64, form.v: s.chunk}
+    if any(map(is_looked_up, (code.q, code.k, code.v))):
+        w.line("roles->await_open(at);  // the stage before tells where operands are")
     for name, x, columns in (("load_a", code.q, 64), ("load_b", code.k, _round(form.n.size)),
                              ("load_w", code.v, 64)):
         emit_loader(w, name, code.sig.body, x, code.element, pointers, {form.batch: "0"},

@@ -30,6 +30,10 @@ TILE = 64
 MAX_INLINE_OPS = 192
 """A longer chain is not copied into several groups."""
 
+MAX_ALONE = 4096
+"""Nor is a longer one computed by a single group. Each level of a scan's gradient takes several
+elements of the level before: of 48 x 4 elements one loop was 2.7 MB of text."""
+
 EARLY_WEIGHT = 24
 """Lane operations of a chain that is worth a buffer where `EARLY_READERS` groups would repeat it: a
 sine (a call with a branch) is about 0.1 us of a thread, and a vector of 8 is 8 of them in turn."""
@@ -42,6 +46,10 @@ it is to run on warpgroups (codegen/dot_wgmma.py); fewer can be computed on the 
 COMPUTED_K = 512
 """Elements of a row in front of a pair of products up to which it may be computed on the way: the
 other families of codegen (attention.py) have room for no more than some hundred elements more."""
+
+_SAME_ELEMENT = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert,
+                 ops.ReducePrecision, ops.Constant, ops.Iota, ops.Reshape, ops.Transpose)
+"""Of which an element is computed of one element of each operand."""
 
 STENCIL_LOADS = 9
 """Of an element, its factors among them, from which on it is a stencil's: 3 x 3 taps of a depthwise
@@ -86,10 +94,9 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
             and not isinstance(op, ops.Pad) and not _is_looked_up(op, state.graph) and (
             op in early
             or (not _is_free(op, light) and (
-                _repeats_in_scans(op, evals, state, holders)
-                if any(r in sinks for r in op.results) and all(
-                    sinks.get(r, scans) <= scans for r in op.results)
-                else _repeats(op, evals, sinks, behind, copied, state.device)
+                _repeats(op, evals, sinks, behind, copied, state.device)
+                if (own := _weight_in_scans(op, sinks, scans, state, holders)) is None
+                else _costs_more(op, evals, own, state.device)
                 or _is_early(op, sinks, behind, given)))
             or _is_awaited(op, slower, state.device)
             or _is_stencil(op, taps, sinks, contractions))
@@ -206,31 +213,43 @@ def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]]
         extra = (evals.get(r, 0) - r.type.size) * behind[r].weight
         if cost.lane_us(extra, device) > device.phase_us / 2:
             return True
-        if len(sinks.get(r, ())) > 1 and copied[r].count > MAX_INLINE_OPS:
+        if copied[r].count > (MAX_INLINE_OPS if len(sinks.get(r, ())) > 1 else MAX_ALONE):
             return True
     return False
 
 
-def _repeats_in_scans(op: Op, evals: Mapping[Value, int], state: State,
-                      holders: Collection[Op]) -> bool:
-    """`_repeats`, where only the parts of arrays are computed of ``op`` that one group makes, in
-    order (hlo/passes/rules/blocked_scan.py).
+def _weight_in_scans(op: Op, sinks: Mapping[Value, frozenset[int]], scans: frozenset[int],
+                     state: State, holders: Collection[Op]) -> int | None:
+    """Lane operations of an element from which only ``scans`` are computed: parts of arrays that
+    one group makes, in order (hlo/passes/rules/blocked_scan.py). None where others read it, or
+    where it is computed of several elements: of a gradient's levels there are exponentially many.
 
-    These are bound by memory: Mamba's decays (an exponential each) and inputs, [b, t, width, 16],
-    are made twice, in place of 400 MB that would be written and then read twice. What stands behind
-    a broadcast is stored, as it is needed often.
+    What stands behind a broadcast is stored, as it is needed often.
     """
+    if not all(sinks.get(r) and sinks[r] <= scans for r in op.results):
+        return None
     todo, inside = [op], {op: None}
     while todo:
         for v in todo.pop().uses:
             o = state.graph.producer.get(v)
-            if o is not None and o not in inside and o not in holders \
-                    and not isinstance(o, (ops.Stored, ops.BroadcastInDim, *IN_MEMORY)):
-                inside[o] = None
-                todo.append(o)
-    weight = sum(map(cost.weight, inside))
-    return any(cost.lane_us((evals.get(r, 0) - r.type.size) * weight, state.device)
-               > cost.stored_us(r.type.nbytes, state.device) for r in op.results)
+            if o is None or o in inside or o in holders \
+                    or isinstance(o, (ops.Stored, ops.BroadcastInDim, *IN_MEMORY)):
+                continue
+            if not isinstance(o, _SAME_ELEMENT):
+                return None
+            inside[o] = None
+            todo.append(o)
+    return sum(map(cost.weight, inside))
+
+
+def _costs_more(op: Op, evals: Mapping[Value, int], weight: int, device: Device) -> bool:
+    """Whether a scan that makes its elements again takes longer than one that reads them.
+
+    They are bound by memory: Mamba's decays (an exponential each) and inputs, [b, t, width, 16],
+    are made twice, in place of 400 MB that would be written and then read twice.
+    """
+    return any(cost.lane_us((evals.get(r, 0) - r.type.size) * weight, device)
+               > cost.stored_us(r.type.nbytes, device) for r in op.results)
 
 
 def _slower(state: State, holders: Mapping[Op, Sequence[Draft]]) -> dict[Value, float]:

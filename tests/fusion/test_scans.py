@@ -81,6 +81,35 @@ def test_both_results_of_a_scan(t: int) -> None:
         np.testing.assert_allclose(got, want, 1e-4, 1e-5)
 
 
+@pytest.mark.parametrize("shape", [(300, 5), (300,), (4097,)])
+def test_parts_that_lie_anywhere_are_stored_all_the_same(shape: tuple[int, ...]) -> None:
+    """Of no multiple of 16 bytes; a reader would compute each in a branch of its own."""
+    def fn(a: X, b: X) -> X:
+        return lax.associative_scan(linear, (a, b))[1] * 2
+
+    graph = graph_of(fn, *[f32(*shape)] * 2)
+    plan = make_plan(graph, Device())
+    assert max(len(g.sig.body.ops) for g in plan.groups) < 300
+    if shape[0] < 1000:
+        values = [np.abs(x) for x in random_inputs(graph)]
+        for got, want in zip(run_plan(plan, values), evaluate(graph, values), strict=True):
+            np.testing.assert_allclose(got, want, 1e-4, 1e-4)
+
+
+def test_gradients_of_scans_are_no_single_loop() -> None:
+    def loss(a: X, b: X) -> X:
+        return jnp.sin(lax.associative_scan(linear, (jax.nn.sigmoid(a), b))[1]).sum()
+
+    args = f32(48, 4), f32(48, 4)
+    fn = jax.grad(loss, (0, 1))
+    graph = graph_of(fn, *args)
+    plan = make_plan(graph, Device())
+    assert len(plan.stages) > 15
+    values = random_inputs(graph)
+    for got, want in zip(run_plan(plan, values), evaluate(graph, values), strict=True):
+        np.testing.assert_allclose(got, want, 1e-3, 1e-3)
+
+
 def test_walks_end() -> None:
     """Each level of a scan doubles the places at which its operand is read; this one is not known
     as one, for it turns vectors round."""

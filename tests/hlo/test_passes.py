@@ -299,8 +299,11 @@ RULES: dict[str, tuple[Callable[[Builder, Value], Value], list[str]]] = {
         x, b.elementwise("tanh", x), batch=((), ()), contract=((1,), (1,)), dtype=F32), [1, 0]),
         ["tanh", "dot_general"]),
     "dot of a scaled input": (lambda b, x: b.dot_general(
-        b.elementwise("multiply", b.splat(-0.25, x.type), x), b.elementwise("tanh", x),
+        b.elementwise("multiply", b.splat(-4.0, x.type), x), b.elementwise("tanh", x),
         batch=((), ()), contract=((1,), (1,)), dtype=F32), ["tanh", "dot_general", "multiply"]),
+    "dot of half an input": (lambda b, x: b.dot_general(  # twice the sum may be infinite
+        b.elementwise("multiply", b.splat(0.5, x.type), x), b.elementwise("tanh", x),
+        batch=((), ()), contract=((1,), (1,)), dtype=F32), ["multiply", "tanh", "dot_general"]),
     "dot of three times an input": (lambda b, x: b.dot_general(
         b.elementwise("multiply", x, b.splat(3.0, x.type)), b.elementwise("tanh", x),
         batch=((), ()), contract=((1,), (1,)), dtype=F32), ["multiply", "tanh", "dot_general"]),

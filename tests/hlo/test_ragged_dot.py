@@ -53,6 +53,16 @@ def test_rows_meet_their_matrix(m: int, sizes: list[int]) -> None:
     np.testing.assert_allclose(run_plan(plan, args)[0], want, 1e-5, 1e-5)
 
 
+@pytest.mark.parametrize(("m", "k", "sizes"), [(4, 3, []), (4, 0, [2, 2]), (0, 3, [0, 0])])
+def test_sums_of_nothing(m: int, k: int, sizes: list[int]) -> None:
+    args = drawn(m, k, 5, sizes)
+    graph = graph_of(lambda *a: jnp.tanh(lax.ragged_dot(*a) + 1), *args)
+    made = simplify(graph)
+    verify(made)
+    assert not any(isinstance(o, ops.RaggedDot) for o in made.ops)
+    np.testing.assert_array_equal(evaluate(made, args)[0], np.full((m, 5), np.tanh(1), np.float32))
+
+
 @pytest.mark.parametrize(("m", "groups", "rows", "tiles"), [
     (1024, 8, 128, 15), (4096, 8, 128, 39), (16, 8, 8, 9), (4, 8, 8, 4), (512, 16, 32, 31)])
 def test_tiles_are_few(m: int, groups: int, rows: int, tiles: int) -> None:

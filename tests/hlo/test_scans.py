@@ -225,6 +225,10 @@ CASES: dict[str, tuple[Function, tuple[Any, ...]]] = {
     "constants": (scanned(lambda x, y: x + y + 0.5 * x * y), (uniform(40, 4) / 8,)),
     "scaled": (scanned(lambda x, y: x * y * SCALE), (uniform(20, 4),)),
     "segments": (scanned(segments), (uniform(40, 4), uniform(40, 4, seed=1) < 0.5)),
+    "zeros": (scanned(lambda x, y: (x[0] + y[0], jnp.where(y[0] > 0.5, y[1], x[1] + y[1])),
+                      component=0), (uniform(40, 4), uniform(40, 4, seed=1))),
+    "zeros that functions have": (scanned(lambda x, y: jnp.maximum(jnp.maximum(x, y), 0)),
+                                  (uniform(40, 4) - 0.7,)),
     "three": (scanned(three, component=2),
               (uniform(40, 4), uniform(40, 4, seed=1), uniform(40, 4, seed=2))),
     "triangles": (scanned(triangles, component=2),
@@ -243,6 +247,31 @@ def test_associative_scans_are_found(name: str) -> None:
     verify(done)
     for got, want in zip(evaluate(done, args), jax.tree.leaves(jax.jit(fn)(*args)), strict=True):
         assert_near(got, want)
+
+
+def test_functions_of_many_terms_are_not_looked_for() -> None:
+    """They would be compared as trees: 14 steps of Newton's took 25 s."""
+    def hypot(x: Any, y: Any) -> Any:
+        square, r = x * x + y * y, x + y
+        for _ in range(14):
+            r = 0.5 * (r + square / r)
+        return r
+
+    x = uniform(16, 4)
+    graph = dead_code(graph_of(scanned(hypot), x))
+    assert associative_scan(graph) is graph
+
+
+def test_parts_of_a_scan_are_no_literals() -> None:
+    """Half of it is constant: what its pieces multiply to is stored by the loop of the others."""
+    def fn(b: Any) -> Any:
+        return lax.associative_scan(linear, (jnp.full(b.shape, 0.5), b))[1]
+
+    b = uniform(48, 4)
+    made = simplify(graph_of(fn, b))
+    parts = [v for o in made.ops if isinstance(o, ops.Stacked) for v in o.args]
+    assert parts and all(isinstance(made.producer[v], ops.Stored) for v in parts)
+    assert_near(evaluate(made, [b])[0], jax.jit(fn)(b))
 
 
 def test_an_array_is_part_of_one_other() -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.rules.blocked_scan import Combine, State, blocked_scan
-from jaxmono.hlo.passes.scan_terms import JOINS, Term, Terms
+from jaxmono.hlo.passes.scan_terms import JOINS, MOST, Term, Terms
 from jaxmono.hlo.rewrite import Builder, is_splat
 
 SHORTEST, LONGEST = 8, 8192
@@ -115,6 +115,8 @@ def _recognised(graph: Graph, top: Op, index: Mapping[Op, int]) -> _Scan | None:
     if start[:3] != ("interval", 0, 1):
         return None
     component = start[3]
+    if terms.sizes[raw[1]] > MOST:
+        return None
     templates = {component: raw[1]}
     if not all(_templates(terms, templates, component, raw[i - 1], (0, i)) for i in (2, 4, 8)):
         return None
@@ -209,7 +211,7 @@ def _templates(terms: Terms, found: dict[int, Term], component: int, term: Term,
         return terms.nodes[term] == ("interval", first, end, component)
     middle = (first + end) // 2
     if component not in found:
-        if end - first > 2:
+        if end - first > 2 or terms.sizes[term] > MOST:
             return False
         found[component] = terms.moved(term, first)
     bound: dict[tuple[int, int], Term] = {}

@@ -16,6 +16,9 @@ from jaxmono.hlo.types import TensorType
 JOINS = ("add", "or")
 """Ops that interleave two arrays, each padded with zeros."""
 
+MOST = 256
+"""Terms of a function that is looked for: it is compared as a tree."""
+
 Term: TypeAlias = int
 Leaf: TypeAlias = tuple[str, int, int, int]
 """("interval", first, end, component)."""
@@ -28,12 +31,14 @@ class Terms:
     Attributes:
       producer: of the graph.
       nodes: ("interval", first, end, component), ("value", op), or (key of an op, *terms).
+      sizes: how many there are in a term, each as often as it is read, or more than `MOST`.
       like: an op of each key.
       templates: the function by component, over intervals (0, 1) and (1, 2): what terms have names.
     """
 
     producer: Mapping[Value, Op]
     nodes: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    sizes: list[int] = field(default_factory=list[int])
     known: dict[tuple[Any, ...], Term] = field(default_factory=dict[tuple[Any, ...], Term])
     like: dict[Any, Op] = field(default_factory=dict[Any, Op])
     templates: Mapping[int, Term] = field(default_factory=dict[int, Term])
@@ -42,6 +47,8 @@ class Terms:
         if node not in self.known:
             self.known[node] = len(self.nodes)
             self.nodes.append(node)
+            parts = node[1:] if node[0] not in ("interval", "value") else ()
+            self.sizes.append(1 + min(MOST, sum(self.sizes[t] for t in parts)))
         return self.known[node]
 
     def leaf(self, first: int, end: int, component: int) -> Term:
@@ -85,7 +92,7 @@ class Terms:
 
     def _is_zero(self, term: Term) -> bool:
         node = self.nodes[term]
-        o = self.like[node[1]] if node[0] == "value" else None
+        o = self._spread(self.like[node[1]])[0] if node[0] == "value" else None
         return isinstance(o, ops.Constant) and not o.value.flat[0]
 
     def name(self, templates: Mapping[int, Term]) -> None:

@@ -146,8 +146,9 @@ def _together(b: Builder, made: Sequence[Value], d: int, dims: Sequence[int],
     rank = len(dims)
     if _is_piece(parts[0]):
         stack = _stacked(b, parts)
-    else:
-        stack = b.concatenate([b.reshape(v, (1, *v.type.dims)) for v in parts], 0)
+    else:  # stored all the same: a reader would compute them in as many branches
+        kept = [b.emit1(ops.Stored, v.type, operand=v) for v in parts]
+        stack = b.concatenate([b.reshape(v, (1, *v.type.dims)) for v in kept], 0)
     # [c, .., m, ..] -> [.., m, c, ..]
     turned = b.transpose(stack, (*range(1, d + 2), 0, *range(d + 2, rank + 1)))
     many = parts[0].type.dims[d]

@@ -88,8 +88,9 @@ def dot_by_algorithm(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None
 
 def dot_scaled(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
     # dot(2 x, y)  =>  2 dot(x, y)
-    # of an input x, which is copied as it lies then. Exact, as a power of two leaves the digits;
-    # f16 has few exponents. Other operands are scaled where they are made.
+    # of an input x, which is copied as it lies then. A power of two leaves the digits; of a factor
+    # below one the sum might be infinite, which is finite so. f16 has few exponents. Other operands
+    # are scaled where they are made.
     for side, v in (("lhs", op.lhs), ("rhs", op.rhs)):
         inner = scope.made_by(v, ops.Elementwise)
         dtype = v.type.dtype
@@ -98,7 +99,7 @@ def dot_scaled(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
             continue
         for x, c in (inner.args, inner.args[::-1]):
             element = scope.element(c)
-            if element is None or x in scope.producers or not _is_power_of_two(float(element)):
+            if element is None or x in scope.producers or not _is_upward(float(element)):
                 continue
             operands = {"lhs": op.lhs, "rhs": op.rhs, side: x}
             made = scope.dot_general(
@@ -109,8 +110,9 @@ def dot_scaled(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
     return None
 
 
-def _is_power_of_two(x: float) -> bool:
-    return math.isfinite(x) and abs(math.frexp(x)[0]) == 0.5 and 2.0 ** -8 <= abs(x) <= 2.0 ** 8
+def _is_upward(x: float) -> bool:
+    """Whether a factor is a power of two above one."""
+    return math.isfinite(x) and abs(math.frexp(x)[0]) == 0.5 and 1 < abs(x) <= 256
 
 
 def dot_of_nothing(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:

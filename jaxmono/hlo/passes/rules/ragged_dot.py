@@ -38,8 +38,10 @@ def refusal(op: ops.RaggedDot) -> str:
 
 
 def ragged_dot(op: ops.RaggedDot, scope: Scope) -> Sequence[Value] | None:
-    if refusal(op) or not op.result.type.size or not op.lhs.type.size:
+    if refusal(op):
         return None
+    if not op.lhs.type.size or not op.rhs.type.size:
+        return [scope.splat(0, op.result.type)]
     m, k = op.lhs.type.dims
     g = op.rhs.type.dims[0]
     rows = max(FEWEST, min(MOST, 1 << max(m // g - 1, 0).bit_length()))
