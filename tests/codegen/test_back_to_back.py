@@ -291,3 +291,20 @@ def test_compiles_for_hopper(m: int, k: int, n: int, v: int) -> None:
     assert binary.spill_stores == binary.spill_loads == 0
     assert not re.search(r"C75\d\d", binary.log), binary.log
     assert kernel.shared_bytes <= H200.shared_bytes
+
+
+def test_producers_wait_for_the_stage_that_tells_where_rows_are() -> None:
+    """Where rows begin is read in front of all loads: not before the grid barrier has opened."""
+    def fn(x: Any, s: Any, u: Any, w: Any) -> Any:
+        y = jax.lax.dynamic_slice(x, ((s * s).sum() * 8, 0), (304, 64))
+        return y + jax.nn.gelu(y @ u) @ w
+
+    plan = plan_of(fn, Spec((2400, 64), BF16), Spec((4000,), jnp.int32), Spec((64, 64), BF16),
+                   Spec((64, 64), BF16), device=SMALL)
+    assert kinds(plan) == [["row"], ["attention"]]
+    text = build(plan, {s.key: pair(64, 2) for s in plan.sigs if s.kind == "attention"},
+                 threads=256).source
+    read = text.index("load_a{p0 + 64 * i0")
+    begin = text.rindex("JM_DEVICE Place", 0, read)
+    waits = text.index("roles->await_open(at);", begin)
+    assert waits < text.index("load<int32_t>(p1", begin) < read
