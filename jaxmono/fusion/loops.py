@@ -94,9 +94,9 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
             and not isinstance(op, ops.Pad) and not _is_looked_up(op, state.graph) and (
             op in early
             or (not _is_free(op, light) and (
-                _repeats(op, evals, sinks, behind, copied, state.device)
-                if (own := _weight_in_scans(op, sinks, scans, state, holders)) is None
-                else _costs_more(op, evals, own, state.device)
+                (_repeats(op, evals, sinks, behind, copied, state.device)
+                 if (own := _weight_in_scans(op, sinks, scans, state, holders)) is None
+                 else _costs_more(op, evals, own, state.device))
                 or _is_early(op, sinks, behind, given)))
             or _is_awaited(op, slower, state.device)
             or _is_stencil(op, taps, sinks, contractions))
