@@ -31,8 +31,9 @@ MAX_INLINE_OPS = 192
 """A longer chain is not copied into several groups."""
 
 MAX_ALONE = 4096
-"""Nor is a longer one computed by a single group. Each level of a scan's gradient takes several
-elements of the level before: of 48 x 4 elements one loop was 2.7 MB of text."""
+"""In a program with scans, nor is a longer one computed by a single group. Each level of a scan's
+gradient takes several elements of the level before: of 48 x 4 elements one loop was 2.7 MB of text.
+"""
 
 EARLY_WEIGHT = 24
 """Lane operations of a chain that is worth a buffer where `EARLY_READERS` groups would repeat it: a
@@ -94,7 +95,8 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
             and not isinstance(op, ops.Pad) and not _is_looked_up(op, state.graph) and (
             op in early
             or (not _is_free(op, light) and (
-                (_repeats(op, evals, sinks, behind, copied, state.device)
+                (_repeats(op, evals, sinks, behind, copied, state.device,
+                          MAX_ALONE if scans else CAP)
                  if (own := _weight_in_scans(op, sinks, scans, state, holders)) is None
                  else _costs_more(op, evals, own, state.device))
                 or _is_early(op, sinks, behind, given)))
@@ -200,12 +202,13 @@ def _is_free(op: Op, light: Mapping[Value, int]) -> bool:
 
 def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]],
              behind: Mapping[Value, Chain], copied: Mapping[Value, Chain],
-             device: Device) -> bool:
+             device: Device, alone: int) -> bool:
     """Whether recomputing ``op`` wherever it is needed costs more than storing it.
 
     ``copied``: chains that end at what is early; only their ops are copied. Lane operations are
     those of the whole chain, though. Without those of sines and cosines GPT-J and Llama (16 rows)
     would rotate queries and keys on the way to attention: fewer stages, but nobody measured them.
+    ``alone``: ops of a chain that a single group computes at most.
     """
     for r in op.results:
         if r.type.rank == 0:
@@ -213,7 +216,7 @@ def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]]
         extra = (evals.get(r, 0) - r.type.size) * behind[r].weight
         if cost.lane_us(extra, device) > device.phase_us / 2:
             return True
-        if copied[r].count > (MAX_INLINE_OPS if len(sinks.get(r, ())) > 1 else MAX_ALONE):
+        if copied[r].count > (MAX_INLINE_OPS if len(sinks.get(r, ())) > 1 else alone):
             return True
     return False
 
