@@ -19,14 +19,12 @@ TABLE = "stock_table"
 
 
 def of_module(name: str, title: str, model: Callable[..., nn.Module], inputs: Inputs,
-              batches: tuple[int, ...] = (1,), dtype: str = "bf16", *,
-              search: bool = False) -> Workload:
+              batches: tuple[int, ...] = (1,), dtype: str = "bf16") -> Workload:
     """The module's forward pass; its parameters are f32, as linen makes them.
 
     Args:
       model: makes the module from ``dtype``, what it computes in, and ``tiny``.
       inputs: fresh ones of a call.
-      search: whether its integers are a search's choice.
     """
     def build(request: Request) -> Program:
         module = model(dtype=request.jax_dtype, tiny=request.tiny)
@@ -47,8 +45,7 @@ def of_module(name: str, title: str, model: Callable[..., nn.Module], inputs: In
         return Program(step, "x".join(map(str, x.shape)), inputs=fresh, weights=shapes,
                        state=lambda: jax.tree_util.tree_map_with_path(_values(), shapes()))
 
-    return Workload(name, title, "micro", build, batches=batches, dtype=dtype, table=TABLE,
-                    search=search)
+    return Workload(name, title, "micro", build, batches=batches, dtype=dtype, table=TABLE)
 
 
 def _values() -> Callable[[Any, jax.ShapeDtypeStruct], jax.Array]:

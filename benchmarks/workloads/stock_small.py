@@ -247,7 +247,6 @@ WORKLOADS: tuple[Workload, ...] = (
               "f32"),
     of_module("realnvp", "RealNVP, 8 layers", Flow, _vectors(64), (1, 512), "f32"),
     of_module("mlp_ensemble", "16 MLPs side by side", Ensemble, _vectors(32), (1, 256), "f32"),
-    of_module("kmeans", "k-means, 256 centres", Clusters, _vectors(64), (65536,), "f32",
-              search=False),
+    of_module("kmeans", "k-means, 256 centres", Clusters, _vectors(64), (65536,), "f32"),
     of_module("clip_loss", "CLIP's loss", Contrast, _vectors(768, 512), (4096,), "f32"),
 )

@@ -17,6 +17,12 @@ from benchmarks.workloads.linen import of_module
 from benchmarks.workloads.workload import Workload
 
 
+def _layers(dtype: Any) -> tuple[Any, Any]:
+    """A convolution without biases, and the norm behind it, whose statistics are kept."""
+    return (partial(nn.Conv, use_bias=False, dtype=dtype),
+            partial(nn.BatchNorm, use_running_average=True, dtype=dtype))
+
+
 class EfficientNet(nn.Module):
     """Tan and Le (2019), B0: inverted bottlenecks with squeeze and excitation."""
 
@@ -25,8 +31,7 @@ class EfficientNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
-        norm = partial(nn.BatchNorm, use_running_average=True, dtype=self.dtype)
+        conv, norm = _layers(self.dtype)
         stages = ((1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3),
                   (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3))
         x = nn.swish(norm()(conv(32, (3, 3), (2, 2))(x)))
@@ -54,8 +59,7 @@ class DenseNet(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        conv = partial(nn.Conv, use_bias=False, dtype=self.dtype)
-        norm = partial(nn.BatchNorm, use_running_average=True, dtype=self.dtype)
+        conv, norm = _layers(self.dtype)
         x = nn.relu(norm()(conv(64, (7, 7), (2, 2))(x)))
         x = nn.max_pool(x, (3, 3), (2, 2), "SAME")
         blocks = (2, 2) if self.tiny else (6, 12, 24, 16)

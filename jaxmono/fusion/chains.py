@@ -29,8 +29,8 @@ MAX_LINKS = 512
 CAP = 1 << 40
 """Lane operations, or ops, of a chain whose shared parts were counted too often to tell."""
 
-_SAME_ELEMENT = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert,
-                 ops.ReducePrecision, ops.OptimizationBarrier)
+SAME_ELEMENT = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert,
+                ops.ReducePrecision, ops.OptimizationBarrier)
 
 PATHS = 4
 """How often an op of a chain counts at most, on average."""
@@ -87,7 +87,7 @@ def _behind(op: Op, found: dict[Value, Chain]) -> Chain:
     of = [found[v] for v in op.uses if v in found]
     weight = own + sum(c.weight for c in of)
     count = 1 + sum(c.count for c in of)
-    if not isinstance(op, _SAME_ELEMENT) and any(v.type.size != 1 for v in op.uses):
+    if not isinstance(op, SAME_ELEMENT) and any(v.type.size != 1 for v in op.uses):
         once = min(weight, CAP), min(count, CAP)
         return Chain(*once, frozenset({(op, *once)}), once)
     longest = max(of, key=lambda c: len(c.links), default=NONE)

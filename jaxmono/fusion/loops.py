@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from jaxmono.fusion import cost
 from jaxmono.fusion.back_to_back import is_pair
-from jaxmono.fusion.chains import CAP, Chain, chains
+from jaxmono.fusion.chains import CAP, SAME_ELEMENT, Chain, chains
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import IN_MEMORY, Draft, State, forward
 from jaxmono.fusion.indexing import Index, as_map, variables
@@ -48,9 +48,8 @@ COMPUTED_K = 512
 """Elements of a row in front of a pair of products up to which it may be computed on the way: the
 other families of codegen (attention.py) have room for no more than some hundred elements more."""
 
-_SAME_ELEMENT = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert,
-                 ops.ReducePrecision, ops.Constant, ops.Iota, ops.Reshape, ops.Transpose)
-"""Of which an element is computed of one element of each operand."""
+_ONE_ELEMENT = (*SAME_ELEMENT, ops.Constant, ops.Iota, ops.Reshape, ops.Transpose)
+"""Of which an element is computed of one element of each operand, wherever that is."""
 
 STENCIL_LOADS = 9
 """Of an element, its factors among them, from which on it is a stencil's: 3 x 3 taps of a depthwise
@@ -95,10 +94,7 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
             and not isinstance(op, ops.Pad) and not _is_looked_up(op, state.graph) and (
             op in early
             or (not _is_free(op, light) and (
-                (_repeats(op, evals, sinks, behind, copied, state.device,
-                          MAX_ALONE if scans else CAP)
-                 if (own := _weight_in_scans(op, sinks, scans, state, holders)) is None
-                 else _costs_more(op, evals, own, state.device))
+                _repeats(op, evals, sinks, behind, copied, scans, state, holders)
                 or _is_early(op, sinks, behind, given)))
             or _is_awaited(op, slower, state.device)
             or _is_stencil(op, taps, sinks, contractions))
@@ -201,15 +197,19 @@ def _is_free(op: Op, light: Mapping[Value, int]) -> bool:
 
 
 def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]],
-             behind: Mapping[Value, Chain], copied: Mapping[Value, Chain],
-             device: Device, alone: int) -> bool:
+             behind: Mapping[Value, Chain], copied: Mapping[Value, Chain], scans: frozenset[int],
+             state: State, holders: Collection[Op]) -> bool:
     """Whether recomputing ``op`` wherever it is needed costs more than storing it.
 
     ``copied``: chains that end at what is early; only their ops are copied. Lane operations are
     those of the whole chain, though. Without those of sines and cosines GPT-J and Llama (16 rows)
     would rotate queries and keys on the way to attention: fewer stages, but nobody measured them.
-    ``alone``: ops of a chain that a single group computes at most.
+    ``scans``: arrays of which one group makes all parts (`stacks.in_turn`).
     """
+    device = state.device
+    if (own := _weight_in_scans(op, sinks, scans, state, holders)) is not None:
+        return _costs_more(op, evals, own, device)
+    alone = MAX_ALONE if scans else CAP
     for r in op.results:
         if r.type.rank == 0:
             continue
@@ -238,7 +238,7 @@ def _weight_in_scans(op: Op, sinks: Mapping[Value, frozenset[int]], scans: froze
             if o is None or o in inside or o in holders \
                     or isinstance(o, (ops.Stored, ops.BroadcastInDim, *IN_MEMORY)):
                 continue
-            if not isinstance(o, _SAME_ELEMENT):
+            if not isinstance(o, _ONE_ELEMENT):
                 return None
             inside[o] = None
             todo.append(o)

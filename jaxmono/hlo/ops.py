@@ -321,6 +321,15 @@ class RaggedDot(Op):
     rhs_group: tuple[int, ...] = ir.attribute()
     precision: tuple[str, str] = ir.attribute(("DEFAULT", "DEFAULT"))
 
+    @property
+    def of_rows(self) -> bool:
+        """Whether it is the product of rows [m, k], by group, and matrices [groups, k, n] (or
+        [groups, n, k]). Other forms (batches, groups of the summed dimension) only XLA knows."""
+        return (self.lhs.type.rank == 2 and self.rhs.type.rank == 3 and self.lhs_ragged == (0,)
+                and self.rhs_group == (0,) and self.lhs_contract == (1,)
+                and self.rhs_contract in ((1,), (2,)) and not self.lhs_batch
+                and not self.rhs_batch)
+
 
 @op("convolution")
 class Convolution(Op):

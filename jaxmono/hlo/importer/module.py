@@ -68,7 +68,7 @@ class _Importer:
         self.out: list[Op] = []
         self.origins: list[Origin] = []
         self.generators: dict[str, bool] = {}
-        self.literals: dict[Value, tuple[Any]] = {}  # of scalar constants
+        self.literals: dict[Value, Any] = {}  # elements of scalar constants
 
     def function(self, function: ir.Operation) -> Imported:
         block = function.regions[0].blocks[0]
@@ -132,7 +132,7 @@ class _Importer:
         scope.update(zip(op.results, results, strict=True))
         self.out.append(made)
         if isinstance(made, ops.Constant) and not made.result.type.dims:
-            self.literals[made.result] = (made.value.item(),)
+            self.literals[made.result] = made.value.item()
         inside = tuple(regions[i] for i in sorted(regions))
         self.origins.append(Origin(op, args, captures, inside))
 
@@ -183,13 +183,13 @@ class _Importer:
                      outer: Loc) -> bool:
         """Inlines the branch that runs whatever the arguments are: jnp.diagonal has one for an
         offset that Python knows. False where there is none."""
-        index, = self.literals.get(scope[op.operands[0]], (None,))
-        if index is None:
+        if scope[op.operands[0]] not in self.literals:
             return False
+        index = self.literals[scope[op.operands[0]]]
         if op.name == "stablehlo.if":
             chosen = 0 if index else 1
         else:  # an index out of range means the last branch
-            chosen = int(index) if 0 <= int(index) < len(op.regions) else len(op.regions) - 1
+            chosen = index if 0 <= index < len(op.regions) else len(op.regions) - 1
         outputs = self.block(op.regions[chosen].blocks[0], scope, outer)
         scope.update(zip(op.results, outputs, strict=True))
         return True

@@ -94,16 +94,12 @@ def _reducer(op: ops.Reduce | ops.ReduceWindow) -> None:
 
 
 def infer_ragged_dot(op: ops.RaggedDot) -> tuple[TensorType, ...]:
-    dims_in_range("lhs_contract", op.lhs_contract, op.lhs.type.rank)
-    dims_in_range("rhs_contract", op.rhs_contract, op.rhs.type.rank)
-    if op.lhs.type.rank != 2 or op.rhs.type.rank != 3 or len(op.lhs_contract) != 1 \
-            or len(op.rhs_contract) != 1 or op.lhs_batch or op.rhs_group != (0,):
-        return (op.result.type,)  # other forms: only XLA knows them
-    k = op.lhs.type.dims[op.lhs_contract[0]]
-    same("the contracted dimension", op.rhs.type.dims[op.rhs_contract[0]], k)
-    same("the number of groups", op.group_sizes.type.dims, (op.rhs.type.dims[0],))
-    (m,) = (n for i, n in enumerate(op.lhs.type.dims) if i not in op.lhs_contract)
-    (n,) = (n for i, n in enumerate(op.rhs.type.dims) if i not in (0, *op.rhs_contract))
+    if not op.of_rows:
+        return (op.result.type,)
+    (m, k), (groups, *matrix) = op.lhs.type.dims, op.rhs.type.dims
+    n = matrix.pop(2 - op.rhs_contract[0])
+    same("the contracted dimension", matrix, [k])
+    same("the number of groups", op.group_sizes.type.dims, (groups,))
     return (TensorType((m, n), op.result.type.dtype),)
 
 

@@ -47,8 +47,7 @@ def dot_general(op: ops.DotGeneral, ctx: Context) -> Sequence[Any]:
 
 @implements(ops.RaggedDot)
 def ragged_dot(op: ops.RaggedDot, ctx: Context) -> Sequence[Any]:
-    if op.lhs.type.rank != 2 or op.rhs.type.rank != 3 or op.lhs_ragged != (0,) or op.lhs_batch \
-            or op.rhs_group != (0,):
+    if not op.of_rows:
         raise Unsupported("the reference interpreter knows ragged rows alone")
     dtype = _product_dtype(ctx, op.lhs, op.rhs, op.result)
     x, w = (ctx.get(v).astype(dtype, copy=False) for v in (op.lhs, op.rhs))

@@ -96,7 +96,7 @@ def scan(op: ops.Scan, ctx: Context) -> Sequence[Any]:
     made: list[list[Any]] = []
     steps = range(op.args[0].type.dims[op.dimension])
     for t in reversed(steps) if op.is_reverse else steps:
-        *outputs, = ctx.run(op.body, [*(a[t] for a in arrays), *carries])
+        outputs = ctx.run(op.body, [*(a[t] for a in arrays), *carries])
         first = len(outputs) - len(carries)
         made.append(outputs[:first])
         carries = outputs[first:]

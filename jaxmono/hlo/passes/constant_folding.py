@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,63 +22,6 @@ _MAPPED = (ops.Elementwise, ops.Compare, ops.Convert, ops.ReducePrecision)
 _MOVED = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Reverse,
           ops.Window)
 _NEVER = (ops.Constant, ops.Iota, ops.While, ops.RngBitGenerator, ops.Unknown, ops.CustomCall)
-
-
-_ALGORITHMS = (ops.Scan, ops.ReduceWindow, ops.Sort, ops.TopK)
-"""That take stages where they are computed; moves and arithmetic are made where they are read."""
-MOST_BYTES, MOST_ELEMENTS = 1 << 16, 1 << 20
-"""Of a literal in a kernel's text; and of all that it is computed of."""
-
-
-def folded_algorithms(graph: Graph) -> Graph:
-    """Evaluates cumulative sums and sorts of constants, with what leads there:
-
-        cumulative_sum(reshape(iota < iota))     jnp.tril_indices: two such, and a scatter
-
-    XLA runs them in each call.
-    """
-    constant: dict[Value, Op] = {}
-    literals: dict[Op, tuple[np.ndarray[Any, Any], ...]] = {}
-    for o in graph.ops:
-        if (o.subgraphs and any(g.captures for g in o.subgraphs)) or ops.has_side_effect(o) \
-                or not all(v in constant for v in o.inputs) \
-                or not all(v.type.is_static for v in o.results):
-            continue
-        constant.update(dict.fromkeys(o.results, o))
-        if isinstance(o, _ALGORITHMS) and any(v.type.size > LARGEST for v in o.results) \
-                and all(v.type.nbytes <= MOST_BYTES for v in o.results):
-            arrays = _computed(o, constant)
-            if arrays is not None:
-                literals[o] = arrays
-    if not literals:
-        return graph
-    out: list[Op] = []
-    for o in graph.ops:
-        if o in literals:
-            out += [ops.Constant(results=(v,), loc=o.loc, value=a)
-                    for v, a in zip(o.results, literals[o], strict=True)]
-        else:
-            out.append(o)
-    return Graph(graph.inputs, tuple(out), graph.outputs, graph.name)
-
-
-def _computed(o: Op, constant: Mapping[Value, Op]) -> tuple[np.ndarray[Any, Any], ...] | None:
-    """The results of an op that needs constants alone; None where that takes long."""
-    needed: dict[Op, None] = {}
-    todo = [o]
-    while todo:
-        made = todo.pop()
-        if made not in needed:
-            needed[made] = None
-            todo += [constant[v] for v in made.inputs]
-    order = dict.fromkeys(constant.values())
-    chain = [made for made in order if made in needed]
-    if sum(v.type.size for made in chain for v in made.results) > MOST_ELEMENTS:
-        return None
-    try:
-        return tuple(evaluate(Graph((), tuple(chain), o.results), []))
-    except Unsupported:
-        return None
 
 
 def constant_folding(graph: Graph) -> Graph:

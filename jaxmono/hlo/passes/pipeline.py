@@ -13,10 +13,11 @@ from jaxmono.hlo.passes.associative_scan import associative_scan
 from jaxmono.hlo.passes.canonicalise import canonicalise
 from jaxmono.hlo.passes.channels_last import channels_last
 from jaxmono.hlo.passes.common_subexpressions import common_subexpressions
-from jaxmono.hlo.passes.constant_folding import constant_folding, folded_algorithms
+from jaxmono.hlo.passes.constant_folding import constant_folding
 from jaxmono.hlo.passes.dead_code import dead_code
 from jaxmono.hlo.passes.dequantise import dequantise
 from jaxmono.hlo.passes.expand import expand
+from jaxmono.hlo.passes.folded_algorithms import folded_algorithms
 from jaxmono.hlo.passes.outer_products import outer_products
 
 Pass = Callable[[Graph], Graph]

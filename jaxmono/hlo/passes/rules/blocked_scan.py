@@ -73,7 +73,8 @@ def blocked_scan(b: Builder, xs: State, d: int, combine: Combine, wanted: Collec
     n = dims[d]
     piece = n if n <= PIECE else min(PIECE, 1 << ((n - 1).bit_length() + 1) // 2)
     many = -(-n // piece)
-    ys = {k: _in_pieces(b, xs[k], d, many, piece, back) for k in read}
+    ys = {k: in_pieces(b, xs[k], d, many, piece, b.constant(0, xs[k].type.dtype), back)
+          for k in read}
     part = (*dims[:d], many, *dims[d + 1:])
     order = range(piece - 1, -1, -1) if back else range(piece)
     elements = [{k: _element(b, ys[k], d, j, part) for k in read} for j in order]
@@ -81,8 +82,9 @@ def blocked_scan(b: Builder, xs: State, d: int, combine: Combine, wanted: Collec
     if many > 1:
         totals = _totals(b, elements, combine, combine.carried(read))
         before = blocked_scan(b, totals, d, combine, carried, back=back)
-        joined = combine.apply(b, carried, {k: _shifted(b, v, d, back)
-                                            for k, v in before.items()}, elements[0])
+        behind = {k: shifted(b, v, d, b.constant(0, v.type.dtype), back)
+                  for k, v in before.items()}
+        joined = combine.apply(b, carried, behind, elements[0])
         position = b.iota(part, DType.S32, d)
         edge = b.splat(many - 1 if back else 0, position.type)
         first = b.compare("EQ", position, edge)
@@ -96,14 +98,25 @@ def blocked_scan(b: Builder, xs: State, d: int, combine: Combine, wanted: Collec
     return {k: _together(b, [m[k] for m in made], d, dims, stored, back) for k in wanted}
 
 
-def _in_pieces(b: Builder, x: Value, d: int, many: int, piece: int, back: bool) -> Value:
+def in_pieces(b: Builder, x: Value, d: int, many: int, piece: int, filler: Value,
+              back: bool) -> Value:
     """[.., n, ..] as [.., many, piece, ..]; what is missing is at the end, and nothing sees it."""
     dims = x.type.dims
     if lack := many * piece - dims[d]:
         zeros, more = [0] * len(dims), [lack if i == d else 0 for i in range(len(dims))]
-        x = b.pad(x, b.constant(0, x.type.dtype), *((more, zeros) if back else (zeros, more)),
-                  zeros)
+        x = b.pad(x, filler, *((more, zeros) if back else (zeros, more)), zeros)
     return b.reshape(x, (*dims[:d], many, piece, *dims[d + 1:]))
+
+
+def whole(b: Builder, y: Value, d: int, n: int, back: bool) -> Value:
+    """[.., n, ..] of [.., many, piece, ..]: `in_pieces` undone."""
+    dims = (*y.type.dims[:d], y.type.dims[d] * y.type.dims[d + 1], *y.type.dims[d + 2:])
+    x, lack = b.reshape(y, dims), dims[d] - n
+    if not lack:
+        return x
+    start = [lack if back and i == d else 0 for i in range(len(dims))]
+    return b.slice(x, start, [a + (n if i == d else m)
+                              for i, (a, m) in enumerate(zip(start, dims, strict=True))])
 
 
 def _element(b: Builder, y: Value, d: int, j: int, part: Sequence[int]) -> Value:
@@ -129,14 +142,14 @@ def _totals(b: Builder, elements: Sequence[State], combine: Combine,
             for i, k in enumerate(held)}
 
 
-def _shifted(b: Builder, x: Value, d: int, back: bool) -> Value:
-    """Each place has what is at the one before; the first, anything."""
+def shifted(b: Builder, x: Value, d: int, filler: Value, back: bool) -> Value:
+    """Each place has what is at the one before; the first, ``filler``."""
     dims = x.type.dims
     start = [int(i == d and back) for i in range(len(dims))]
     limit = [n - int(i == d and not back) for i, n in enumerate(dims)]
     zeros, one = [0] * len(dims), [int(i == d) for i in range(len(dims))]
-    return b.pad(b.slice(x, start, limit, (1,) * len(dims)), b.constant(0, x.type.dtype),
-                 *((zeros, one) if back else (one, zeros)), zeros)
+    return b.pad(b.slice(x, start, limit), filler, *((zeros, one) if back else (one, zeros)),
+                 zeros)
 
 
 def _together(b: Builder, made: Sequence[Value], d: int, dims: Sequence[int],
@@ -151,13 +164,7 @@ def _together(b: Builder, made: Sequence[Value], d: int, dims: Sequence[int],
         stack = b.concatenate([b.reshape(v, (1, *v.type.dims)) for v in kept], 0)
     # [c, .., m, ..] -> [.., m, c, ..]
     turned = b.transpose(stack, (*range(1, d + 2), 0, *range(d + 2, rank + 1)))
-    many = parts[0].type.dims[d]
-    whole = b.reshape(turned, (*dims[:d], many * len(parts), *dims[d + 1:]))
-    lack = many * len(parts) - dims[d]
-    if not lack:
-        return whole
-    start = [lack if back and i == d else 0 for i in range(rank)]
-    return b.slice(whole, start, [a + n for a, n in zip(start, dims, strict=True)], (1,) * rank)
+    return whole(b, turned, d, dims[d], back)
 
 
 def _stacked(b: Builder, parts: Sequence[Value]) -> Value:

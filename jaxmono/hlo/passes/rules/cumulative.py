@@ -21,7 +21,15 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.interp.monoids import MONOIDS
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
-from jaxmono.hlo.passes.rules.blocked_scan import PIECE, Combine, State, blocked_scan
+from jaxmono.hlo.passes.rules.blocked_scan import (
+    PIECE,
+    Combine,
+    State,
+    blocked_scan,
+    in_pieces,
+    shifted,
+    whole,
+)
 from jaxmono.hlo.passes.rules.reduce_window import (
     MAX_CHAIN,
     cumulative_dimension,
@@ -39,8 +47,8 @@ VECTOR = 4
 """Elements behind the dimension from which on a thread takes some of these in turn."""
 
 MAX_READS = 1 << 23
-"""Of all places together, where a window is no longer than `MAX_CHAIN`: 2 us of an H200's loads,
-what the two stages cost."""
+"""Of all places together, where a window is no longer than `MAX_CHAIN`: some 2 us of an
+H200's loads by their number, what two stages cost; not timed."""
 
 
 def refusal(op: ops.Scan) -> str:
@@ -57,22 +65,15 @@ def scan(op: ops.Scan, scope: Scope) -> Sequence[Value] | None:
         return None
     (x,), (init,), d = op.args, op.inits, op.dimension
     dims, dtype = x.type.dims, x.type.dtype
-    n = dims[d]
     element = scope.element(init)
     start = scope.constant(neutral(kind, dtype) if element is None else element, dtype)
-    padding = tuple((0, 0) if i != d else (0, n - 1) if op.is_reverse else (n - 1, 0)
-                    for i in range(len(dims)))
-    ones = (1,) * len(dims)
-    (made,) = scope.emit(
-        ops.ReduceWindow, [x.type], args=(x,), inits=(start,), body=binary_body(kind, dtype),
-        window_dimensions=tuple(n if i == d else 1 for i in range(len(dims))),
-        window_strides=ones, base_dilations=ones, window_dilations=ones, padding=padding)
-    rest = tuple(i for i in range(len(dims)) if i != d)
+    made = _window(x, start, binary_body(kind, dtype), d, op.is_reverse, scope)
     if element is None:
+        rest = tuple(i for i in range(len(dims)) if i != d)
         made = scope.elementwise(kind, scope.broadcast_in_dim(init, dims, rest), made)
-    at = 0 if op.is_reverse else n - 1
+    at = 0 if op.is_reverse else dims[d] - 1
     last = scope.slice(made, [at if i == d else 0 for i in range(len(dims))],
-                       [at + 1 if i == d else m for i, m in enumerate(dims)], ones)
+                       [at + 1 if i == d else m for i, m in enumerate(dims)])
     return [made, scope.reshape(last, init.type.dims)]
 
 
@@ -127,41 +128,26 @@ def _windows(op: ops.ReduceWindow, d: int, scope: Scope) -> list[Value]:
     init = op.inits[0] if wide is None else scope.convert(op.inits[0], wide)
     nothing = scope.constant(neutral(kind, x.type.dtype), x.type.dtype)
     many = -(-n // PIECE)
-    lack, zeros = many * PIECE - n, [0] * len(dims)
-    ends = [lack if i == d else 0 for i in range(len(dims))]
-    if lack:
-        x = scope.pad(x, nothing, *((ends, zeros) if back else (zeros, ends)), zeros)
-    y = scope.reshape(x, (*dims[:d], many, PIECE, *dims[d + 1:]))
+    y = in_pieces(scope, x, d, many, PIECE, nothing, back)
     totals = scope.reduce(y, nothing, kind, [d + 1])
-    (before,) = _window(totals, nothing, body, d, many, back, scope)
-    # Of the pieces before: one place further.
-    whole = totals.type.dims
-    first = [1 if i == d and back else 0 for i in range(len(dims))]
-    limit = [m - (i == d and not back) for i, m in enumerate(whole)]
-    one = [int(i == d) for i in range(len(dims))]
-    before = scope.pad(scope.slice(before, first, limit, (1,) * len(dims)), nothing,
-                       *((zeros, one) if back else (one, zeros)), zeros)
-    (own,) = _window(y, init, body, d + 1, PIECE, back, scope)
+    before = shifted(scope, _window(totals, nothing, body, d, back, scope), d, nothing, back)
+    own = _window(y, init, body, d + 1, back, scope)
     spread = scope.broadcast_in_dim(before, y.type.dims,
                                     tuple(i + (i > d) for i in range(len(dims))))
-    made = scope.reshape(scope.elementwise(kind, spread, own), x.type.dims)
-    if lack:
-        start = ends if back else zeros
-        made = scope.slice(made, start, [a + m for a, m in zip(start, dims, strict=True)],
-                           (1,) * len(dims))
+    made = whole(scope, scope.elementwise(kind, spread, own), d, n, back)
     return [scope.convert(made, op.results[0].type.dtype)]
 
 
-def _window(x: Value, init: Value, body: Graph, d: int, n: int, back: bool,
-            scope: Scope) -> tuple[Value, ...]:
-    """The cumulative window over dimension ``d`` of ``n`` elements."""
-    ones = (1,) * x.type.rank
-    return scope.emit(
-        ops.ReduceWindow, [x.type], args=(x,), inits=(init,), body=body,
-        window_dimensions=tuple(n if i == d else 1 for i in range(x.type.rank)),
+def _window(x: Value, init: Value, body: Graph, d: int, back: bool, scope: Scope) -> Value:
+    """The cumulative window over dimension ``d``."""
+    dims = x.type.dims
+    n, ones = dims[d], (1,) * len(dims)
+    return scope.emit1(
+        ops.ReduceWindow, x.type, args=(x,), inits=(init,), body=body,
+        window_dimensions=tuple(n if i == d else 1 for i in range(len(dims))),
         window_strides=ones, base_dilations=ones, window_dilations=ones,
         padding=tuple((0, 0) if i != d else (0, n - 1) if back else (n - 1, 0)
-                      for i in range(x.type.rank)))
+                      for i in range(len(dims))))
 
 
 def _kind(op: ops.Scan) -> str:

@@ -28,9 +28,7 @@ FEWEST, MOST = 8, 128
 
 def refusal(op: ops.RaggedDot) -> str:
     """Why it stays with XLA; empty if it is expanded."""
-    if op.lhs.type.rank != 2 or op.rhs.type.rank != 3 or op.lhs_ragged != (0,) \
-            or op.rhs_group != (0,) or op.lhs_contract != (1,) \
-            or op.rhs_contract not in ((1,), (2,)) or op.lhs_batch or op.rhs_batch:
+    if not op.of_rows:
         return "a ragged product is generated of rows [m, k] and matrices [groups, k, n] alone"
     if op.rhs.type.dims[0] > MOST_GROUPS:
         return f"a ragged product of more than {MOST_GROUPS} groups is not generated"
