@@ -156,6 +156,15 @@ def test_what_no_argument_changes_is_a_literal() -> None:
     assert ops.Iota in {type(o) for o in plain.ops}
 
 
+def test_loops_of_constants_are_not_run() -> None:
+    def summed(x: X) -> X:
+        start = lax.fori_loop(0, 50_000, lambda i, v: jnp.sin(v) + i, jnp.float32(0))
+        return x + jnp.cumsum(jnp.full(100, start))
+
+    made = simplify(imported(summed, f32(100)))
+    assert any(isinstance(o, ops.While) for o in made.ops)
+
+
 def test_large_constants_are_left_to_xla() -> None:
     def shuffled(x: X) -> X:
         order = jnp.argsort(jnp.arange(60_000) * 7919 % 60_013)
