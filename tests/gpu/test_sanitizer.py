@@ -66,8 +66,9 @@ KERNELS = {
     # Each trip reads what the one before wrote.
     "loops": ["crnn:1", "dien:4", "ctc_8_149_32:1:f32"],
     # Pieces that threads combine in turn; ones at each row's nearest centre.
+    # Consumers read rows of f32 from the ring.
     "scans": {"memcheck": ["mamba:1", "linear_attention:1", "kmeans:16384"],
-              "racecheck": ["linear_attention:1", "kmeans:16384"]},
+              "racecheck": ["ordered", "linear_attention:1", "kmeans:16384"]},
     # Producers wait for the stage that tells where matrices are.
     "experts": {"memcheck": (experts := ["mixtral_rows:64", "mixtral_few:1"]),
                 "racecheck": ["ordered", *experts]},

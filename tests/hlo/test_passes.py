@@ -280,6 +280,10 @@ RULES: dict[str, tuple[Callable[[Builder, Value], Value], list[str]]] = {
     "slice of slice": (lambda b, x: b.slice(b.slice(x, [1, 0], [4, 8], [1, 2]), [1, 1], [3, 3]),
                        ["slice"]),
     "slice of concatenate": (lambda b, x: b.slice(b.concatenate([x, x], 0), [4, 0], [8, 8]), []),
+    "concatenate of concatenate": (lambda b, x: b.concatenate([b.concatenate([x, b.elementwise(
+        "tanh", x)], 1), x, b.concatenate([x, x], 1)], 1), ["tanh", "concatenate"]),
+    "concatenate of another dimension": (lambda b, x: b.concatenate(
+        [b.concatenate([x, x], 0), b.concatenate([x, x], 0)], 1), ["concatenate", "concatenate"]),
     "reverse twice": (lambda b, x: b.emit1(ops.Reverse, x.type, operand=b.emit1(
         ops.Reverse, x.type, operand=x, dimensions=(0,)), dimensions=(0,)), []),
     "crop": (lambda b, x: b.emit1(ops.Pad, TensorType((2, 8), F32), operand=x,

@@ -90,6 +90,18 @@ def concatenate_few(op: ops.Concatenate, scope: Scope) -> Sequence[Value] | None
     return [scope.concatenate(args, op.dimension)] if len(args) < len(op.args) else None
 
 
+def concatenate_concatenate(op: ops.Concatenate, scope: Scope) -> Sequence[Value] | None:
+    # concatenate(concatenate(x, y), z)  =>  concatenate(x, y, z)
+    # A dense block's layers read all parts where their layers left them: each of its inputs is one
+    # load of the part that an element lies in (codegen/joined.py), not a nest of branches.
+    inner = [scope.made_by(v, ops.Concatenate) for v in op.args]
+    if not any(o is not None and o.dimension == op.dimension for o in inner):
+        return None
+    parts = [x for v, o in zip(op.args, inner, strict=True)
+             for x in (o.args if o is not None and o.dimension == op.dimension else (v,))]
+    return [scope.concatenate(parts, op.dimension)]
+
+
 def reverse_few(op: ops.Reverse, scope: Scope) -> Sequence[Value] | None:
     # reverse[0](x: [1,8])          =>  x
     # reverse[0](reverse[0,1](x))   =>  reverse[1](x)
@@ -171,7 +183,7 @@ def _zero_where_full(starts: Sequence[Value], shape: Sequence[int], sizes: Seque
 RULES: Mapping[type[Op], Sequence[Rule]] = {
     ops.Slice: (slice_all, slice_slice, slice_broadcast, slice_concatenate),
     ops.Pad: (pad_nothing, pad_empty),
-    ops.Concatenate: (concatenate_few,),
+    ops.Concatenate: (concatenate_few, concatenate_concatenate),
     ops.Reverse: (reverse_few,),
     ops.DynamicSlice: (dynamic_slice_static, dynamic_slice_full_dims),
     ops.DynamicUpdateSlice: (update_all, update_full_dims),
