@@ -68,6 +68,8 @@ def make_sig(state: State, draft: Draft, stored: set[Value],
             mapping[o.results[0]] = mapping[o.inputs[0]]
             continue
         c = o.clone(mapping, fresh_results=True)
+        if isinstance(c, ops.Stored) and c.group:  # its number is the program's, and none of a Sig
+            c = replace(c, group=0)
         mapping.update(zip(o.results, c.results, strict=True))
         made[o] = c
     folded = bool(draft.folded)

@@ -77,7 +77,7 @@ def _join(state: State, op: Op) -> bool:
 def _kept(state: State, op: Op) -> bool:
     """Whether a group may write what has to be stored as it has it; what is stored already is to
     lie elsewhere as well, by a copy."""
-    if not isinstance(op, ops.Stored):
+    if not isinstance(op, ops.Stored) or op.group:
         return False
     made = state.graph.producer.get(op.operand)
     return made is not None and not is_view(made) and not isinstance(made, ops.Stored)

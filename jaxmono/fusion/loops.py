@@ -81,7 +81,9 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
     on_the_way = left_to_products(state.graph, state.device, holders)
     whole = in_turn(state.graph)
     scans = frozenset(map(id, whole.values()))
+    turns = frozenset(id(o) for o in whole.values() if isinstance(o, ops.Stored))
     made: list[Draft] = []
+    hosts: dict[int, Draft] = {}
     for op in reversed(state.graph.ops):
         if isinstance(op, IN_MEMORY):
             continue
@@ -94,14 +96,21 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
             and not isinstance(op, ops.Pad) and not _is_looked_up(op, state.graph) and (
             op in early
             or (not _is_free(op, light) and (
-                _repeats(op, evals, sinks, behind, copied, scans, state, holders)
+                _repeats(op, evals, sinks, behind, copied, scans, turns, state, holders)
                 or _is_early(op, sinks, behind, given)))
             or _is_awaited(op, slower, state.device)
             or _is_stencil(op, taps, sinks, contractions))
         parts = _parts(op, behind, slower) if worth and op in joins else None
         if any(r in outputs or r in wanted for r in op.results) or op in state.in_place \
                 or isinstance(op, ops.Stored) or (worth and parts is None):
-            made.append(_loop(state, op))
+            draft = _loop(state, op)
+            if isinstance(op, ops.Stored) and op.group:
+                host = hosts.setdefault(op.group, draft)
+                if host is not draft:
+                    _extend(host, draft)
+                    draft = host
+            if draft not in made:
+                made.append(draft)
             # What is stored twice is computed once, and the parts of an array are: such loops are
             # merged.
             into = id(whole.get(op, op.operand)) if isinstance(op, ops.Stored) else id(op)
@@ -198,15 +207,18 @@ def _is_free(op: Op, light: Mapping[Value, int]) -> bool:
 
 def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]],
              behind: Mapping[Value, Chain], copied: Mapping[Value, Chain], scans: frozenset[int],
-             state: State, holders: Collection[Op]) -> bool:
+             turns: frozenset[int], state: State, holders: Collection[Op]) -> bool:
     """Whether recomputing ``op`` wherever it is needed costs more than storing it.
 
     ``copied``: chains that end at what is early; only their ops are copied. Lane operations are
     those of the whole chain, though. Without those of sines and cosines GPT-J and Llama (16 rows)
     would rotate queries and keys on the way to attention: fewer stages, but nobody measured them.
-    ``scans``: arrays of which one group makes all parts (`stacks.in_turn`).
+    ``scans``: arrays of which one group makes all parts (`stacks.in_turn`), ``turns`` among them:
+    groups of trips.
     """
     device = state.device
+    if _is_in_turn(op, evals, sinks, turns):
+        return False
     if (own := _weight_in_scans(op, sinks, scans, state, holders)) is not None:
         return _costs_more(op, evals, own, device)
     alone = MAX_ALONE if scans else CAP
@@ -219,6 +231,14 @@ def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]]
         if copied[r].count > (MAX_INLINE_OPS if len(sinks.get(r, ())) > 1 else alone):
             return True
     return False
+
+
+def _is_in_turn(op: Op, evals: Mapping[Value, int], sinks: Mapping[Value, frozenset[int]],
+                turns: frozenset[int]) -> bool:
+    """Whether one group of trips alone needs ``op``, each element once: a loop of its own would
+    compute no less, however long the chain is."""
+    return all(r in sinks and len(sinks[r]) == 1 and sinks[r] <= turns
+               and (r.type.size == 1 or evals[r] <= r.type.size) for r in op.results)
 
 
 def _weight_in_scans(op: Op, sinks: Mapping[Value, frozenset[int]], scans: frozenset[int],
@@ -379,6 +399,15 @@ def _loop(state: State, op: Op) -> Draft:
             draft.at[r] = _identity(draft, shape)
     draft.own(op)
     return draft
+
+
+def _extend(host: Draft, other: Draft) -> None:
+    """Gives ``host`` what another loop over as many elements stores."""
+    assert [x.size for x in host.domain] == [x.size for x in other.domain], "loops of other spaces"
+    host.pot = max(host.pot, other.pot)
+    for op in other.ops:
+        host.own(op)
+        host.at.update((r, _identity(host, r.type.dims)) for r in op.results)
 
 
 def _identity(draft: Draft, shape: tuple[int, ...]) -> tuple[Index, ...]:

@@ -399,10 +399,13 @@ class OptimizationBarrier(Op):
 class Stored(Op):
     """Identity, jaxmono's own: the operand as an array in memory, not recomputed by its readers.
 
-    ``in_turn``: part of an array whose parts one group makes, each of the one before (a scan's)."""
+    ``in_turn``: part of an array whose parts one group makes, each of the one before (a scan's).
+    ``group``: if not 0, that group makes all that have the same number, of several arrays and of
+    none (trips of a loop)."""
 
     operand: Value = ir.operand()
     in_turn: bool = ir.attribute(False)
+    group: int = ir.attribute(0)
 
 
 PIECE_BYTES = 16

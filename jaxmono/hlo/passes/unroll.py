@@ -11,22 +11,24 @@ the planner finds a loop of stages in them again (fusion/roll.py). What they wri
 their own lies there, one piece behind the other; pieces that begin at no multiple of 16 bytes are
 put together behind the last trip. What they read of such places is a piece of an array as well, and
 then nobody needs their numbers. A loop of a few steps on each element by itself (a solver, say)
-is one chain of ops instead.
+is one chain of ops instead; of many, chains of some trips each (in_turn.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.counted import Counted, collected, counted, sliced
 from jaxmono.hlo.passes.dead_code import dead_code
+from jaxmono.hlo.passes.in_turn import NONE, turn
 from jaxmono.hlo.passes.on_the_way import on_the_way, source
 from jaxmono.hlo.passes.rules.top_k import expanded
 from jaxmono.hlo.rewrite import Builder, copy_ops
-from jaxmono.hlo.types import TensorType
+from jaxmono.hlo.types import DType, TensorType
 
 MAX_OPS = 40960
 """Of all trips of a loop. The user waits for the planner, which takes 7 seconds of a slow core for
@@ -113,13 +115,13 @@ def unroll(graph: Graph) -> Graph:
     """Takes all `counted` loops apart; those with a `refusal` are in no kernel's graph."""
     if not any(isinstance(o, ops.While) for o in graph.ops):
         return graph
-    walk, mapping = Builder(), dict[Value, Value]()
+    walk, mapping, groups = Builder(), dict[Value, Value](), itertools.count(1)
     for o in graph.ops:
         loop = o.clone(mapping)
         found = counted(loop, graph.producer) if isinstance(loop, ops.While) else ""
         if isinstance(loop, ops.While) and isinstance(found, Counted):
             walk.loc = o.loc
-            mapping.update(zip(o.results, _Trips(walk, loop, found).emit(), strict=True))
+            mapping.update(zip(o.results, _Trips(walk, loop, found, groups).emit(), strict=True))
         else:
             walk.append(loop)
     outputs = tuple(mapping.get(v, v) for v in graph.outputs)
@@ -129,15 +131,19 @@ def unroll(graph: Graph) -> Graph:
 class _Trips:
     """The trips of one loop."""
 
-    def __init__(self, walk: Builder, loop: ops.While, found: Counted) -> None:
-        self.walk, self.body, self.found = walk, loop.body, found
+    def __init__(self, walk: Builder, loop: ops.While, found: Counted,
+                 groups: Iterator[int]) -> None:
+        self.walk, self.body, self.found, self.groups = walk, loop.body, found, groups
         self.chain = _is_chain(loop.body, found.trips)
         self.collected = {i: c for i in range(len(loop.args))
                           if (c := collected(loop, found, i)) is not None}
+        self.turn = NONE if self.chain else turn(loop, found, self.collected)
+        self.group = 0  # the number of what a turn of several trips makes
         self.pieces: dict[int, list[Value]] = {i: [] for i in self.collected}
         made = {r for o in walk.ops for r in o.results}
         self.state = [v if i in self.collected or v not in made
-                      or loop.body.outputs[i] is loop.body.inputs[i] else self._keep(v)
+                      or loop.body.outputs[i] is loop.body.inputs[i]
+                      or 1 < self.turn.trips >= found.trips / 2 else self._keep(v)
                       for i, v in enumerate(loop.args)]
         self.computed: dict[Value, Value] = {}  # of the body's inputs, what products compute
         self.on_the_way = on_the_way(loop.body)
@@ -159,11 +165,18 @@ class _Trips:
 
     def _trip(self, number: int) -> None:
         body, found = self.body, self.found
+        turn = self.turn
+        if turn.trips > 1 and number % turn.trips == 0:
+            self.group = next(self.groups)
+        goes_on = (number + 1) % turn.trips != 0 and number + 1 < found.trips
         same = [i for i, n in found.starts.items() if n == found.starts[found.index]
                 and body.inputs[i].type == body.inputs[found.index].type]
         mapping = dict(zip(body.inputs, self.state, strict=True))
         mapping.update((body.inputs[i], self.state[found.index]) for i in same)
         left_out = {c.update for c in self.collected.values()}
+        # What lies in memory: of values that are made in this trip, and of what it begins with.
+        known = dict[Value, Value]()
+        stored = {v: self._known(known, mapping[v]) for v in turn.kept if v in mapping}
         for o in body.ops:
             if o in left_out:
                 continue
@@ -179,22 +192,26 @@ class _Trips:
                     continue
                 given = {**mapping, **{v: self._moved(v) for v in o.inputs
                                        if source(body, v) in self.computed}}
+            if o in turn.apart:
+                given = {**given, **stored}
             (made,) = copy_ops([o], given)
             mapping.update(zip(o.results, made.results, strict=True))
             self.walk.append(made)
+            stored.update((r, self._known(known, mapping[r])) for r in o.results if r in turn.kept)
         self.computed = {body.inputs[i]: mapping.get(body.outputs[i], body.outputs[i])
                          for i in self.on_the_way}
-        known = dict[Value, Value]()  # what several carried values have in common lies there once
         for i, v in enumerate(body.outputs):
             made = self.collected[i].update.update if i in self.collected else v
             if made is body.inputs[i]:
                 continue
             whole = _without_reshapes(body.producer, made)
             kept = mapping.get(whole, whole)
-            if whole in body.producer:
-                if kept not in known:
-                    known[kept] = self._keep(kept)
-                kept = known[kept]
+            if not (goes_on and i not in self.collected) \
+                    and (whole in body.producer or self._in_registers(kept)):
+                # What several carried values have in common lies there once.
+                kept = self._known(known, kept, body.producer.get(whole) in turn.apart)
+            elif goes_on and i not in self.collected and whole in body.producer:
+                kept = self._rounded(kept)
             kept = self.walk.reshape(kept, made.type.shape)
             if i in self.collected:
                 self.pieces[i].append(kept)
@@ -203,8 +220,7 @@ class _Trips:
 
     def _piece(self, v: Value, index: int, t: TensorType) -> Value | None:
         """A place of ``v``, read where it lies; None where ``v`` lies nowhere and is large."""
-        self.producer.update((r, o) for o in self.walk.ops[self.known:] for r in o.results)
-        self.known = len(self.walk.ops)
+        self._made(v)
         v = _without_reshapes(self.producer, v)
         made = self.producer.get(v)
         if isinstance(made, ops.Stacked) and made.args[0].type.size == t.size:
@@ -261,8 +277,32 @@ class _Trips:
             return self._keep(self.walk.concatenate(pieces, 0))
         return self.walk.emit1(ops.Stacked, t, args=tuple(pieces))
 
-    def _keep(self, v: Value) -> Value:
-        return v if self.chain else self.walk.emit1(ops.Stored, v.type, operand=v)
+    def _rounded(self, v: Value) -> Value:
+        """A value that goes on in registers has the bits that memory would have."""
+        if v.type.dtype not in (DType.BF16, DType.F16):
+            return v
+        return self.walk.convert(self.walk.convert(v, DType.F32), v.type.dtype)
+
+    def _known(self, known: dict[Value, Value], v: Value, apart: bool = False) -> Value:
+        """A value in memory; what a thread has in turn is stored by it."""
+        if v not in known:
+            own = self.turn.trips > 1 and not apart and v.type.size > 1
+            known[v] = self._keep(v, self.group if own else 0) \
+                if not own or self._in_registers(v) else v
+        return known[v]
+
+    def _in_registers(self, v: Value) -> bool:
+        """Whether a value that a trip hands on as it is has been made in this turn."""
+        return self.turn.trips > 1 and not isinstance(self._made(v), ops.Stored | None)
+
+    def _made(self, v: Value) -> Op | None:
+        self.producer.update((r, o) for o in self.walk.ops[self.known:] for r in o.results)
+        self.known = len(self.walk.ops)
+        return self.producer.get(v)
+
+    def _keep(self, v: Value, group: int = 0) -> Value:
+        return v if self.chain else self.walk.emit1(ops.Stored, v.type, operand=v,
+                                                    in_turn=group > 0, group=group)
 
 
 def _own_places(graph: Graph) -> Graph:
@@ -283,8 +323,9 @@ def _own_places(graph: Graph) -> Graph:
             return walk.emit1(ops.Stored, v.type, operand=v)
         if v in seen or (v.type.size <= SMALL and any(not isinstance(u, ops.Stacked)
                                                       for u in graph.users[v])):
-            return walk.emit1(ops.Stored, v.type,
-                              operand=made.operand if v.type.size <= SMALL else v)
+            again = v.type.size <= SMALL or made.group > 0
+            return walk.emit1(ops.Stored, v.type, operand=made.operand if again else v,
+                              in_turn=again and made.in_turn, group=made.group if again else 0)
         seen.add(v)
         return v
 
