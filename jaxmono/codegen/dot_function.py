@@ -23,6 +23,7 @@ from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.paired_columns import PIECE
+from jaxmono.fusion.walk import leaves
 from jaxmono.hlo.ir import Value
 
 
@@ -86,7 +87,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     panel = Panel.of(code) if form.row_prologue else None
     if panel is not None:
         panel.emit_fetch(w, pointers, names, threads)
-    w.line(f"G::prologue(smem, m0, n0, k0, k_tiles, {fetched}, load_a, load_b);")
+    w.line(f"G::prologue{_computed(code)}(smem, m0, n0, k0, k_tiles, {fetched}, load_a, load_b);")
     if panel is not None:
         panel.emit(w, pointers, outputs, read_only, names, threads)
     w.line("G::mainloop(smem, m0, n0, k0, k_tiles, load_a, load_b);")
@@ -120,20 +121,27 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     while the other blocks arrive.
     """
     form, s, body = code.form, code.s, code.sig.body
-    if code.rhs_element is None or not code.rhs.params \
-            or not set(code.rhs.params) <= set(read_only):
+    if code.rhs_element is None:
         return False
-    assert code.rhs.offset is not None
-    if not code.rhs.offset.is_static:
+    behind = leaves(body, code.rhs.value, lambda _: True)
+    params = [v for v in body.inputs if v in behind] if _computed(code) else code.rhs.params
+    if not params or not set(params) <= set(read_only) or (
+            code.rhs.offset is not None and not code.rhs.offset.is_static):
         return False
     _decode_task(w, code)
     w.line("(void)m0;")
     _begin(w, code)
     emit_loader(w, "load_b", body, code.rhs, code.rhs_element, pointers, {form.batch: "b"},
                 read_only, {form.m: s.bm, form.n: s.bn, form.k: s.bk}, block=code.pair_block)
-    w.line("G::prefetch(smem, n0, k0, k_tiles, load_b);")
-    touch(w, [v for v in body.inputs if v not in code.rhs.params], pointers, read_only)
+    w.line(f"G::prefetch{_computed(code)}(smem, n0, k0, k_tiles, load_b);")
+    touch(w, [v for v in body.inputs if v not in params], pointers, read_only)
     return True
+
+
+def _computed(code: DotCode) -> str:
+    """Template argument of a tile whose right operand the loader computes (f32 weights that are
+    rounded on the way): its loads are waited for."""
+    return "<true>" if code.rhs.param is None and code.rhs.picked is None else ""
 
 
 def emit_split(w: Writer, code: DotCode, *, workspace: str, mail: str) -> None:

@@ -77,7 +77,8 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
             _emit_copy(w, body, x, row, inside, pointers, own, read_only, copy)
             return
         w.line(f"Piece<{t}> piece{{}};")
-        wide = vector_width(body, [(x.value, x.index)], [], x.major, limit=piece) == piece
+        wide = vector_width(body, [(x.value, x.index)], [(Index.of(x.major), element.itemsize)],
+                            x.major, limit=piece) == piece
         if wide and x.major.size % piece == 0:
             with w.block(f"if ({inside})"):
                 em = BodyEmitter(w, body, pointers, lane=x.major, lanes=piece, var_names=own,

@@ -207,6 +207,27 @@ def test_misaligned_views_are_computed() -> None:
     check_exact(plan, build(plan))
 
 
+@pytest.mark.parametrize(("n", "k", "split"), [(32, 256, 1), (24, 520, 1), (16, 1000, 2)])
+def test_weights_that_are_rounded_on_the_way(n: int, k: int, split: int) -> None:
+    """Of f32, for few columns: loads of several k tiles are in flight at a time, before the rows are
+    there."""
+    def fn(x: Any, v: Any, w: Any) -> Any:
+        y = lax.dot(x, v.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
+        return lax.dot(jnp.maximum(y, 0).astype(jnp.bfloat16), w.astype(jnp.bfloat16))
+
+    plan = plan_of(fn, Spec((50, 64), jnp.bfloat16), Spec((64, k), jnp.float32),
+                   Spec((k, n), jnp.float32))
+    for stages in (2, 4):  # some k tiles come in the main loop
+        tile = DotSchedule("mma", 16, 8, 128, stages, (1, 1, 8), split)
+        first = DotSchedule("mma", 16, 64, 64, 2, (1, 4, 2))
+        schedule = KernelSchedule(sigs={g.sig.key: t for g, t in zip(plan.groups, (first, tile),
+                                                                     strict=True)})
+        program = generate(plan, interpret_target(), Device(), "k", schedule)
+        assert "load_ro<float, 8>" in program.source
+        assert "G::prologue<true>" in program.source and "G::prefetch<true>" in program.source
+        check_exact(plan, program, blocks=(1, 3))
+
+
 def test_computed_operands() -> None:
     """Prologues: conversion of f32 weights, scales, masks, padding, concatenation, iota."""
     def fn(x: Any, w: Any, s: Any, keep: Any) -> Any:

@@ -64,6 +64,34 @@ struct GemmRing {
     else TileB::template fill<THREADS>(slot, k, col0, load_b_piece);
   }
 
+  // The same of k tiles [from, to), where the loader computes its elements: pieces wait in registers, so that
+  // the loads of several k tiles are in flight together.
+  template <class LoadB>
+  JM_DEVICE static void compute_b(unsigned char* smem, int from, int to, int col0, int k0,
+                                  const LoadB& load_b_piece) {
+    constexpr int BATCH = 8, OF_TILE = TileB::ROWS * TileB::PIECES;
+    const int pieces = (to - from) * OF_TILE;
+#pragma unroll 1
+    for (int base = thread_id(); base < pieces; base += BATCH * THREADS) {
+      Piece<TB> x[BATCH];
+#pragma unroll
+      for (int j = 0; j < BATCH; ++j) {
+        const int i = base + j * THREADS < pieces ? base + j * THREADS : pieces - 1;
+        const int k = k0 + (from + i / OF_TILE) * BK, row = i % OF_TILE / TileB::PIECES,
+                  col = i % TileB::PIECES * TileB::PIECE;
+        load_b_piece(static_cast<void*>(&x[j]), (B_K_MAJOR ? col0 : k) + row, (B_K_MAJOR ? k : col0) + col);
+      }
+#pragma unroll
+      for (int j = 0; j < BATCH; ++j) {
+        const int i = base + j * THREADS;
+        if (i >= pieces) break;
+        unsigned char* const slot = ring(smem) + (from + i / OF_TILE) % STAGES * STAGE_BYTES + A_BYTES;
+        *reinterpret_cast<Piece<TB>*>(TileB::at(slot, i % OF_TILE / TileB::PIECES,
+                                                i % TileB::PIECES * TileB::PIECE)) = x[j];
+      }
+    }
+  }
+
   // k tiles whose right operand is requested ahead of a grid barrier: as many bytes as are in flight
   // during a barrier anyway. More would keep the threads issuing when the barrier opens.
   static constexpr int AHEAD_BYTES = 40 * 1024;
@@ -72,18 +100,22 @@ struct GemmRing {
                                                                      : STAGES;
 
   // Requests the right operand of the first AHEAD k tiles, as one cp.async group: what may be done
-  // before the grid barrier behind which the left operand is written.
-  template <class LoadB>
+  // before the grid barrier behind which the left operand is written. COMPUTED: by the loader.
+  template <bool COMPUTED = false, class LoadB>
   JM_DEVICE static void prefetch(unsigned char* smem, int col0, int k0, int tiles,
                                  const LoadB& load_b_piece) {
+    if constexpr (COMPUTED) {
+      compute_b(smem, 0, tiles < AHEAD ? tiles : AHEAD, col0, k0, load_b_piece);
+      return;
+    }
 #pragma unroll 1
     for (int t = 0; t < AHEAD && t < tiles; ++t) fetch_b(smem, t, col0, k0, load_b_piece);
     cp_async_commit();
   }
 
   // Requests the first STAGES k tiles, each its own cp.async group; not again what `prefetch` has, if
-  // it ran (`fetched`).
-  template <class LoadA, class LoadB>
+  // it ran (`fetched`). COMPUTED: the right operand, which comes behind the left one's requests.
+  template <bool COMPUTED = false, class LoadA, class LoadB>
   JM_DEVICE static void prologue(unsigned char* smem, int row0, int col0, int k0, int tiles,
                                  bool fetched, const LoadA& load_a_piece,
                                  const LoadB& load_b_piece) {
@@ -91,10 +123,12 @@ struct GemmRing {
     for (int t = 0; t < STAGES; ++t) {
       if (t < tiles) {
         fetch_a(smem, t, row0, k0, load_a_piece);
-        if (!fetched || t >= AHEAD) fetch_b(smem, t, col0, k0, load_b_piece);
+        if (!COMPUTED && (!fetched || t >= AHEAD)) fetch_b(smem, t, col0, k0, load_b_piece);
       }
       cp_async_commit();
     }
+    if constexpr (COMPUTED)
+      compute_b(smem, fetched ? AHEAD : 0, tiles < STAGES ? tiles : STAGES, col0, k0, load_b_piece);
   }
 
   // Runs `tiles` k tiles (after `prologue`), each STEPS times load and multiply: load(f, t, s) reads the
