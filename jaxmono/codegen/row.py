@@ -4,6 +4,7 @@
     tier "block"  one row per block (also a full reduction to a scalar: one block does it all), or
                   one for each half
     tier "slice"  32 * lanes neighbouring rows per block; its warps share the columns
+    tier "thread" ``lanes`` neighbouring rows per thread, which has all of their columns
 
 A team takes one row at a time, or several neighbouring ones that read the same (stencil_rows.py).
 """
@@ -28,13 +29,16 @@ from jaxmono.codegen.schedule import (
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.stencil_rows import at_place
-from jaxmono.codegen.team import Team, block_team, slice_team, warp_team
+from jaxmono.codegen.team import Team, block_team, own_rows, slice_team, warp_team
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.plan import RowForm, Sig
 from jaxmono.hlo import ops
 
 __all__ = ["RowCode", "RowOutput", "emit_row_chain", "warp_team"]
+
+_ON_ROWS = ("slice", "thread")
+"""Tiers whose lanes have different rows."""
 
 
 class RowCode:
@@ -121,6 +125,8 @@ class RowCode:
 
 
 def _rows_per_task(s: RowSchedule, threads: int) -> int:
+    if s.tier == "thread":
+        return threads * s.lanes
     return 32 * s.lanes if s.tier == "slice" else threads // s.group
 
 
@@ -130,6 +136,8 @@ def _team(s: RowSchedule, function: Function) -> Team:
     if s.tier == "block":
         return block_team(function.threads, function.smem, group=s.group,
                           idle=function.fetched)
+    if s.tier == "thread":
+        return own_rows()
     return slice_team(function.threads, function.smem)
 
 
@@ -142,13 +150,15 @@ def _emit_row(w: Writer, s: RowSchedule, function: Function, rows: int) -> str:
     mine = "thread_id()" if s.group == 1 else f"thread_id() / {s.group}"
     if s.tier == "slice":
         mine = f"lane_id() * {s.lanes}"
+    if s.tier == "thread":
+        mine = f"thread_id() * {s.lanes}" if s.lanes > 1 else "thread_id()"
     first = f"{function.task} * {per_task} + {mine}"
     if rows % per_task == 0:
         w.line(f"const int row = {first};")
         return ""
     # Threads past the last row repeat it, so that whole warps and blocks combine together.
     w.line(f"const int own_row = {first};")
-    w.line(f"const int row = min(own_row, {rows - (s.lanes if s.tier == 'slice' else 1)});")
+    w.line(f"const int row = min(own_row, {rows - (s.lanes if s.tier in _ON_ROWS else 1)});")
     return f"own_row < {rows}"
 
 

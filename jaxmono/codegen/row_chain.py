@@ -321,7 +321,8 @@ class _RowChain:
             for i, v in enumerate(op.results):
                 em.bind(v, index, f"{total}.a{i}", vector=False)
             return
-        em.w.line(f"{team.combine}<{r}, {team.argument}>({acc}, {team.smem});")
+        if team.combine:
+            em.w.line(f"{team.combine}<{r}, {team.argument}>({acc}, {team.smem});")
         names = [em.w.fresh("total") for _ in op.results]
         for v, name in zip(op.results, names, strict=True):
             em.w.line(f"{vector(compute(v.type.dtype), em.lanes)} {name};")

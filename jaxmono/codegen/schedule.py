@@ -50,8 +50,9 @@ class RowSchedule:
     """Attributes:
       tier: "warp": ``group`` lanes of a warp share a row (1: a thread has a row of its own);
         "block": ``group`` threads, the block or half of it, share a row; "slice": the lanes of a
-        warp have neighbouring rows and the block's warps share the columns.
-      lanes: columns (for "slice": rows) per vector.
+        warp have neighbouring rows and the block's warps share the columns; "thread": a thread has
+        ``lanes`` neighbouring rows, and all of their columns.
+      lanes: columns (for "slice" and "thread": rows) per vector.
       keep_words: registers per thread that may hold a row between sweeps.
       places: neighbouring rows that a team takes at a time (`stencil_rows`).
     """
@@ -290,6 +291,7 @@ def is_per_row(form: RowForm, s: Store) -> bool:
 def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
                streaming: bool = False) -> RowSchedule:
     """Where neighbouring rows are neighbours in memory, lanes take rows; else they take columns.
+    Warps share short columns only where there are few rows: they meet for each task.
 
     Args:
       streaming: the kernel only moves data; several blocks run on a multiprocessor.
@@ -305,6 +307,13 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
             sig, space, space.col):
         lanes = vector_width(sig.body, every, sinks(sig, form.stores, space.env), space.row,
                              reduction=space.reduction, limit=4)
+        own = lanes
+        while own > 1 and (space.row.size < _MANY_TASKS * own * threads * device.sm_count
+                           or space.col.size * own > KEEP_WORDS):
+            own //= 2
+        if space.row.size >= _MANY_TASKS * own * threads * device.sm_count \
+                and space.col.size * own <= KEEP_WORDS:
+            return RowSchedule("thread", 1, own)
         while lanes > 1 and space.row.size < 32 * lanes * device.sm_count:
             lanes //= 2
         return RowSchedule("slice", 32, lanes)

@@ -12,7 +12,8 @@ class Team:
     Attributes:
       size: number of threads (or of column slices) that columns are dealt to.
       rank: C expression of this thread's number in the team, in [0, size).
-      combine: template of device/reduce.cuh: combine_warp, combine_block or combine_slice.
+      combine: template of device/reduce.cuh: combine_warp, combine_block or combine_slice; empty
+        where a thread has rows of its own.
       argument: second template argument of `combine`.
       smem: C pointer to shared memory for `combine`, where it needs any.
       idle: C bool, whether a barrier lies behind whoever used ``smem`` before the row.
@@ -39,6 +40,11 @@ def block_team(threads: int, smem: str, *, group: int = 0, idle: str = "false") 
     size = group or threads
     rank = "thread_id()" if size == threads else f"(thread_id() & {size - 1})"
     return Team(size, rank, "combine_block", size, smem, idle)
+
+
+def own_rows() -> Team:
+    """A thread has rows of its own: as many as there are lanes in a vector."""
+    return Team(1, "0", "", 1, lanes_on_rows=True)
 
 
 def slice_team(threads: int, smem: str) -> Team:

@@ -83,9 +83,9 @@ def argmax(b: Builder, x: Value, dim: int = 1) -> tuple[Value, ...]:
 def tiers(columns: int) -> list[RowSchedule]:
     out = [RowSchedule("warp", g, lanes) for g, lanes in ((1, 1), (4, 1), (32, 1), (32, 4))]
     out += [RowSchedule("block", 64, 1), RowSchedule("block", 64, 2), RowSchedule("block", 32, 1),
-            RowSchedule("slice", 32, 1),
+            RowSchedule("slice", 32, 1), RowSchedule("thread", 1, 1),
             RowSchedule("warp", 32, 1, keep_words=0), RowSchedule("block", 64, 1, keep_words=0)]
-    return [s for s in out if s.tier == "slice" or columns % s.lanes == 0]
+    return [s for s in out if s.tier in ("slice", "thread") or columns % s.lanes == 0]
 
 
 def each_tier(g: Graph, columns: int, **kw: Any) -> None:
@@ -165,7 +165,8 @@ def test_any_dimensions(dims: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 4])
-def test_slices_of_columns_with_vectors_of_rows(lanes: int) -> None:
+@pytest.mark.parametrize("tier", ["slice", "thread"])
+def test_lanes_with_vectors_of_rows(tier: str, lanes: int) -> None:
     """Lanes have rows of their own; row values and accumulators are vectors."""
     def make(b: Builder, x: Value) -> tuple[Value, ...]:
         m, n = x.type.dims
@@ -175,7 +176,7 @@ def test_slices_of_columns_with_vectors_of_rows(lanes: int) -> None:
 
     g = graph([value((21, 140))], make)
     plan = make_plan(g, DEVICE)
-    schedule = KernelSchedule(64, 1, {s.key: RowSchedule("slice", 32, lanes) for s in plan.sigs})
+    schedule = KernelSchedule(64, 1, {s.key: RowSchedule(tier, 32, lanes) for s in plan.sigs})
     check(g, [data(g.inputs[0])], plan=plan, schedule=schedule, seeds=(0, 1))
 
 
@@ -302,6 +303,8 @@ def test_tier_follows_the_layout() -> None:
 
     assert tier((64, 96), (1,)) == "warp"
     assert tier((64, 96), (0,)) == "slice"
+    assert tier((3, 1 << 20), (0,)) == "thread"
+    assert tier((200, 1 << 20), (0,)) == "slice"
     assert tier((2, 4096), (1,)) == "block"
     assert tier((4096,), (0,)) == "block"
 

@@ -175,7 +175,7 @@ def test_what_is_right_either_way(fn: Callable[..., X]) -> None:
     (lambda x: lax.scan(lambda c, now: (c := jnp.flip(c, -1) + now, c), x[0], x), 1),
     (lambda x: lax.scan(lambda c, now: (c := c + c.sum(), c), x[0], x), 1),
     (lambda x: lax.scan(lambda c, now: (c := c + c[:1], c), x[0], x), 1),
-    (lambda x: lax.fori_loop(0, 60, lambda _, c: c * c * 0.5 + x[0] * c, x[0]), 60)],
+    (lambda x: lax.fori_loop(0, 60, lambda _, c: c * c * 0.5 + x[0] * c, x[0]), 30)],
     ids=["a recurrence", "neighbours", "a sum", "a row for all", "nothing written"])
 def test_how_many_trips_a_stage_takes(fn: Callable[..., X], turn: int,
                                       monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.counted import Collected, Counted
 from jaxmono.hlo.types import TensorType
 
-MAX_OPS = 768
+MAX_OPS = 384
 """Of the trips of a turn: so long is the text of their stage."""
 MAX_TRIPS = 64
 PIECES = 16

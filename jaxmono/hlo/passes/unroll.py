@@ -314,7 +314,12 @@ def _own_places(graph: Graph) -> Graph:
         h2 = stored(f(h1))                      h2 = stored(f(h1))
         stacked(h1, h2), h2                     stacked(p1, p2), stored(h2)
     """
-    walk, seen = Builder(), set(graph.outputs)
+    def group_of(v: Value) -> int:
+        made = graph.producer.get(v)
+        return made.group if isinstance(made, ops.Stored) else 0
+
+    # What a turn of several trips makes is copied for the caller: the last turn is like the others.
+    walk, seen = Builder(), {v for v in graph.outputs if not group_of(v)}
 
     def own(v: Value) -> Value:
         v = _without_reshapes(graph.producer, v)
@@ -338,7 +343,8 @@ def _own_places(graph: Graph) -> Graph:
     for v in graph.outputs:
         made = graph.producer.get(v)
         again = isinstance(made, ops.Stacked) and v in outputs
-        handed_on = isinstance(made, ops.Stored) and v.type.size <= SMALL
+        handed_on = isinstance(made, ops.Stored) and (
+            v.type.size <= SMALL or (made.group > 0 and v in seen))
         outputs.append(walk.emit1(ops.Stored, v.type, operand=v) if again or handed_on else v)
     return Graph(graph.inputs, tuple(walk.ops), tuple(outputs), graph.name)
 
