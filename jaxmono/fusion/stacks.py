@@ -18,8 +18,8 @@ def stacks(graph: Graph) -> dict[Value, tuple[Value, ...]]:
 def in_turn(graph: Graph) -> dict[Op, Op]:
     """What is stored by a group that makes several in turn: for each, the array that they are
     parts of, or the first of the same number."""
-    out = {made: o for o in graph.ops if isinstance(o, ops.Stacked) for v in o.args
-           if isinstance(made := graph.producer[v], ops.Stored) and made.in_turn}
+    out: dict[Op, Op] = {made: o for o in graph.ops if isinstance(o, ops.Stacked) for v in o.args
+                         if isinstance(made := graph.producer[v], ops.Stored) and made.in_turn}
     first: dict[int, Op] = {}
     for o in graph.ops:
         if isinstance(o, ops.Stored) and o.group:

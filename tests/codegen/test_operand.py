@@ -209,8 +209,8 @@ def test_misaligned_views_are_computed() -> None:
 
 @pytest.mark.parametrize(("n", "k", "split"), [(32, 256, 1), (24, 520, 1), (16, 1000, 2)])
 def test_weights_that_are_rounded_on_the_way(n: int, k: int, split: int) -> None:
-    """Of f32, for few columns: loads of several k tiles are in flight at a time, before the rows are
-    there."""
+    """Of f32, for few columns: loads of several k tiles are in flight at a time, before the rows
+    are there."""
     def fn(x: Any, v: Any, w: Any) -> Any:
         y = lax.dot(x, v.astype(jnp.bfloat16), preferred_element_type=jnp.float32)
         return lax.dot(jnp.maximum(y, 0).astype(jnp.bfloat16), w.astype(jnp.bfloat16))

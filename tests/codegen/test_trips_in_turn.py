@@ -119,8 +119,8 @@ def of_columns(x: X) -> X:
 
 
 PROGRAMS: dict[str, Callable[..., X]] = {
-    f.__name__: f for f in (mean, returns, weighted, state_space, looked_back, old_and_new, iterated, timed, of_a_product,
-                            one_row, odd, of_columns)}
+    f.__name__: f for f in (mean, returns, weighted, state_space, looked_back, old_and_new,
+                            iterated, timed, of_a_product, one_row, odd, of_columns)}
 
 
 def planned(fn: Callable[..., X], trips: int, rows: int = 4) -> Plan:
