@@ -11,6 +11,7 @@ from jaxmono.hlo.passes.rules import (
     arg_max,
     convolution,
     cumulative,
+    few_terms,
     one_hot,
     ragged_dot,
     scatter,
@@ -22,7 +23,8 @@ from jaxmono.hlo.passes.rules import (
 RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **cumulative.RULES,
                                          **top_k.RULES, **threefry.RULES, **scatter.RULES,
                                          **sort.RULES, **ragged_dot.RULES,
-                                         ops.Reduce: (arg_max.arg_max, one_hot.one_hot_sum)}
+                                         ops.Reduce: (arg_max.arg_max, one_hot.one_hot_sum,
+                                                      few_terms.few_terms)}
 
 
 def expand(graph: Graph) -> Graph:

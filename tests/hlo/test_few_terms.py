@@ -1,0 +1,57 @@
+"""Reductions of a few terms each (hlo/passes/rules/few_terms.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from models import graph_of
+
+from jaxmono.hlo import ops
+from jaxmono.hlo.interp import evaluate
+from jaxmono.hlo.passes.pipeline import simplify
+
+X = Any
+
+
+def distances(x: X, y: X) -> X:
+    return ((x[:, None] - y[None]) ** 2).sum(-1)
+
+
+def along_the_first(x: X, y: X) -> X:
+    return jnp.abs(x.T[:, :, None] - y.T[:, None]).max(0)
+
+
+def gradients(x: X, y: X) -> X:
+    return jax.grad(lambda x: jnp.sum(distances(x, y) ** -1.5))(x)
+
+
+def in_bf16(x: X, y: X) -> X:
+    return jnp.prod(x[:, None].astype(jnp.bfloat16) * y[None].astype(jnp.bfloat16), -1)
+
+
+@pytest.mark.parametrize("fn", [distances, along_the_first, gradients, in_bf16])
+def test_the_same_values(fn: Callable[..., X]) -> None:
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((n, 3)).astype(np.float32) + 2 * i for i, n in enumerate((300, 256)))
+    graph = simplify(graph_of(fn, x, y))
+    few = [o for o in graph.ops if isinstance(o, ops.Reduce) and o.args[0].type.size == 3 * 300 * 256
+           and o.results[0].type.size == 300 * 256]
+    assert not few
+    (found,) = evaluate(graph, [x, y])
+    np.testing.assert_allclose(np.asarray(found, np.float32), np.asarray(fn(x, y), np.float32),
+                               rtol=2e-2 if fn is in_bf16 else 2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("fn", "shapes"), [
+    (lambda x: x.sum(-1), [(1 << 17, 3)]),  # as it lies in memory
+    (lambda x, y: distances(x, y), [(300, 5), (256, 5)]),  # more terms
+    (lambda x, y: distances(x, y), [(30, 3), (25, 3)]),  # few results
+    (lambda x, y: (x * y).sum(-1), [(1 << 17, 3)] * 2)])
+def test_what_stays_a_reduction(fn: Callable[..., X], shapes: list[tuple[int, ...]]) -> None:
+    graph = simplify(graph_of(fn, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)))
+    assert sum(isinstance(o, ops.Reduce) for o in graph.ops) == 1
