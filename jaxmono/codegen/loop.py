@@ -20,6 +20,7 @@ from jaxmono.codegen.schedule import (
     LoopSchedule,
     choose_loop,
     flat_loop,
+    reads_few,
     roots,
     store_offset,
     widest_input,
@@ -58,11 +59,12 @@ class LoopCode:
         return 0
 
     def can_flag(self, sig: Sig, schedule: LoopSchedule, result: bool, number: int) -> bool:
-        del result, number
         form = sig.form
         assert isinstance(form, LoopForm)
         flat, env = flat_loop(form, schedule.lanes, schedule.order, schedule.places)
         (first, *more) = roots(sig, form.stores, env)
+        if not result and not reads_few(sig.body, (first, *more), number):
+            return False
         return bool(more) or padded_copy(sig.body, *first, flat, schedule.lanes) is None
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:

@@ -23,6 +23,7 @@ from jaxmono.codegen.schedule import (
     RowSpace,
     choose_row,
     is_per_row,
+    reads_few,
     roots,
     store_offset,
 )
@@ -72,8 +73,12 @@ class RowCode:
         return 0
 
     def can_flag(self, sig: Sig, schedule: RowSchedule, result: bool, number: int) -> bool:
-        del sig, schedule, result, number
-        return True
+        del schedule
+        form = sig.form
+        assert isinstance(form, RowForm)
+        space = RowSpace.of(form)
+        return result or reads_few(sig.body, roots(sig, form.stores, space.env), number,
+                                   space.reduction)
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
         del schedule

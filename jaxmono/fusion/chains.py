@@ -35,6 +35,10 @@ SAME_ELEMENT = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert,
 PATHS = 4
 """How often an op of a chain counts at most, on average."""
 
+MAX_DEEP = 128
+"""Ops behind one element of a value of which other values take several elements (`deep`)."""
+SLICES = 4
+
 ALIKE = 64
 """Elements that share what a broadcast repeats: a row's own value is read, or made, once for them.
 (One among 50257 labels is a comparison for each element, and was stored for all of them.)"""
@@ -80,6 +84,35 @@ def chains(graph: Graph, holders: Collection[Op], ends: Collection[Op] = (),
             own = cost.weight(op) + sum(light.get(v, 0) for v in op.uses)
             light.update(dict.fromkeys(op.results, min(own, found[op.results[0]].weight)))
     return found, light
+
+
+def deep(graph: Graph, holders: Collection[Op]) -> frozenset[Op]:
+    """Floating values that several slices take elements of, each of which a long chain makes.
+
+        u = smooth(smooth(smooth(u)))      what 25 elements of u make, what 81 do, ...
+
+    Stored every few steps, of whatever size: eight steps of a 5-point stencil on 16 x 16 elements
+    were 11706 lines of text, for which NVRTC took a minute.
+    """
+    found: dict[Value, Chain] = {}
+    out: set[Op] = set()
+    for op in graph.ops:
+        if op in holders:
+            continue
+        if isinstance(op, (ops.Stored, *IN_MEMORY)):
+            found.update(dict.fromkeys(op.results, NONE))
+            continue
+        chain = _behind(op, found)
+        if chain.count > MAX_DEEP and isinstance(op, SAME_ELEMENT) and any(
+                r.type.dtype.is_float and _slices(graph, r) >= SLICES for r in op.results):
+            out.add(op)
+            chain = NONE
+        found.update(dict.fromkeys(op.results, chain))
+    return frozenset(out)
+
+
+def _slices(graph: Graph, v: Value) -> int:
+    return sum(isinstance(u, ops.Slice) for u in graph.users.get(v, ()))
 
 
 def _behind(op: Op, found: dict[Value, Chain]) -> Chain:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from jaxmono.fusion import cost
 from jaxmono.fusion.back_to_back import is_pair
-from jaxmono.fusion.chains import CAP, SAME_ELEMENT, Chain, chains
+from jaxmono.fusion.chains import CAP, SAME_ELEMENT, Chain, chains, deep
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import IN_MEMORY, Draft, State, forward
 from jaxmono.fusion.indexing import Index, as_map, variables
@@ -59,18 +59,21 @@ took 364 us on an H100, with loops of their own 320; GoogLeNet b1 176 and 170, b
 
 def materialise(state: State) -> None:
     """Makes a loop draft for every floating value that is to live in a buffer."""
-    made, early = _decided(state, frozenset())
+    apart = deep(state.graph, _holders(state))
+    made, early = _decided(state, frozenset(), apart)
     if early:  # known when all readers are, whose chains are no longer as long
-        made, _ = _decided(state, early)
+        made, _ = _decided(state, early, apart)
     state.drafts.extend(made)
 
 
-def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset[Op]]:
-    """The loop drafts, which store ``early`` in any case; and which of theirs are early."""
+def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
+             ) -> tuple[list[Draft], frozenset[Op]]:
+    """The loop drafts, which store ``early`` and ``apart`` in any case; and which of theirs are
+    early."""
     holders = _holders(state)
     outputs = state.outputs_set()
     behind, light = chains(state.graph, holders)
-    copied = chains(state.graph, holders, early)[0] if early else behind
+    copied = chains(state.graph, holders, early | apart)[0] if early or apart else behind
     given = _given(state.graph, holders)
     taps = _taps(state, holders)
     contractions = frozenset(id(d) for d in state.drafts if d.kind in ("dot", "attention"))
@@ -94,7 +97,7 @@ def _decided(state: State, early: frozenset[Op]) -> tuple[list[Draft], frozenset
         # Of a view: decide at what it looks at.
         worth = op not in state.views and op not in on_the_way and cost.weight(op) > 0 \
             and not isinstance(op, ops.Pad) and not _is_looked_up(op, state.graph) and (
-            op in early
+            op in early or op in apart
             or (not _is_free(op, light) and (
                 _repeats(op, evals, sinks, behind, copied, scans, turns, state, holders)
                 or _is_early(op, sinks, behind, given)))

@@ -12,6 +12,9 @@ A row times a matrix that is an input stays a contraction: weights [K, N] are st
 f32 (codegen/dot_gemv.py), where a sum over K of each column by itself would read them line by line
 for every few columns. GPT-2's decode step of f32 took 3338 us so on an H100, 5 times XLA's.
 
+So are products of many small matrices (poses of robots, rotations of points), each of which would
+be a task of its own: 4096 of 4 x 4 took 25 us of an H200.
+
 Products with a vector that sum a handful of elements are written so in every float type, summed in
 f32 as they would be: they are part of a row, and need no stage of their own.
 
@@ -40,6 +43,8 @@ blocks as there are 64 rows (256 x 400 by a vector took 25 of the 46 us of DeepF
 
 FEW = 8
 """Summed elements up to which any product with a vector is one of elements."""
+MANY = 256
+"""Products of matrices of at most `FEW` rows and columns from which on they are no contraction."""
 IN_TURN = 4
 """Of which a sum that has vectors along another dimension is no reduce. One of two rows of 1024
 elements for each of 512 tokens took 36 us of an H100 as a reduce, 4096 tasks of a scalar a thread.
@@ -53,8 +58,8 @@ def exact_dots(graph: Graph) -> tuple[ops.DotGeneral, ...]:
     for o in graph.ops:
         if isinstance(o, (ops.Transpose, ops.Reshape)) and o.operand in weights:
             weights.add(o.result)
-        if isinstance(o, ops.DotGeneral) and (
-                _few(o) or (_large(o) and exact_product(o) and not _streamed(o, weights))):
+        if isinstance(o, ops.DotGeneral) and (_few(o) or _small_matrices(o) or (
+                _large(o) and exact_product(o) and not _streamed(o, weights))):
             found.append(o)
     return tuple(found)
 
@@ -94,6 +99,14 @@ def _few(o: ops.DotGeneral) -> bool:
             and max(dims.m, dims.n) > 1 and 0 < dims.k <= FEW)
 
 
+def _small_matrices(o: ops.DotGeneral) -> bool:
+    """Whether there are many, each of few elements."""
+    dims = dot_dims(o)
+    kinds = {v.type.dtype for v in (o.lhs, o.rhs, o.result)}
+    return (kinds <= {DType.BF16, DType.F16, DType.F32} and len(o.lhs_contract) == 1
+            and 0 < max(dims.m, dims.n, dims.k) <= FEW and dims.batch >= MANY)
+
+
 def _product(o: ops.DotGeneral) -> list[Op]:
     """Over (batch, left, right, contracted) dimensions of which each operand has its own; those
     of one element are left out, so that a vector has none."""
@@ -111,7 +124,7 @@ def _product(o: ops.DotGeneral) -> list[Op]:
         (o.lhs, (*o.lhs_batch, *dims.lhs_free, *o.lhs_contract), left),
         (o.rhs, (*o.rhs_batch, *dims.rhs_free, *o.rhs_contract), right))]
     summed = [i for i, d in enumerate(whole) if d >= last]
-    if len(summed) == 1 and dims.k <= IN_TURN and _lies_apart(o):
+    if len(summed) == 1 and (_small_matrices(o) or (dims.k <= IN_TURN and _lies_apart(o))):
         made = _sum_of_products(b, factors)
         b.append(ops.Reshape(results=o.results, loc=o.loc,
                              operand=b.convert(made, o.result.type.dtype)))

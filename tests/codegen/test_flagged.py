@@ -223,3 +223,16 @@ def test_a_decode_step_compiles_without_spills() -> None:
     program = generate(plan, cuda_target("sm_90a"), Device(), "step")
     assert "flagged" in program.source and program.barriers < program.stages - 1
     assert not program.resources["spill_stores"]
+
+
+def test_what_is_read_at_many_places_has_no_flags() -> None:
+    """An element would wait for each of them in turn."""
+    def fn(x: Any) -> Any:
+        y = jax.nn.softmax(x, -1)
+        return jax.nn.softmax(jnp.cumsum(y, -1), -1), jax.nn.softmax(y * 2, -1)
+
+    source = build(plan_of(fn, Spec((4, 700), F32)), {}).source
+    (cumulative,) = (line for line in source.splitlines() if "_prefetch(" not in line
+                     and re.match(r"JM_\w+ void f\d+_row_slice_\w+\(", line))
+    # The sums of the pieces before, and the elements of the own one.
+    assert "Flagged<float> p0, const float* __restrict__ p1" in cumulative

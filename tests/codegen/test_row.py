@@ -309,6 +309,21 @@ def test_tier_follows_the_layout() -> None:
     assert tier((4096,), (0,)) == "block"
 
 
+def test_few_rows_that_nobody_reads_as_neighbours_are_for_blocks() -> None:
+    """Sums of random numbers: 64 rows would be the lanes of two warps."""
+    def tier(rows: int, columns: int) -> str:
+        def make(b: Builder) -> Value:
+            x = b.convert(b.iota((rows, columns), S32, 1), F32)
+            return b.reduce(b.elementwise("sine", x), b.constant(0, F32), "add", (1,))
+
+        plan = make_plan(graph([], make), Device())
+        (sig,) = plan.sigs
+        return default_schedule(plan, interpret_target(), Device()).sigs[sig.key].tier
+
+    assert tier(64, 4096) == "block"
+    assert tier(65536, 300) == "slice"
+
+
 def test_rows_to_a_warp_take_the_fewest_turns() -> None:
     """Of 8 x 132 warps; 768 columns of bf16, 8 to a lane."""
     def rows_at_a_time(rows: int, cols: int = 768) -> int:

@@ -217,6 +217,22 @@ def test_sines_that_all_layers_need_are_stored_by_the_first_stage() -> None:
         sum(g.sig.kind == "loop" for g in many.stages[0].groups)
 
 
+def test_stencils_behind_each_other_are_stored_every_few_steps() -> None:
+    """As one chain eight steps are 11706 lines of text, of 256 elements."""
+    def smooth(u: Any) -> Any:
+        for _ in range(8):
+            u = u + 0.2 * (jnp.roll(u, 1, 0) + jnp.roll(u, -1, 0) + jnp.roll(u, 1, 1)
+                           + jnp.roll(u, -1, 1) - 4 * u)
+        return u
+
+    graph = models.graph_of(smooth, models.f32(16, 16))
+    plan = make_plan(graph, Device())
+    assert 3 <= len(plan.stages) <= 8
+    assert max(len(g.sig.body.ops) for g in plan.groups) < 100
+    values = models.random_inputs(graph)
+    np.testing.assert_allclose(run_plan(plan, values)[0], evaluate(graph, values)[0], 1e-4, 1e-5)
+
+
 def test_epilogue_writes_the_narrow_type_only() -> None:
     """bf16 sums that an f32 norm reads are stored as bf16; the norm converts."""
     def fn(x: Any, w: Any, r: Any, s: Any, b: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Sums of a few products that lie apart: element by element, vectors along another dimension."""
+"""Sums of a few products that lie apart, or of many small matrices: element by element."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ CASES: dict[str, tuple[Any, tuple[tuple[int, ...], ...], str]] = {
                             "loop"),
     "neighbours": (lambda y, s: jnp.einsum("tdk,tk->td", y, s), ((64, 256, 2), (64, 2)), "row"),
     "six": (lambda y, s: jnp.einsum("tkd,tk->td", y, s), ((64, 6, 256), (64, 6)), "row"),
+    "poses": (lambda a, b: jnp.einsum("nij,njk->nik", a, b), ((512, 4, 4), (512, 4, 4)), "loop"),
+    "points": (lambda r, p: jnp.einsum("nij,npj->npi", r, p), ((300, 3, 3), (300, 8, 3)), "loop"),
+    "few matrices": (lambda a, b: jnp.einsum("nij,njk->nik", a, b), ((64, 4, 4), (64, 4, 4)),
+                     "dot"),
+    "larger ones": (lambda a, b: jnp.einsum("nij,njk->nik", a, b), ((512, 4, 16), (512, 16, 4)),
+                    "dot"),
 }
 
 

@@ -130,7 +130,10 @@ def _windows(op: ops.ReduceWindow, d: int, scope: Scope) -> list[Value]:
     many = -(-n // PIECE)
     y = in_pieces(scope, x, d, many, PIECE, nothing, back)
     totals = scope.reduce(y, nothing, kind, [d + 1])
-    before = shifted(scope, _window(totals, nothing, body, d, back, scope), d, nothing, back)
+    sums = _window(totals, nothing, body, d, back, scope)
+    if many > PIECE:  # a place would read those of all pieces before
+        sums = scope.emit1(ops.Stored, sums.type, operand=sums)
+    before = shifted(scope, sums, d, nothing, back)
     own = _window(y, init, body, d + 1, back, scope)
     spread = scope.broadcast_in_dim(before, y.type.dims,
                                     tuple(i + (i > d) for i in range(len(dims))))
