@@ -28,7 +28,7 @@ from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.counted import Collected, Counted
 from jaxmono.hlo.types import TensorType
 
-MAX_OPS = 384
+MAX_OPS = 512
 """Of the trips of a turn: so long is the text of their stage."""
 MAX_TRIPS = 64
 PIECES = 16
@@ -78,7 +78,8 @@ def turn(loop: ops.While, found: Counted, collected: Mapping[int, Collected]) ->
     written = [c.update.update for c in collected.values() if c.update.update not in others]
     if any(_lanes(v.type) != space for v in (*written, *kept)):
         return NONE
-    count = sum(not isinstance(o, ops.Constant | ops.Reshape) and o not in apart for o in body.ops)
+    count = sum(not isinstance(o, ops.Constant | ops.Reshape | ops.BroadcastInDim)
+                and o not in apart for o in body.ops)
     size = next(body.inputs[i].type.size for i in carried if body.inputs[i].type.rank)
     pieces = PIECES if size > ALONE else 4 * PIECES
     arrays = len(kept.union(written))
