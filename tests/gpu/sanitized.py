@@ -2,15 +2,15 @@
 
     PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] [images:DTYPE] [taps:DTYPE] \\
         [rows:DTYPE] [quantised:DTYPE] [diffusion:DTYPE] [gated:DTYPE] [exact:DTYPE] \\
-        NUMBER... MODEL:BATCH[:DTYPE]...
+        [dense:DTYPE] NUMBER... MODEL:BATCH[:DTYPE]...
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
 models of the yardstick at their published sizes. ``images``: convolutions with channels first, and
 rows that read windows. ``taps``: convolutions whose image stays in shared memory. ``rows``:
 products whose rows are no multiples of 16 bytes. ``quantised``: weights of bytes. ``diffusion``:
 a level of a UNet. ``gated``: tiles of columns of two halves. ``exact``: products of f32 at
-precision HIGHEST. ``ordered``: with what racecheck sees the order of producers and consumers by
-(JM_RACECHECK in device/roles.cuh), in kernels that no cache keeps.
+precision HIGHEST. ``dense``: a block of DenseNet. ``ordered``: with what racecheck sees the order
+of producers and consumers by (JM_RACECHECK in device/roles.cuh), in kernels that no cache keeps.
 """
 
 from __future__ import annotations
@@ -148,6 +148,25 @@ def exact(dtype: str) -> None:
         run(block, given)
 
 
+def dense(dtype: str) -> None:
+    """A dense block: joined parts whose norms consumers compute, weights of f32 that producers
+    round, or loaders, before a barrier opens."""
+    t = jnp.dtype(dtype)
+
+    def block(x: jax.Array, *weights: jax.Array) -> jax.Array:
+        for w, s, u in zip(weights[::3], weights[1::3], weights[2::3], strict=True):
+            y = jax.nn.relu((x.astype(jnp.float32) * s).astype(t)) @ w.astype(t)
+            y = lax.conv_general_dilated(jax.nn.relu(y), u.astype(t), (1, 1), "SAME",
+                                         dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            x = jnp.concatenate([x, y], -1)
+        return x
+
+    rng = np.random.default_rng(0)
+    shapes = [s for i in range(4) for s in ((128 + 32 * i, 128), (128 + 32 * i,), (3, 3, 128, 32))]
+    run(block, (rng.standard_normal((1, 14, 14, 128)).astype(t),
+                *((rng.standard_normal(s) / 16).astype(np.float32) for s in shapes)))
+
+
 def show_order() -> None:
     """Every text from here on is one for racecheck."""
     bundle = compiling.bundle
@@ -162,7 +181,7 @@ def main(what: list[str]) -> None:
         what = [spec for spec in what if spec != "ordered"]
     for name, function in (("images:", images), ("taps:", taps), ("rows:", rows),
                            ("quantised:", quantised), ("diffusion:", diffusion), ("gated:", gated),
-                           ("exact:", exact)):
+                           ("exact:", exact), ("dense:", dense)):
         for spec in [spec for spec in what if spec.startswith(name)]:
             function(spec.removeprefix(name))
             what.remove(spec)

@@ -65,6 +65,7 @@ KERNELS = {
     "joined": {"memcheck": ["googlenet:1"], "racecheck": ["ordered", "googlenet:1"]},
     # Each trip reads what the one before wrote.
     "loops": ["crnn:1", "dien:4", "ctc_8_149_32:1:f32"],
+    "dense blocks": {"memcheck": ["dense:bfloat16"], "racecheck": ["ordered", "dense:bfloat16"]},
     "trips in turn": ["selective_256_1536_16:1", "rwkv_256_8_768:1", "predators_16384:1"],
     # Pieces that threads combine in turn; ones at each row's nearest centre.
     # Consumers read rows of f32 from the ring.
