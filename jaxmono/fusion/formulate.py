@@ -28,7 +28,7 @@ from jaxmono.fusion.loop_chains import join_chains
 from jaxmono.fusion.loops import copies, materialise, merge
 from jaxmono.fusion.meeting_products import meetings
 from jaxmono.fusion.plan import Device
-from jaxmono.fusion.stacks import written_by
+from jaxmono.fusion.stacks import trips_in_turn, written_by
 from jaxmono.fusion.trim import trim
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -70,7 +70,7 @@ def formulate(graph: Graph, device: Device, without: Collection[str] = (),
     repeat is done at the end, by loops. ``after``, ``begun``: of `State`. ``apart``: ops that grow
     into no group.
     """
-    banned: set[Op] = set(apart)
+    banned = {*apart, *trips_in_turn(graph)}
     meet, gates = ({}, {}) if "gated" in without else (meetings(graph), waits(graph))
     pairs = () if "gated" in without else paired(graph, device)
     refused: dict[str, None] = {}

@@ -9,6 +9,9 @@ from __future__ import annotations
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 
+_WHERE_THEY_ARE = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert,
+                   ops.ReducePrecision, ops.Reshape)
+
 
 def stacks(graph: Graph) -> dict[Value, tuple[Value, ...]]:
     """What each stacked array consists of, in order."""
@@ -24,6 +27,19 @@ def in_turn(graph: Graph) -> dict[Op, Op]:
     for o in graph.ops:
         if isinstance(o, ops.Stored) and o.group:
             out[o] = first.setdefault(o.group, o)
+    return out
+
+
+def trips_in_turn(graph: Graph) -> set[Op]:
+    """What groups of trips do to each element: ops behind what they store, as far as elements stay
+    where they are. In the epilogue of a product that a trip reads they would be done again."""
+    todo = [o.operand for o in graph.ops if isinstance(o, ops.Stored) and o.group]
+    out = set[Op]()
+    while todo:
+        made = graph.producer.get(todo.pop())
+        if isinstance(made, _WHERE_THEY_ARE) and made not in out:
+            out.add(made)
+            todo += made.uses
     return out
 
 

@@ -282,6 +282,8 @@ RULES: dict[str, tuple[Callable[[Builder, Value], Value], list[str]]] = {
     "slice of concatenate": (lambda b, x: b.slice(b.concatenate([x, x], 0), [4, 0], [8, 8]), []),
     "concatenate of concatenate": (lambda b, x: b.concatenate([b.concatenate([x, b.elementwise(
         "tanh", x)], 1), x, b.concatenate([x, x], 1)], 1), ["tanh", "concatenate"]),
+    "concatenate of many": (lambda b, x: b.concatenate([b.concatenate([x] * 20, 0)] * 2, 0),
+                            ["concatenate", "concatenate"]),
     "concatenate of another dimension": (lambda b, x: b.concatenate(
         [b.concatenate([x, x], 0), b.concatenate([x, x], 0)], 1), ["concatenate", "concatenate"]),
     "reverse twice": (lambda b, x: b.emit1(ops.Reverse, x.type, operand=b.emit1(

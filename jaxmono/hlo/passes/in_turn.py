@@ -48,11 +48,17 @@ class Turn:
       trips: how many; 1 for a loop that does not treat each element by itself.
       apart: ops of the body that read several elements of ``kept`` values, and what follows.
       kept: values of the body, carried ones among them, that are stored for those in each trip.
+      space: dimensions of what a group of trips makes, but for those of one element.
     """
 
     trips: int = 1
     apart: frozenset[Op] = frozenset()
     kept: frozenset[Value] = frozenset()
+    space: tuple[int, ...] = ()
+
+    def makes(self, v: Value) -> bool:
+        """Whether a group of trips can make ``v``."""
+        return self.trips > 1 and _lanes(v.type) == self.space
 
 
 NONE = Turn()
@@ -64,7 +70,7 @@ def turn(loop: ops.While, found: Counted, collected: Mapping[int, Collected]) ->
     carried = [i for i, v in enumerate(body.inputs)
                if i not in collected and i not in found.starts and body.outputs[i] is not v]
     lanes = {_lanes(body.inputs[i].type) for i in carried if body.inputs[i].type.rank}
-    if len(lanes) != 1:
+    if len(lanes) != 1 or () in lanes:
         return NONE
     (space,) = lanes
     updates = {c.update for c in collected.values()}
@@ -88,7 +94,7 @@ def turn(loop: ops.While, found: Counted, collected: Mapping[int, Collected]) ->
         return NONE
     # Turns of equal length are one Sig, which the planner rolls up.
     trips = next((n for n in range(most, most // 2, -1) if found.trips % n == 0), most)
-    return Turn(trips, frozenset(apart), kept)
+    return Turn(trips, frozenset(apart), kept, space)
 
 
 def _moving(body: Graph, carried: Collection[Value], outside: Collection[Op]) -> set[Value]:
@@ -130,7 +136,8 @@ def _behind(body: Graph, values: Collection[Value]) -> set[Op]:
 def _only_renames(o: Op) -> bool:
     """Whether elements stay where they are, or are all the same one."""
     return isinstance(o, ops.Reshape) or (isinstance(o, ops.BroadcastInDim) and (
-        o.operand.type.size == 1 or _lanes(o.operand.type) == _lanes(o.result.type)))
+        o.operand.type.size == 1 or (_lanes(o.operand.type) == _lanes(o.result.type)
+                                     and list(o.dimensions) == sorted(o.dimensions))))
 
 
 def _lanes(t: TensorType) -> tuple[int, ...]:

@@ -205,6 +205,8 @@ class _Trips:
             if made is body.inputs[i]:
                 continue
             whole = _without_reshapes(body.producer, made)
+            if turn.makes(made) and not turn.makes(whole):
+                whole = made
             kept = mapping.get(whole, whole)
             if not (goes_on and i not in self.collected) \
                     and (whole in body.producer or self._in_registers(kept)):
@@ -286,7 +288,7 @@ class _Trips:
     def _known(self, known: dict[Value, Value], v: Value, apart: bool = False) -> Value:
         """A value in memory; what a thread has in turn is stored by it."""
         if v not in known:
-            own = self.turn.trips > 1 and not apart and v.type.size > 1
+            own = self.turn.makes(v) and not apart
             known[v] = self._keep(v, self.group if own else 0) \
                 if not own or self._in_registers(v) else v
         return known[v]

@@ -9,6 +9,10 @@ from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
 from jaxmono.hlo.rewrite import as_splat
 
+MOST_PARTS = 32
+"""Of a concatenation that others are made one with: a load chooses among them, and arrays that grow
+by a part again and again have as many choices as the square of that (80 times: 3 MB of text)."""
+
 # Slice
 
 
@@ -99,7 +103,7 @@ def concatenate_concatenate(op: ops.Concatenate, scope: Scope) -> Sequence[Value
         return None
     parts = [x for v, o in zip(op.args, inner, strict=True)
              for x in (o.args if o is not None and o.dimension == op.dimension else (v,))]
-    return [scope.concatenate(parts, op.dimension)]
+    return [scope.concatenate(parts, op.dimension)] if len(parts) <= MOST_PARTS else None
 
 
 def reverse_few(op: ops.Reverse, scope: Scope) -> Sequence[Value] | None:
