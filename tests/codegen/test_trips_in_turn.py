@@ -135,6 +135,16 @@ def beside_a_sum(x: X) -> X:
     return lax.scan(step, x[0], x)
 
 
+def jumps(x: X) -> X:
+    """Of what a trip begins with, to the last bit that memory would have; of the first, too."""
+    def step(c: tuple[X, X], now: X) -> tuple[tuple[X, X], None]:
+        value, bits = c
+        bit = jnp.floor(value.astype(F32) * 256) % 2
+        return (jnp.sin(now), bits * 0.5 + bit.astype(bits.dtype)), None
+
+    return lax.scan(step, (jnp.sin(x[0]), jnp.zeros_like(x[0])), x[:4])[0][1]
+
+
 def of_columns(x: X) -> X:
     """Transposed, as of batches of sequences."""
     return jnp.moveaxis(mean(jnp.moveaxis(x, 1, 0))[1], 0, 1)
@@ -143,7 +153,7 @@ def of_columns(x: X) -> X:
 PROGRAMS: dict[str, Callable[..., X]] = {
     f.__name__: f for f in (mean, returns, weighted, state_space, looked_back, old_and_new,
                             iterated, timed, of_a_product, one_row, odd, heads, delayed,
-                            beside_a_sum, of_columns)}
+                            beside_a_sum, jumps, of_columns)}
 
 
 def planned(fn: Callable[..., X], trips: int, rows: int = 4) -> Plan:

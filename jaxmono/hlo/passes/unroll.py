@@ -141,9 +141,9 @@ class _Trips:
         self.group = 0  # the number of what a turn of several trips makes
         self.pieces: dict[int, list[Value]] = {i: [] for i in self.collected}
         made = {r for o in walk.ops for r in o.results}
+        begin = self._rounded if 1 < self.turn.trips >= found.trips / 2 else self._keep
         self.state = [v if i in self.collected or v not in made
-                      or loop.body.outputs[i] is loop.body.inputs[i]
-                      or 1 < self.turn.trips >= found.trips / 2 else self._keep(v)
+                      or loop.body.outputs[i] is loop.body.inputs[i] else begin(v)
                       for i, v in enumerate(loop.args)]
         self.computed: dict[Value, Value] = {}  # of the body's inputs, what products compute
         self.on_the_way = on_the_way(loop.body)
