@@ -17,12 +17,13 @@ Function = Callable[..., Any]
 def of_function(name: str, title: str, fn: Function, inputs: tuple[Shape, ...],
                 tiny: tuple[Shape, ...], weights: Mapping[str, Shape],
                 small: Mapping[str, Shape], *, table: str,
-                search: bool = False) -> Workload:
+                search: bool = False, dtype: str = "bf16") -> Workload:
     """``fn(*inputs, **weights)``, of which the inputs' first dimensions grow with the batch.
 
     Args:
       tiny, small: the shapes of the inputs and weights of the small configuration.
       table: that it is part of. search: whether its results are places, compared as such.
+      dtype: of the table.
     """
     def build(request: Request) -> Program:
         shapes = tiny if request.tiny else tuple((request.batch * s[0], *s[1:]) for s in inputs)
@@ -45,4 +46,4 @@ def of_function(name: str, title: str, fn: Function, inputs: tuple[Shape, ...],
         return Program(step, " ".join("x".join(map(str, s)) for s in shapes), state=state,
                        inputs=random)
 
-    return Workload(name, title, "micro", build, search=search, table=table)
+    return Workload(name, title, "micro", build, dtype=dtype, search=search, table=table)
