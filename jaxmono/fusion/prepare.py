@@ -19,6 +19,7 @@ from jaxmono.fusion.window_rows import order_rows
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.passes import dead_code, expand, unroll
+from jaxmono.hlo.passes.unroll import told
 from jaxmono.hlo.rewrite import replace_values
 
 OPTIONAL = ("gated", "round_rows", "share_k", "window_rows")
@@ -37,8 +38,10 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     is left out; other names are not looked at.
 
     Returns:
-      The graph, and what was not done to it and why, each one line for the user.
+      The graph, and what was not done to it and why, each one line for the user; of loops, too,
+      how many trips a stage takes.
     """
+    loops = told(graph)
     graph = dead_code(expand(without_barriers(unroll(graph))))
     # Those of a contraction's results may begin in its epilogue: known once there are groups.
     later = () if "epilogue_reduces" in without else of_contractions(graph)
@@ -49,7 +52,7 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     graph = graph if "window_rows" in without else order_rows(graph)
     graph, kept = (graph, ()) if "round_rows" in without else round_rows(graph, device)
     graph, alone = (graph, ()) if "share_k" in without else share_k(graph, device)
-    return graph, (*whole, *apart, *kept, *alone)
+    return graph, (*loops, *whole, *apart, *kept, *alone)
 
 
 def without_barriers(graph: Graph) -> Graph:

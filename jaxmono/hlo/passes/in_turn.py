@@ -66,26 +66,30 @@ class Turn:
 NONE = Turn()
 
 
-def turn(loop: ops.While, found: Counted, collected: Mapping[int, Collected]) -> Turn:
-    """How a loop is taken apart."""
+def turn(loop: ops.While, found: Counted, collected: Mapping[int, Collected]) -> Turn | str:
+    """How many trips a stage takes, else why each has its own."""
     body = loop.body
     carried = [i for i, v in enumerate(body.inputs)
                if i not in collected and i not in found.starts and body.outputs[i] is not v]
     lanes = {_lanes(body.inputs[i].type) for i in carried if body.inputs[i].type.rank}
-    if len(lanes) != 1 or () in lanes:
-        return NONE
+    if lanes <= {()}:
+        return "it carries no arrays"
+    if len(lanes) != 1:
+        return "it carries arrays of several shapes"
     (space,) = lanes
     updates = {c.update for c in collected.values()}
     apart = _apart(body, [body.inputs[i] for i in carried], space, updates)
-    if not apart.isdisjoint(_behind(body, [body.outputs[i] for i in carried])):
-        return NONE
+    mixed = apart & _behind(body, [body.outputs[i] for i in carried])
+    if mixed:
+        first = next(o for o in body.ops if o in mixed)
+        return f"{first.opcode} at {first.loc} makes elements of what it carries of several of them"
     others = {r for o in apart for r in o.results}
     inside = {v for v in body.inputs if body.inputs.index(v) in carried} | _moving(
         body, [body.inputs[i] for i in carried], apart | updates)
     kept = frozenset(v for o in apart for v in o.uses if v in inside)
     written = [c.update.update for c in collected.values() if c.update.update not in others]
     if any(_lanes(v.type) != space for v in (*written, *kept)):
-        return NONE
+        return "what it writes, or reads of it, has another shape than what it carries"
     count = sum(not isinstance(o, ops.Constant | ops.Reshape | ops.BroadcastInDim)
                 and o not in apart for o in body.ops)
     size = next(body.inputs[i].type.size for i in carried if body.inputs[i].type.rank)
@@ -93,7 +97,7 @@ def turn(loop: ops.While, found: Counted, collected: Mapping[int, Collected]) ->
     arrays = len(kept.union(written))
     most = min(found.trips, longest // max(count, 1), pieces // arrays if arrays else MAX_TRIPS)
     if most < 2:
-        return NONE
+        return f"a trip is {count} ops and {arrays} arrays"
     # Turns of equal length are one Sig, which the planner rolls up.
     trips = next((n for n in range(most, most // 2, -1) if found.trips % n == 0), most)
     return Turn(trips, frozenset(apart), kept, space)

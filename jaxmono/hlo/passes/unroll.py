@@ -22,9 +22,9 @@ from dataclasses import replace
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
-from jaxmono.hlo.passes.counted import Counted, collected, counted, sliced
+from jaxmono.hlo.passes.counted import Collected, Counted, collected, counted, sliced
 from jaxmono.hlo.passes.dead_code import dead_code
-from jaxmono.hlo.passes.in_turn import NONE, turn
+from jaxmono.hlo.passes.in_turn import NONE, Turn, turn
 from jaxmono.hlo.passes.on_the_way import on_the_way, source
 from jaxmono.hlo.passes.rules.top_k import expanded
 from jaxmono.hlo.rewrite import Builder, copy_ops
@@ -128,6 +128,25 @@ def unroll(graph: Graph) -> Graph:
     return _own_places(dead_code(Graph(graph.inputs, tuple(walk.ops), outputs, graph.name)))
 
 
+def told(graph: Graph) -> tuple[str, ...]:
+    """How many trips of its loops a stage takes, each one line for the user."""
+    out: list[str] = []
+    for o in graph.ops:
+        found = counted(o, graph.producer) if isinstance(o, ops.While) else ""
+        if not isinstance(o, ops.While) or not isinstance(found, Counted) \
+                or _is_chain(o.body, found.trips):
+            continue
+        several = turn(o, found, _all_collected(o, found))
+        out.append(f"each of the {found.trips} trips of the loop at {o.loc} has stages of its own: "
+                   f"{several}" if isinstance(several, str) else
+                   f"{several.trips} of {found.trips} trips of the loop at {o.loc} are a stage")
+    return tuple(out)
+
+
+def _all_collected(loop: ops.While, found: Counted) -> dict[int, Collected]:
+    return {i: c for i in range(len(loop.args)) if (c := collected(loop, found, i)) is not None}
+
+
 class _Trips:
     """The trips of one loop."""
 
@@ -135,9 +154,9 @@ class _Trips:
                  groups: Iterator[int]) -> None:
         self.walk, self.body, self.found, self.groups = walk, loop.body, found, groups
         self.chain = _is_chain(loop.body, found.trips)
-        self.collected = {i: c for i in range(len(loop.args))
-                          if (c := collected(loop, found, i)) is not None}
-        self.turn = NONE if self.chain else turn(loop, found, self.collected)
+        self.collected = _all_collected(loop, found)
+        several = NONE if self.chain else turn(loop, found, self.collected)
+        self.turn = several if isinstance(several, Turn) else NONE
         self.group = 0  # the number of what a turn of several trips makes
         self.pieces: dict[int, list[Value]] = {i: [] for i in self.collected}
         made = {r for o in walk.ops for r in o.results}
@@ -200,6 +219,18 @@ class _Trips:
             stored.update((r, self._known(known, mapping[r])) for r in o.results if r in turn.kept)
         self.computed = {body.inputs[i]: mapping.get(body.outputs[i], body.outputs[i])
                          for i in self.on_the_way}
+        self._hand_on(mapping, known, goes_on)
+
+    def _hand_on(self, mapping: Mapping[Value, Value], known: dict[Value, Value],
+                 goes_on: bool) -> None:
+        """What a trip leaves in memory, or in the registers of the next one's threads.
+
+        Args:
+          mapping: what a trip has made, by the body's values. known: what lies in memory of it, by
+            what was made.
+          goes_on: whether the next trip belongs to the same turn.
+        """
+        body, turn = self.body, self.turn
         for i, v in enumerate(body.outputs):
             made = self.collected[i].update.update if i in self.collected else v
             if made is body.inputs[i]:
@@ -208,12 +239,12 @@ class _Trips:
             if turn.makes(made) and not turn.makes(whole):
                 whole = made
             kept = mapping.get(whole, whole)
-            if not (goes_on and i not in self.collected) \
-                    and (whole in body.producer or self._in_registers(kept)):
+            if goes_on and i not in self.collected:
+                if whole in body.producer:
+                    kept = self._rounded(kept)
+            elif whole in body.producer or self._in_registers(kept):
                 # What several carried values have in common lies there once.
                 kept = self._known(known, kept, body.producer.get(whole) in turn.apart)
-            elif goes_on and i not in self.collected and whole in body.producer:
-                kept = self._rounded(kept)
             kept = self.walk.reshape(kept, made.type.shape)
             if i in self.collected:
                 self.pieces[i].append(kept)
