@@ -2,8 +2,8 @@
 
     python -m benchmarks.run --models=science_table
 
-Those of some eighty that were slower than XLA's when they were first timed. ``batch`` multiplies
-the first dimension of the inputs.
+The six of some eighty that were furthest behind XLA when they were first timed. ``batch``
+multiplies the first dimension of the inputs.
 """
 
 from __future__ import annotations

@@ -107,13 +107,12 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
         if any(r in outputs or r in wanted for r in op.results) or op in state.in_place \
                 or isinstance(op, ops.Stored) or (worth and parts is None):
             draft = _loop(state, op)
-            if isinstance(op, ops.Stored) and op.group:
-                host = hosts.setdefault(op.group, draft)
-                if host is not draft:
-                    _extend(host, draft)
-                    draft = host
-            if draft not in made:
+            host = hosts.setdefault(op.group, draft) if isinstance(op, ops.Stored) and op.group \
+                else draft
+            if host is draft:
                 made.append(draft)
+            else:
+                _extend(host, draft)
             # What is stored twice is computed once, and the parts of an array are: such loops are
             # merged.
             into = id(whole.get(op, op.operand)) if isinstance(op, ops.Stored) else id(op)

@@ -13,7 +13,7 @@ f32 (codegen/dot_gemv.py), where a sum over K of each column by itself would rea
 for every few columns. GPT-2's decode step of f32 took 3338 us so on an H100, 5 times XLA's.
 
 So are products of many small matrices (poses of robots, rotations of points), each of which would
-be a task of its own: 4096 of 4 x 4 took 25 us of an H200.
+be a task of its own: a call with seven stages of 4096 of 4 x 4 took 208 us on an H200, and 42 so.
 
 Products with a vector that sum a handful of elements are written so in every float type, summed in
 f32 as they would be: they are part of a row, and need no stage of their own.

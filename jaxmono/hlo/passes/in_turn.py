@@ -78,14 +78,12 @@ def turn(loop: ops.While, found: Counted, collected: Mapping[int, Collected]) ->
         return "it carries arrays of several shapes"
     (space,) = lanes
     updates = {c.update for c in collected.values()}
-    apart = _apart(body, [body.inputs[i] for i in carried], space, updates)
+    inside, apart = _divided(body, [body.inputs[i] for i in carried], space, updates)
     mixed = apart & _behind(body, [body.outputs[i] for i in carried])
     if mixed:
         first = next(o for o in body.ops if o in mixed)
         return f"{first.opcode} at {first.loc} makes elements of what it carries of several of them"
     others = {r for o in apart for r in o.results}
-    inside = {v for v in body.inputs if body.inputs.index(v) in carried} | _moving(
-        body, [body.inputs[i] for i in carried], apart | updates)
     kept = frozenset(v for o in apart for v in o.uses if v in inside)
     written = [c.update.update for c in collected.values() if c.update.update not in others]
     if any(_lanes(v.type) != space for v in (*written, *kept)):
@@ -103,18 +101,10 @@ def turn(loop: ops.While, found: Counted, collected: Mapping[int, Collected]) ->
     return Turn(trips, frozenset(apart), kept, space)
 
 
-def _moving(body: Graph, carried: Collection[Value], outside: Collection[Op]) -> set[Value]:
-    """What depends on carried values, but for what ops ``outside`` make."""
-    moving = set(carried)
-    for o in body.ops:
-        if o not in outside and not moving.isdisjoint(o.uses):
-            moving.update(o.results)
-    return moving - set(carried)
-
-
-def _apart(body: Graph, carried: Collection[Value], space: tuple[int, ...],
-           updates: Collection[Op]) -> set[Op]:
-    """Ops that make elements of other elements of carried values, and all that depend on them."""
+def _divided(body: Graph, carried: Collection[Value], space: tuple[int, ...],
+             updates: Collection[Op]) -> tuple[set[Value], set[Op]]:
+    """Carried values and what is made of them element by element; and ops that make elements of
+    other elements of these, with all that depend on them."""
     moving, others, out = set(carried), set[Value](), set[Op]()
     for o in body.ops:
         if o in updates or (moving.isdisjoint(o.uses) and others.isdisjoint(o.uses)):
@@ -126,7 +116,7 @@ def _apart(body: Graph, carried: Collection[Value], space: tuple[int, ...],
         else:
             others.update(o.results)
             out.add(o)
-    return out
+    return moving, out
 
 
 def _behind(body: Graph, values: Collection[Value]) -> set[Op]:

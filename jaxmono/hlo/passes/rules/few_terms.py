@@ -4,8 +4,8 @@
 
 where d is computed element by element of far smaller arrays. Then it is a loop like any other,
 whose threads have vectors of neighbours, or is computed where it is read; as rows of three columns
-it would be a group of its own. 1024 bodies' forces on an H200: 106 us where warps shared each row,
-19 where a thread has it.
+it would be a group of its own. A call with 40 forces between 1024 bodies took 4241 us on an H200
+where warps shared each row, and 506 to 520 so.
 """
 
 from __future__ import annotations
