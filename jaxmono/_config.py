@@ -186,6 +186,19 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
     return Config(**values)
 
 
+_SAME_BITS = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
+
+
+def same_bits_on_every_run(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether ``XLA_FLAGS`` asks XLA for deterministic kernels, and thus jaxmono."""
+    env = os.environ if environ is None else environ
+    asked: dict[str, bool] = {}
+    for flag in env.get("XLA_FLAGS", "").split():
+        name, _, value = flag.lstrip("-").partition("=")
+        asked[name] = value.lower() not in ("false", "0")  # the last one counts
+    return any(asked.get(name, False) for name in _SAME_BITS)
+
+
 @cache
 def _warn_unknown(name: str) -> None:
     known = [setting.name for setting in SETTINGS]

@@ -139,7 +139,8 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
     facts = facts_for(platform, interpret=options.interpret)
     graph = imported.graph
     name = _measure.function_name(graph.name, options)
-    root = find_scopes(imported, options.mode, facts.device)
+    root = find_scopes(imported, options.mode, facts.device,
+                       same_bits=_config.same_bits_on_every_run())
     scopes = list(root.walk())
     refused = [_refusal(op, reason) for scope in scopes for op, reason in scope.refused]
     strict = options.on_unsupported == "error" and not plan_only

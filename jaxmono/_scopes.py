@@ -8,12 +8,13 @@ A loop or a branch that cannot enter a kernel as a whole is no reason to leave w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from jaxmono._measure import is_free, live_ops, work
 from jaxmono.fusion.plan import Device
-from jaxmono.fusion.regions import Region, find_regions
+from jaxmono.fusion.regions import Refusals, Region, find_regions
 from jaxmono.hlo import ops
 from jaxmono.hlo.importer import Imported
 from jaxmono.hlo.ir import Graph, Op
@@ -61,20 +62,27 @@ _SMALL = "in a loop or branch that XLA runs; too little to make up for a launch"
 _COUNTS = "counts the trips of a loop: XLA reads off it how many there are"
 
 
-def find_scopes(imported: Imported, mode: str, device: Device) -> Scope:
+def find_scopes(imported: Imported, mode: str, device: Device, *, same_bits: bool = False,
+                ) -> Scope:
     """Splits a function into what becomes kernels and what does not, and what XLA runs in it.
 
     Args:
       mode: of `jaxmono.jit`.
+      same_bits: of `support.refusal`.
     """
-    return _scope(imported, mode, device, 1, "", {})
+    return _scope(imported, partial(find_regions, mode=mode, device=device, same_bits=same_bits),
+                  1, "", {})
 
 
-def _scope(imported: Imported, mode: str, device: Device, runs: int, within: str,
+_Find = Callable[..., tuple[tuple[Region, ...], Refusals]]
+
+
+def _scope(imported: Imported, find: _Find, runs: int, within: str,
            kept: Mapping[Op, str]) -> Scope:
+    """``find``: regions of a graph, but for what is ``kept``."""
     graph = imported.graph
     live = live_ops(graph)
-    regions, reasons = find_regions(graph, mode, device, kept)
+    regions, reasons = find(graph, kept=kept)
     refused = [(op, reason) for op, reason in reasons if op in live]
     if within:
         small = [region for region in regions if not _worth_a_launch(graph, region)]
@@ -89,12 +97,12 @@ def _scope(imported: Imported, mode: str, device: Device, runs: int, within: str
         where = f"{op.opcode} at {op.loc}"
         if isinstance(op, ops.While):
             counts = dict.fromkeys(steps(op.body), _COUNTS)
-            inner[op] = None, _scope(origins[op].regions[1], mode, device, runs * trip_count(op),
-                                     where, counts)
+            inner[op] = None, _scope(origins[op].regions[1], find, runs * trip_count(op), where,
+                                     counts)
         elif isinstance(op, ops.Case):
             counted = max(op.branches, key=lambda g: work(g.ops).flops)
-            inner[op] = tuple(_scope(region, mode, device, runs * (region.graph is counted), where,
-                                     {}) for region in origins[op].regions)
+            inner[op] = tuple(_scope(region, find, runs * (region.graph is counted), where, {})
+                              for region in origins[op].regions)
     return Scope(imported, live, regions, tuple(refused), runs, within, inner)
 
 

@@ -34,6 +34,8 @@ def needed(units: Collection[Unit], *, open_borders: bool, roles: bool) -> set[s
         if any(isinstance(o, ops.Elementwise) and o.kind in ops.QUATERNARY
                for o in u.sig.body.ops):
             found.add("threefry")
+        if any(isinstance(o, ops.Accumulate) for o in u.sig.body.ops):
+            found.add("accumulate")
     if open_borders:
         found.add("flagged")
     if roles:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from jaxmono.codegen.accumulated import emit_accumulate
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.loads_first import bind_loads, emit_loads, loads_first, shared_by_all
 from jaxmono.codegen.names import compute, vector
@@ -28,6 +29,7 @@ from jaxmono.codegen.schedule import (
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.stencil_loop import emit_ahead, every_place, place_of
 from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.accumulated import accumulation
 from jaxmono.fusion.indexing import Index, IndexMap
 from jaxmono.fusion.plan import LoopForm, Sig
 from jaxmono.hlo.ir import Value
@@ -100,7 +102,11 @@ class LoopCode:
                  for s, root in zip(form.stores, roots(sig, form.stores, at), strict=True)]
 
         def store(i: int, x: Emitted) -> None:
-            s, at, _ = items[i]
+            s, at, (_, place) = items[i]
+            if (op := accumulation(sig.body, sig.body.outputs[s.result])) is not None:
+                emit_accumulate(em, function.outputs[s.result], store_offset(sig, s, at), x, op,
+                                place)
+                return
             em.store(function.outputs[s.result], store_offset(sig, s, at), x,
                      sig.body.outputs[s.result].type.dtype)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxmono.codegen.accumulated import unrolled
 from jaxmono.codegen.loads_first import loads_first, most_first
 from jaxmono.codegen.loop_order import source_order
 from jaxmono.codegen.names import storage
@@ -27,6 +28,7 @@ from jaxmono.codegen.traverse import (
     vector_width,
     walk,
 )
+from jaxmono.fusion.accumulated import accumulation
 from jaxmono.fusion.cost import weight
 from jaxmono.fusion.demand import Demand, reduction_index
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
@@ -223,6 +225,10 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
                              or flat.size < device.sm_count * threads * lanes):
             lanes //= 2
         return LoopSchedule(lanes)
+    if any(accumulation(sig.body, v) for v, _ in values):
+        lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[0])
+        return LoopSchedule(lanes, unrolled(flat.size * siblings / lanes / threads
+                                            / device.sm_count))
     moves = all(isinstance(o, _MOVES) for o in sig.body.ops)
     wide = vector_width(sig.body, values, offsets, flat, unaligned=True) if moves else 1
     padded = len(values) == 1 and padded_copy(sig.body, *values[0], flat, wide) is not None

@@ -19,7 +19,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from jaxmono.fusion import cost
-from jaxmono.fusion.draft import IN_MEMORY
+from jaxmono.fusion.draft import STORED
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 
@@ -74,7 +74,7 @@ def chains(graph: Graph, holders: Collection[Op], ends: Collection[Op] = (),
     for op in graph.ops:
         if op in holders:
             continue
-        if op in ends or isinstance(op, (ops.Stored, *IN_MEMORY)):  # a chain ends there
+        if op in ends or isinstance(op, STORED):  # a chain ends there
             found.update(dict.fromkeys(op.results, NONE))
             continue
         found.update(dict.fromkeys(op.results, _behind(op, found)))
@@ -100,7 +100,7 @@ def deep(graph: Graph, holders: Collection[Op]) -> frozenset[Op]:
     for op in graph.ops:
         if op in holders:
             continue
-        if isinstance(op, (ops.Stored, *IN_MEMORY)):
+        if isinstance(op, STORED):
             found.update(dict.fromkeys(op.results, NONE))
             continue
         chain = _behind(op, found)

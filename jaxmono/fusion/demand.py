@@ -141,6 +141,20 @@ def _dynamic_update_slice(op: ops.DynamicUpdateSlice, index: IndexMap) -> tuple[
     return (Demand(op.update, tuple(at), Guard(tuple(bounds))), Demand(op.operand, index))
 
 
+def line_index(op: ops.Accumulate, update: IndexMap) -> Index:
+    """The line of an update, -1 for none."""
+    return Index.of(Dyn(op.lines, update, -1, op.operand.type.dims[0] - 1))
+
+
+def _accumulate(op: ops.Accumulate, index: IndexMap) -> tuple[Demand, ...] | None:
+    """Of the line of one update, what that brings; what a line is in the end has no place."""
+    (atom, c), *more = index[0].terms or ((None, 0),)
+    if not isinstance(atom, Dyn) or atom.value is not op.lines or c != 1 or more \
+            or index[0].const:
+        return None
+    return (Demand(op.update, (*atom.index, *index[1:])),)
+
+
 def _concatenate(op: ops.Concatenate, index: IndexMap) -> tuple[Demand, ...]:
     out: list[Demand] = []
     begin = 0
@@ -212,6 +226,7 @@ _RULES: dict[type[Op], Callable[[Any, IndexMap], tuple[Demand, ...] | None]] = {
     ops.Window: _window,
     ops.DynamicSlice: _dynamic_slice,
     ops.DynamicUpdateSlice: _dynamic_update_slice,
+    ops.Accumulate: _accumulate,
     ops.Concatenate: _concatenate,
     ops.Pad: _pad,
     ops.Gather: _gather,

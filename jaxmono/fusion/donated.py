@@ -68,7 +68,7 @@ def _why_not(form: Formulation, d: Draft | None, v: Value, u: Value,
     if d.kind not in ("loop", "row", "dot"):
         return f"it is an {d.kind}'s, which may read again what it has read"
     if d.stored:
-        return "who writes it updates another input in place"
+        return "who writes it updates other memory in place"
     if any(in_parts.get(x) is u for x in form.reads[d]):
         return "who writes it reads other elements of the input"
     if u in form.reads[d]:

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from jaxmono.fusion.demand import demands, start_index
+from jaxmono.fusion.demand import demands, line_index, start_index
 from jaxmono.fusion.indexing import Div, Dyn, Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
@@ -25,7 +25,9 @@ JOINABLE = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.R
 ANCHORS = (ops.DotGeneral, ops.Reduce)
 IN_MEMORY = (ops.Stacked, ops.Piece)
 """What lies in memory by what other ops store, and belongs to no group (fusion/stacks.py)."""
-ENDS = (*ANCHORS, ops.Stored, *IN_MEMORY)
+STORED = (ops.Stored, ops.Accumulate, *IN_MEMORY)
+"""What its readers find in a buffer, whatever it is."""
+ENDS = (*ANCHORS, *STORED)
 """What is computed element by element begins behind these."""
 
 
@@ -163,6 +165,8 @@ def forward(op: Op, operand: Value, index: IndexMap, cols: tuple[Var, ...] = ())
         return tuple(index[p] for p in op.permutation)
     if isinstance(op, ops.BroadcastInDim):
         return _broadcast(op, index, cols)
+    if isinstance(op, ops.Accumulate):
+        return (line_index(op, index[:1]), *index[1:])
     if isinstance(op, ops.DynamicUpdateSlice):
         return tuple(i + start_index(s, d, n) for i, s, d, n in
                      zip(index, op.start_indices, op.operand.type.dims, op.update.type.dims,

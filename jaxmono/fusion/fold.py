@@ -14,7 +14,7 @@ import math
 from jaxmono.fusion import cost
 from jaxmono.fusion.bodies import prologue_walk
 from jaxmono.fusion.dots import dot_dims, dot_vars
-from jaxmono.fusion.draft import ENDS, IN_MEMORY, Draft, State
+from jaxmono.fusion.draft import ENDS, STORED, Draft, State
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.rows import reduced_shape
 from jaxmono.fusion.support import exact_product, matrix_dtype
@@ -139,7 +139,7 @@ def _inside(state: State, chain: Draft, touched: dict[Value, None]) -> set[Op]:
     while todo:
         o = state.graph.producer.get(todo.pop())
         if o is not None and o not in inside and o not in state.owner \
-                and not isinstance(o, (ops.Stored, *IN_MEMORY)):
+                and not isinstance(o, STORED):
             inside.add(o)
             todo.extend(o.uses)
     return inside

@@ -115,7 +115,7 @@ def _finish(state: State) -> Formulation | set[Op]:
     if (unsafe := _read_and_updated(state, groups, stored)):
         return unsafe
     updates = {o.inputs[0]: d for d in groups for o in d.ops
-               if isinstance(o, ops.DynamicUpdateSlice) and o in state.in_place}
+               if isinstance(o, ops.Accumulate) or o in state.in_place}
     parts = written_by(state.graph)
     before = order.dependences(groups, reads, updates, parts)
     level = order.levels(groups, before)

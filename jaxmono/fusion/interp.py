@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from jaxmono.fusion.accumulated import accumulation
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.indexing import Dyn, Index
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
@@ -79,6 +80,10 @@ class _Machine:
         values = dict(zip(dynamic, made[len(body.outputs):], strict=True))
         for s in g.sig.form.stores:
             shape = body.outputs[s.result].type.dims
+            target = self.view(self.plan.buffers[g.results[s.result]]).reshape(-1)
+            if accumulation(body, body.outputs[s.result]) is not None:
+                target[:] = made[s.result].reshape(-1)  # of lines without updates what they were
+                continue
             try:
                 at = offsets(s.index, shape, s.over, values)
             except IndexError as e:
@@ -86,7 +91,6 @@ class _Machine:
             if np.unique(at).size != at.size:
                 raise PlanError(f"group g{g.id} ({g.sig.name}) writes an element of result "
                                 f"{s.result} twice")
-            target = self.view(self.plan.buffers[g.results[s.result]]).reshape(-1)
             target[at] = made[s.result].reshape(-1)[at].astype(target.dtype)
 
     def poison(self, stage: int) -> None:

@@ -14,7 +14,7 @@ from jaxmono.fusion import cost
 from jaxmono.fusion.back_to_back import is_pair
 from jaxmono.fusion.chains import CAP, SAME_ELEMENT, Chain, chains, deep
 from jaxmono.fusion.dots import dot_dims
-from jaxmono.fusion.draft import IN_MEMORY, Draft, State, forward
+from jaxmono.fusion.draft import IN_MEMORY, STORED, Draft, State, forward
 from jaxmono.fusion.indexing import Index, as_map, variables
 from jaxmono.fusion.loop_chains import MAX_OUTPUTS
 from jaxmono.fusion.plan import Device
@@ -105,7 +105,7 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
             or _is_stencil(op, taps, sinks, contractions))
         parts = _parts(op, behind, slower) if worth and op in joins else None
         if any(r in outputs or r in wanted for r in op.results) or op in state.in_place \
-                or isinstance(op, ops.Stored) or (worth and parts is None):
+                or isinstance(op, STORED) or (worth and parts is None):
             draft = _loop(state, op)
             host = hosts.setdefault(op.group, draft) if isinstance(op, ops.Stored) and op.group \
                 else draft
@@ -141,7 +141,7 @@ def _holders(state: State) -> dict[Op, list[Draft]]:
 
 
 def _size(op: Op) -> int:
-    if isinstance(op, ops.DynamicUpdateSlice):
+    if isinstance(op, ops.DynamicUpdateSlice | ops.Accumulate):
         return op.update.type.size
     return max((r.type.size for r in op.results), default=0)
 
@@ -176,7 +176,7 @@ def _taps(state: State, holders: Mapping[Op, Sequence[Draft]],
     out: dict[Value, frozenset[Hashable]] = {}
     none = frozenset[Hashable]()
     for op in state.graph.ops:
-        if op in holders or isinstance(op, (ops.Stored, *IN_MEMORY)):
+        if op in holders or isinstance(op, STORED):
             continue
         of = [out.get(v, none) for v in op.uses]
         found = max(of, key=len, default=none)
@@ -258,7 +258,7 @@ def _weight_in_scans(op: Op, sinks: Mapping[Value, frozenset[int]], scans: froze
         for v in todo.pop().uses:
             o = state.graph.producer.get(v)
             if o is None or o in inside or o in holders \
-                    or isinstance(o, (ops.Stored, ops.BroadcastInDim, *IN_MEMORY)):
+                    or isinstance(o, (ops.BroadcastInDim, *STORED)):
                 continue
             if not isinstance(o, _ONE_ELEMENT):
                 return None
@@ -314,7 +314,7 @@ def _given(graph: Graph, holders: Collection[Op]) -> frozenset[Op]:
     """Floating ops that program inputs alone determine, with nothing stored in between."""
     out = set[Op]()
     for op in graph.ops:
-        if op not in holders and not isinstance(op, (ops.Stored, *IN_MEMORY)) and all(
+        if op not in holders and not isinstance(op, STORED) and all(
                 (made := graph.producer.get(v)) is None or made in out for v in op.uses):
             out.add(op)
     return frozenset(out)
@@ -388,7 +388,8 @@ def _joins(graph: Graph) -> set[Op]:
 
 def _loop(state: State, op: Op) -> Draft:
     draft = Draft("loop", max((state.pot_of(v) for v in op.uses), default=0) + 1, anchor=op)
-    if isinstance(op, ops.DynamicUpdateSlice) and op in state.in_place:
+    if isinstance(op, ops.Accumulate) or (
+            isinstance(op, ops.DynamicUpdateSlice) and op in state.in_place):
         shape = op.update.type.dims
         draft.domain = variables("i", [n for n in shape if n != 1])
         at = forward(op, op.update, _identity(draft, shape))

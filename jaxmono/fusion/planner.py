@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from jaxmono.fusion import cache_rows, memory
+from jaxmono.fusion.accumulated import written_over
 from jaxmono.fusion.bodies import make_sig
 from jaxmono.fusion.donated import take_places
 from jaxmono.fusion.draft import Draft
@@ -200,6 +201,11 @@ class _Buffers:
             self.of.setdefault(v, b) if v not in graph.inputs else None
         self._stacks(graph, writer, stage, last)
         self.chain = {v: self.outputs[graph.outputs[out]][0] for v, out in chained.items()}
+        above = {u: v for u, v in written_over(graph).items() if v in writer}
+        for d in form.groups:
+            for u in d.outputs:
+                if u in above:
+                    self.of[u] = self._written_over(u, above[u], stage, writer, last)
         for d in form.groups:
             for v in d.outputs:
                 if v in self.chain:
@@ -210,6 +216,18 @@ class _Buffers:
                     self.of[v] = self._add(v.type, Place.SCRATCH, first=stage[d],
                                            last=max(last.get(v, -1), stage[d]))
         self._pieces(graph, last)
+
+    def _written_over(self, u: Value, v: Value, stage: Mapping[Draft, int],
+                      writer: Mapping[Value, Draft], last: Mapping[Value, int]) -> int:
+        """The buffer of ``u``, in which ``v`` is made behind it."""
+        first = stage[writer[u]]
+        if v in self.outputs:
+            b = self.of[v]
+            self.rows[b] = dataclasses.replace(self.rows[b], first=first)
+        else:
+            b = self.of[v] = self._add(v.type, Place.SCRATCH, first=first,
+                                       last=max(last.get(v, -1), stage[writer[v]]))
+        return b
 
     def _pieces(self, graph: Graph, last: Mapping[Value, int]) -> None:
         for v, o in pieces(graph).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from jaxmono.fusion.accumulated import returned_once
 from jaxmono.fusion.batches_first import batches_first
 from jaxmono.fusion.epilogue_reduces import of_contractions
 from jaxmono.fusion.gated import gated
@@ -42,7 +43,7 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
       how many trips a stage takes.
     """
     loops = told(graph)
-    graph = dead_code(expand(without_barriers(unroll(graph))))
+    graph = returned_once(dead_code(expand(without_barriers(unroll(graph)))))
     # Those of a contraction's results may begin in its epilogue: known once there are groups.
     later = () if "epilogue_reduces" in without else of_contractions(graph)
     graph, whole = split_reduces(split_softmaxes(graph, device, later), device, later)

@@ -62,13 +62,15 @@ NOT_STITCHED = "mode='stitch' leaves contractions to XLA's libraries"
 
 
 def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
-                 kept: Mapping[Op, str] = _NOTHING) -> tuple[tuple[Region, ...], Refusals]:
+                 kept: Mapping[Op, str] = _NOTHING, *, same_bits: bool = False,
+                 ) -> tuple[tuple[Region, ...], Refusals]:
     """Splits a graph (as imported, dead ops included).
 
     Args:
       mode: of `jaxmono.jit`; "stitch" refuses contractions with the reason NOT_STITCHED.
       device: by default the cost model's own.
       kept: ops that stay with XLA whatever they are, with the reason.
+      same_bits: of `support.refusal`.
 
     Returns:
       The regions in an order in which each only reads what earlier ones and XLA's ops make, and
@@ -77,7 +79,8 @@ def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
     live = _live(graph)
     reasons: dict[int, str] = {}
     for i in live:
-        if (why := kept.get(graph.ops[i]) or refusal(graph.ops[i], graph.producer)) is not None:
+        why = kept.get(graph.ops[i]) or refusal(graph.ops[i], graph.producer, same_bits=same_bits)
+        if why is not None:
             reasons[i] = why
         elif mode == "stitch" and _computes(graph.ops[i]):
             reasons[i] = NOT_STITCHED

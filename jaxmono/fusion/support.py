@@ -65,19 +65,23 @@ REFUSED_DTYPES: dict[DType, str] = {
 REFUSED_ELEMENTWISE: dict[str, str] = dict.fromkeys(
     ("complex", "conj", "imag", "real"), "complex numbers are not generated")
 
+ANY_ORDER = "XLA_FLAGS asks for the same bits on every run, and memory adds floats in any order"
+
 REDUCER_OPS = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.Constant,
                ops.ReducePrecision, ops.BroadcastInDim, ops.Reshape)
 
 
-def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING) -> str | None:
+def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING, *, same_bits: bool = False,
+            ) -> str | None:
     """Why this op stays with XLA, or None if a kernel may contain it.
 
     Args:
       producer: of the graph that the op is in: what a loop begins with is there.
+      same_bits: every run has to give the same ones.
     """
     if (reason := REFUSED_OPS.get(type(op))) is not None:
         return reason
-    if isinstance(op, ops.While) and (reason := _refused_loop(op, producer)):
+    if isinstance(op, ops.While) and (reason := _refused_loop(op, producer, same_bits)):
         return reason
     if isinstance(op, ops.Elementwise) and (reason := REFUSED_ELEMENTWISE.get(op.kind)):
         return reason
@@ -97,7 +101,8 @@ def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING) -> str | None:
         return reason
     if isinstance(op, ops.RaggedDot) and (reason := ragged_dot.refusal(op)):
         return reason
-    if isinstance(op, ops.Scatter) and (reason := scatter.refusal(op)):
+    if isinstance(op, ops.Scatter) and (reason := scatter.refusal(op) or (
+            ANY_ORDER if same_bits and scatter.in_any_order(op) else "")):
         return reason
     if isinstance(op, ops.TopK) and (reason := top_k.refusal(op)):
         return reason
@@ -110,10 +115,11 @@ def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING) -> str | None:
     return None
 
 
-def _refused_loop(op: ops.While, producer: Mapping[Value, Op]) -> str | None:
+def _refused_loop(op: ops.While, producer: Mapping[Value, Op], same_bits: bool) -> str | None:
     inside = {**producer, **op.body.producer}
     return loop_refusal(op, producer) or next(
-        (f"{o.opcode} in it: {r}" for o in op.body.ops if (r := refusal(o, inside))), None)
+        (f"{o.opcode} in it: {r}" for o in op.body.ops
+         if (r := refusal(o, inside, same_bits=same_bits))), None)
 
 
 def matrix_dtype(op: ops.DotGeneral) -> DType | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from jaxmono.fusion.accumulated import accumulation
 from jaxmono.fusion.bijection import injective
 from jaxmono.fusion.edges import flagged_bytes
 from jaxmono.fusion.errors import PlanError
@@ -218,12 +219,14 @@ def _check_store(sig: Sig, result: int, over: Sequence[Var]) -> None:
 def updated_param(sig: Sig, result: int) -> int | None:
     """The body input that a result is an update of (and may share its buffer with)."""
     o = sig.body.producer.get(sig.body.outputs[result])
-    if isinstance(o, ops.DynamicUpdateSlice) and o.operand in sig.body.inputs:
+    if isinstance(o, ops.DynamicUpdateSlice | ops.Accumulate) and o.operand in sig.body.inputs:
         return sig.body.inputs.index(o.operand)
     return None
 
 
 def _partial(sig: Sig, result: int) -> bool:
+    if accumulation(sig.body, sig.body.outputs[result]) is not None:
+        return True  # however many updates there are
     store = next(s for s in sig.form.stores if s.result == result)
     return math.prod(x.size for x in store.over) != sig.body.outputs[result].type.size
 
@@ -305,7 +308,7 @@ def _replay(plan: Plan) -> None:
                 raise PlanError(f"stage {number}: {_name(g)} writes b{b}, whose parts others write")
             valid.difference_update(touching[b])
             valid.add(b)
-            writes[b] += 1
+            writes[b] += not _updates(plan, g, b)
             _check_life(plan, b, number, g)
     for b in plan.outputs:
         if b.type.size == 0:
@@ -315,6 +318,15 @@ def _replay(plan: Plan) -> None:
                 raise PlanError(f"output {b.index} (b{i}) is not written, or overwritten later")
             if writes[i] != 1 and b.alias is None:
                 raise PlanError(f"output {b.index} (b{i}) is written {writes[i]} times")
+
+
+def _updates(plan: Plan, g: Group, result: int) -> bool:
+    """Whether ``result`` was written before, and the group only changes elements of it."""
+    for r, b in enumerate(g.results):
+        p = updated_param(g.sig, r)
+        if b == result and p is not None:
+            return span(plan, plan.buffers[g.params[p]]) == span(plan, plan.buffers[b])
+    return False
 
 
 def _in_place(g: Group, param: int, result: int) -> bool:

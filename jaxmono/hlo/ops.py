@@ -401,11 +401,35 @@ class Stored(Op):
 
     ``in_turn``: part of an array whose parts one group makes, each of the one before (a scan's).
     ``group``: if not 0, that group makes all that have the same number, of several arrays and of
-    none (trips of a loop)."""
+    none (trips of a loop). ``own``: memory of an `Accumulate`, which writes over it."""
 
     operand: Value = ir.operand()
     in_turn: bool = ir.attribute(False)
     group: int = ir.attribute(0)
+    own: bool = ir.attribute(False)
+
+    @property
+    def is_one_of_its_kind(self) -> bool:
+        """Whether another op with the same operand is another array."""
+        return self.in_turn or self.own
+
+
+ACCUMULATED = ("add", "maximum", "minimum")
+"""What memory can do by itself."""
+
+
+@op("accumulate")
+class Accumulate(Op):
+    """Sums (largest, smallest elements: ``kind``) in the operand's memory, jaxmono's own, in any
+    order: ``out[lines[t]] = kind(out[lines[t]], update[t])`` for all t.
+
+    operand: [v, ...], an array that is `Stored` for this op alone. lines: s32[t]; -1: of no line.
+    update: [t, ...]."""
+
+    operand: Value = ir.operand()
+    lines: Value = ir.operand()
+    update: Value = ir.operand()
+    kind: str = ir.attribute("add")
 
 
 PIECE_BYTES = 16

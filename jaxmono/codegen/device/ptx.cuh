@@ -73,6 +73,8 @@
 //
 // Atomics and order, uint32_t unless T is named:
 //   void red_add<T>(T*, T)                      relaxed, gpu scope: float, double, (u)int32, (u)int64
+//   void red_add_4(float*, float, float, float, float)   of 4 neighbours, from a multiple of 16 bytes
+//   void red_max<T>(T*, T), red_min<T>(T*, T)             (u)int32
 //   uint32_t atom_add_acq_rel_gpu(uint32_t*, uint32_t)                 returns the old value
 //   void red_add_release_gpu(uint32_t*, uint32_t)
 //   T atom_cas<T>(T*, T expected, T desired)                           4 or 8 bytes, relaxed

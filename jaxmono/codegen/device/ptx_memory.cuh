@@ -286,6 +286,34 @@ JM_DEVICE void red_add(T* p, T x) {
                  : "memory");
 }
 
+// p: a multiple of 16 bytes.
+JM_DEVICE void red_add_4(float* p, float x, float y, float z, float w) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x), "f"(y), "f"(z),
+               "f"(w)
+               : "memory");
+#else
+  red_add(p, x), red_add(p + 1, y), red_add(p + 2, z), red_add(p + 3, w);
+#endif
+}
+
+template <class T>
+JM_DEVICE void red_max(T* p, T x) {
+  static_assert(sizeof(T) == 4 && is_integer<T>, "32-bit integers");
+  if constexpr (is_signed<T>)
+    asm volatile("red.relaxed.gpu.global.max.s32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+  else
+    asm volatile("red.relaxed.gpu.global.max.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+template <class T>
+JM_DEVICE void red_min(T* p, T x) {
+  static_assert(sizeof(T) == 4 && is_integer<T>, "32-bit integers");
+  if constexpr (is_signed<T>)
+    asm volatile("red.relaxed.gpu.global.min.s32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+  else
+    asm volatile("red.relaxed.gpu.global.min.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+
 template <class T>
 JM_DEVICE T atom_cas(T* p, T expected, T desired) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8, "4 or 8 bytes");

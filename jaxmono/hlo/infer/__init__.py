@@ -76,6 +76,7 @@ RULES: dict[type[Op], Callable[[Any], tuple[TensorType, ...]]] = {
     ops.Case: _case,
     ops.OptimizationBarrier: lambda op: tuple(a.type for a in op.args),
     ops.Stored: lambda op: (op.operand.type,),
+    ops.Accumulate: m.infer_accumulate,
     ops.Stacked: m.infer_stacked,
     ops.Piece: m.infer_piece,
     # Their results are what they say.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxmono.hlo import ops
 from jaxmono.hlo.infer.rule import dims_in_range, per_dim, require, same, scalar
 from jaxmono.hlo.ir import Value
-from jaxmono.hlo.types import TensorType
+from jaxmono.hlo.types import DType, TensorType
 
 
 def infer_broadcast_in_dim(op: ops.BroadcastInDim) -> tuple[TensorType, ...]:
@@ -71,6 +71,16 @@ def infer_dynamic_update_slice(op: ops.DynamicUpdateSlice) -> tuple[TensorType, 
     per_dim("update", u.shape, t.rank)
     for i, n in enumerate(u.dims):
         require(n <= t.dims[i], f"update of size {n} does not fit dimension {i} of {t}")
+    return (t,)
+
+
+def infer_accumulate(op: ops.Accumulate) -> tuple[TensorType, ...]:
+    t, u, lines = op.operand.type, op.update.type, op.lines.type
+    require(t.rank >= 1, f"the operand {t} has no lines")
+    same("the type of lines", lines, TensorType(u.shape[:1], DType.S32))
+    same("the element type of update", u.dtype, t.dtype)
+    same("the dimensions of a line of update", u.shape[1:], t.shape[1:])
+    require(op.kind in ops.ACCUMULATED, f"{op.kind} is none of {', '.join(ops.ACCUMULATED)}")
     return (t,)
 
 

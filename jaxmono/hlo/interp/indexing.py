@@ -35,6 +35,17 @@ def dynamic_update_slice(op: ops.DynamicUpdateSlice, ctx: Context) -> Sequence[A
     return [x]
 
 
+@implements(ops.Accumulate)
+def accumulate(op: ops.Accumulate, ctx: Context) -> Sequence[Any]:
+    dtype = op.operand.type.dtype
+    out = ctx.get(op.operand).astype(ctx.compute(dtype))
+    lines, update = ctx.get(op.lines), ctx.get(op.update).astype(out.dtype, copy=False)
+    there = lines >= 0
+    combine = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum}[op.kind]
+    combine.at(out, lines[there], update[there])
+    return [out.astype(ctx.stored(dtype), copy=False)]
+
+
 def _index_vectors(indices: Array, index_vector_dim: int) -> Array:
     """int64 indices of shape (*batch, vector)."""
     # uint64 beyond int64 is out of range either way; saturate so that it stays so.

@@ -34,8 +34,9 @@ def common_subexpressions(graph: Graph) -> Graph:
     for op in graph.ops:
         new = rewrite_regions(remapped(op, mapping), common_subexpressions)
         changed |= new is not op
-        # A part of a scan's array can be part of one only.
-        if not ops.has_side_effect(new) and not (isinstance(new, ops.Stored) and new.in_turn):
+        # A part of a scan's array can be part of one only, and what is written over is one's own.
+        if not ops.has_side_effect(new) and not (
+                isinstance(new, ops.Stored) and new.is_one_of_its_kind):
             key = expression_key(new, id)
             first = known.setdefault(key, new.results)
             if first is not new.results:

@@ -82,7 +82,7 @@ def _small(op: Op, scope: Scope) -> Sequence[Value] | None:
     if not op.inputs or any(not v.type.is_static or v.type.size > LARGEST for v in op.results):
         return None
     if any(g.captures for g in op.subgraphs) or ops.has_side_effect(op) \
-            or (isinstance(op, ops.Stored) and op.in_turn):
+            or (isinstance(op, ops.Stored) and op.is_one_of_its_kind):
         return None
     operands = list(dict.fromkeys(op.inputs))
     literals = [scope.literal(v) for v in operands]

@@ -330,12 +330,28 @@ inline T atom_cas(T* p, T expected, T desired) {
   __atomic_compare_exchange(p, &expected, &desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return expected;
 }
+template <class T, class F>
+inline void red(T* p, const F& f) {
+  T old, made;
+  __atomic_load(p, &old, __ATOMIC_RELAXED);
+  do made = static_cast<T>(f(old));
+  while (!__atomic_compare_exchange(p, &old, &made, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+}
 template <class T>
 inline void red_add(T* p, T x) {
-  T old, sum;
-  __atomic_load(p, &old, __ATOMIC_RELAXED);
-  do sum = static_cast<T>(old + x);
-  while (!__atomic_compare_exchange(p, &old, &sum, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+  red(p, [&](T old) { return old + x; });
+}
+inline void red_add_4(float* p, float x, float y, float z, float w) {
+  expect_aligned(reinterpret_cast<const float(*)[4]>(p), "red_add_4");
+  red_add(p, x), red_add(p + 1, y), red_add(p + 2, z), red_add(p + 3, w);
+}
+template <class T>
+inline void red_max(T* p, T x) {
+  red(p, [&](T old) { return old < x ? x : old; });
+}
+template <class T>
+inline void red_min(T* p, T x) {
+  red(p, [&](T old) { return x < old ? x : old; });
 }
 
 inline void fence_acq_rel_gpu() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }

@@ -26,13 +26,8 @@ def keys_of(scope: Scope, x: Value, dimension: int) -> Value:
 
 def keys_at(scope: Scope, x: Value, place: Value) -> Value:
     """The keys of elements at these places, u32."""
-    if x.type.dtype in FLOATS:
-        bits = _float_bits(scope, x)
-        sign = scope.splat(_SIGN, bits.type)
-        high = scope.elementwise("select", scope.compare("GE", bits, sign),
-                                 scope.elementwise("not", bits), _signed(scope, bits))
-    else:
-        high = _signed(scope, _bits(scope, scope.convert(x, DType.S32)))
+    high = ordered(scope, x) if x.type.dtype in FLOATS else \
+        _signed(scope, _bits(scope, scope.convert(x, DType.S32)))
     low = scope.elementwise("not", place)
     high = scope.convert(high, DType.U64)
     high = scope.elementwise("shift_left", high, scope.splat(32, high.type))
@@ -48,11 +43,24 @@ def values(scope: Scope, keys: Value, dtype: DType) -> Value:
     """The elements that have these keys."""
     high = scope.elementwise("shift_right_logical", keys, scope.splat(32, keys.type))
     high = scope.convert(high, DType.U32)
-    if dtype not in FLOATS:
-        return scope.convert(_bits(scope, _signed(scope, high), DType.S32), dtype)
-    positive = scope.compare("GE", high, scope.splat(_SIGN, high.type))
-    bits = scope.elementwise("select", positive, _signed(scope, high),
-                             scope.elementwise("not", high))
+    if dtype in FLOATS:
+        return float_of(scope, high, dtype)
+    return scope.convert(_bits(scope, _signed(scope, high), DType.S32), dtype)
+
+
+def ordered(scope: Scope, x: Value) -> Value:
+    """u32 that lie as floats do in their total order."""
+    bits = _float_bits(scope, x)
+    negative = scope.compare("GE", bits, scope.splat(_SIGN, bits.type))
+    return scope.elementwise("select", negative, scope.elementwise("not", bits),
+                             _signed(scope, bits))
+
+
+def float_of(scope: Scope, key: Value, dtype: DType) -> Value:
+    """The floats that `ordered` has these for."""
+    positive = scope.compare("GE", key, scope.splat(_SIGN, key.type))
+    bits = scope.elementwise("select", positive, _signed(scope, key),
+                             scope.elementwise("not", key))
     if dtype is DType.F32:
         return _bits(scope, bits, dtype)
     bits = scope.elementwise("shift_right_logical", bits, scope.splat(16, bits.type))

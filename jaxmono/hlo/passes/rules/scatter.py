@@ -1,4 +1,4 @@
-"""Scatters without memory that several threads add to: in the same order on every run.
+"""Scatters: without memory that several threads add to, in the same order on every run, or in it.
 
 Updates [b, t, w] go to lines of an operand [b, v, w], each to the line that its index says, or to
 none where that is out of range. Which of the forms below depends on the sizes.
@@ -10,9 +10,12 @@ none where that is out of range. Which of the forms below depends on the sizes.
                     out = select(last[v] < 0, operand, update[last[v], w])
     many lines      out = operand + sums, of the updates in the order of their lines
                     (sorted_sums.py)
+    in memory       out = stored(operand);  out[index[t]] += update[t], as memory does it
 
-An embedding's gradient is of the last kind: XLA adds each element to memory, one behind the other
-where words repeat. BERT-base's 2048 tokens, of which all are of one type, took 12 ms of an H200.
+An embedding's gradient in 16 bits is of the last kind but one: XLA adds each element to memory, one
+behind the other where words repeat. BERT-base's 2048 tokens, of which all are of one type, took
+12 ms of an H200. What memory adds by itself (f32, integers) is of the last kind: in any order, as
+XLA adds it, too, unless it is asked for the same bits on every run (`in_any_order`).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
 from jaxmono.hlo.passes.rules.arithmetic import highest, lowest
 from jaxmono.hlo.passes.rules.indices import inside
+from jaxmono.hlo.passes.rules.keys import float_of, ordered
 from jaxmono.hlo.passes.rules.sorted_sums import rows_of, sums_by_line, too_many
 from jaxmono.hlo.rewrite import binary_kind
 from jaxmono.hlo.types import DType, TensorType
@@ -35,10 +39,12 @@ DENSE = 1 << 24
 COMPARED = 1 << 29
 """Updates times lines, of which each is compared: 60 us by their instructions."""
 WIDE = 256
-"""Elements of a line from which on its updates' sums are made here. XLA adds 8192 updates of 64 to
-2708 lines in 15 us where few meet. (Memory adds f32 by itself: its sums stay there, too.)"""
+"""Elements of a line from which on sums of 16-bit floats are those of sorted updates."""
+MOST_WIDENED = 1 << 22
+"""Elements of narrower lines that are written as f32, added up in memory and read again: 10 us."""
 
 _NARROW = (DType.F16, DType.BF16)
+_IN_MEMORY = (DType.F32, DType.S32, DType.U32)
 _KINDS = ("add", "maximum", "minimum", "set")
 
 
@@ -85,11 +91,36 @@ def refusal(op: ops.Scatter) -> str:
     if kind == "set":
         return "" if n.b * n.v * n.t <= COMPARED else \
             f"{n.t} updates of {n.v} lines are too many to compare each with each"
-    if kind != "add" or t.dtype not in _NARROW:
-        return f"{n.t} updates of {n.v} lines are only generated as sums of 16-bit floats"
-    if n.w < WIDE:
-        return f"sums of lines of {n.w} elements (fewer than {WIDE}) are added up in memory"
-    return too_many(n.b, n.v, n.t, n.w)
+    return "" if _in_order(n, kind, t.dtype) else _not_in_memory(n, kind, t.dtype)
+
+
+def in_any_order(op: ops.Scatter) -> bool:
+    """Whether floats are added up in memory, as XLA adds them: every run may have other bits."""
+    kind = _kind(op)
+    if kind != "add" or refusal(op) or _is_window(op) or op.unique_indices \
+            or not op.args[0].type.dtype.is_float:
+        return False
+    n = _lines(op)
+    assert isinstance(n, _Lines)
+    return not _in_order(n, kind, op.args[0].type.dtype)
+
+
+def _in_order(n: _Lines, kind: str, dtype: DType) -> bool:
+    """Whether a form without memory that several threads add to suits the sizes."""
+    if n.t == 1 or kind == "set" or n.b * n.v * n.t * n.w <= DENSE:
+        return True
+    return kind == "add" and dtype in _NARROW and n.w >= WIDE and not too_many(n.b, n.v, n.t, n.w)
+
+
+def _not_in_memory(n: _Lines, kind: str, dtype: DType) -> str:
+    """Why memory does not make a scatter; empty if it does."""
+    elements = n.b * n.v * n.w
+    if dtype in _NARROW and elements > MOST_WIDENED:
+        return f"{n.t} updates of {n.v} lines of {n.w} 16-bit floats are neither sorted nor made " \
+            "in 32 bits"
+    if dtype not in (*_IN_MEMORY, *_NARROW):
+        return f"{n.t} updates of {n.v} lines of {dtype.value} are not made in memory"
+    return "" if n.b * n.v < 1 << 31 else f"{n.b * n.v} lines have no indices of 32 bits"
 
 
 def scatter(op: ops.Scatter, scope: Scope) -> Sequence[Value] | None:
@@ -111,8 +142,10 @@ def scatter(op: ops.Scatter, scope: Scope) -> Sequence[Value] | None:
         out = _dense(n, kind, operand, index, update, scope)
     elif kind == "set":
         out = _written(n, operand, index, update, scope)
-    else:
+    elif _in_order(n, kind, operand.type.dtype):
         out = _sorted(n, operand, index, update, scope)
+    else:
+        out = _in_memory(n, kind, operand, index, update, scope)
     t = op.args[0].type
     out = scope.reshape(out, [t.dims[d] for d in n.order])
     return [scope.transpose(out, [n.order.index(d) for d in range(t.rank)])]
@@ -297,6 +330,39 @@ def _sorted(n: _Lines, operand: Value, index: Value, update: Value, scope: Scope
     has = scope.broadcast_in_dim(has, operand.type.dims, (0, 1))
     out = scope.elementwise("add", scope.convert(operand, DType.F32), sums)
     return scope.elementwise("select", has, scope.convert(out, operand.type.dtype), operand)
+
+
+def _in_memory(n: _Lines, kind: str, operand: Value, index: Value, update: Value,
+               scope: Scope) -> Value:
+    """Memory adds the updates to their lines, each thread some elements of one."""
+    dtype = operand.type.dtype
+    if dtype.is_float and kind != "add":
+        out = _in_memory(n, kind, _key(kind, operand, scope), index, _key(kind, update, scope),
+                         scope)
+        return float_of(scope, out, dtype)
+    if dtype in _NARROW:
+        wide = [scope.convert(x, DType.F32) for x in (operand, update)]
+        return scope.convert(_in_memory(n, kind, wide[0], index, wide[1], scope), dtype)
+    width = () if n.w == 1 else (n.w,)  # lines of one element are no dimension
+    first = scope.elementwise("multiply", scope.iota((n.b, n.t), DType.S32, 0),
+                              scope.splat(n.v, index.type))
+    none = scope.compare("LT", index, scope.splat(0, index.type))
+    line = scope.elementwise("select", none, index, scope.elementwise("add", first, index))
+    operand = scope.reshape(operand, (n.b * n.v, *width))
+    out = scope.emit1(
+        ops.Accumulate, operand.type, kind=kind,
+        operand=scope.emit1(ops.Stored, operand.type, operand=operand, own=True),
+        lines=scope.reshape(line, (n.b * n.t,)),
+        update=scope.reshape(update, (n.b * n.t, *width)))
+    return scope.reshape(out, (n.b, n.v, n.w))
+
+
+def _key(kind: str, x: Value, scope: Scope) -> Value:
+    """Integers in the order of floats: a NaN, of either sign, is what is looked for."""
+    key = ordered(scope, x)
+    nan = scope.compare("NE", x, x)
+    return scope.elementwise("select", nan, scope.splat(
+        (1 << 32) - 1 if kind == "maximum" else 0, key.type), key)
 
 
 RULES: dict[type[Op], Sequence[Rule]] = {ops.Scatter: (scatter,)}

@@ -1,0 +1,31 @@
+"""Loops that add to memory (`ops.Accumulate`): what they take in turn, and the statement for each.
+
+    const int i3 = clamp_index<int>(v2, -1, 2707);                   // the line of an update
+    accumulate_add<float, 4>(r0 + 64 * i3 + c, v7, i3 >= 0);         // four of its elements
+"""
+
+from __future__ import annotations
+
+import math
+
+from jaxmono.codegen.emit import BodyEmitter
+from jaxmono.codegen.names import storage
+from jaxmono.codegen.op_code import Emitted
+from jaxmono.fusion.indexing import Index, IndexMap
+from jaxmono.hlo import ops
+
+
+def unrolled(vectors: float) -> int:
+    """Vectors of a thread, whose loads are in flight together: a line has to be known before
+    anything can be added to it. ``vectors``: for each thread of the GPU."""
+    return max(1, min(4, 1 << int(math.log2(max(vectors, 1)))))
+
+
+def emit_accumulate(em: BodyEmitter, pointer: str, offset: Index, x: Emitted, op: ops.Accumulate,
+                    index: IndexMap) -> None:
+    """Adds ``x``, all lanes of an update's elements, to those at ``offset``, if the update has a
+    line. index: of the result; its first part is that line."""
+    t = storage(op.result.type.dtype)
+    at, line = em.code(offset), em.code(index[0])
+    em.w.line(f"accumulate_{op.kind}<{t}, {em.lanes}>({pointer} + {at}, {x}, {line} >= 0);",
+              f"{op.opcode}  {op.loc}")
