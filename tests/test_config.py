@@ -107,3 +107,13 @@ def test_every_setting_has_a_field_and_a_row() -> None:
     fields = set(_config.Config.__dataclass_fields__)
     assert {s.field for s in _config.SETTINGS} == fields
     assert all(f"`{s.name}`" in _config.table() for s in _config.SETTINGS)
+
+
+@pytest.mark.parametrize(("flags", "asked"), [
+    ("", False), ("--xla_gpu_deterministic_ops=true", True), ("--xla_gpu_deterministic_ops", True),
+    ("--xla_dump_to=/x --xla_gpu_exclude_nondeterministic_ops=1", True),
+    ("--xla_gpu_deterministic_ops=false", False), ("--xla_gpu_deterministic_ops=0", False),
+    ("--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=false", False)])
+def test_xla_is_asked_for_the_same_bits(flags: str, asked: bool) -> None:
+    assert _config.same_bits_on_every_run({"XLA_FLAGS": flags}) is asked
+    assert not _config.same_bits_on_every_run({})

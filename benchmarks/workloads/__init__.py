@@ -21,7 +21,7 @@ class UnknownWorkload(ValueError):
 
 FURTHER = ("kernels", "exact", "quantised", "reduces", "depthwise", "loops", "recurrences",
            "control", "random_bits", "scatters", "gates", "streams", "training", "mixed",
-           "stock_vision", "stock_sequences", "stock_small", "science")
+           "stock_vision", "stock_sequences", "stock_small", "science", "graphs")
 """Files whose workloads are measured only where they are asked for."""
 
 

@@ -15,16 +15,22 @@ from benchmarks.workloads.workload import Program, Request, Workload
 Inputs = Callable[[jax.Array, int, bool], tuple[jax.Array, ...]]
 """(key, batch, tiny) -> what a module takes."""
 
+Apply = Callable[..., Any]
+"""(parameters, *inputs) -> a module's results."""
+
 TABLE = "stock_table"
 
 
 def of_module(name: str, title: str, model: Callable[..., nn.Module], inputs: Inputs,
-              batches: tuple[int, ...] = (1,), dtype: str = "bf16") -> Workload:
+              batches: tuple[int, ...] = (1,), dtype: str = "bf16", *, table: str = TABLE,
+              call: Callable[..., Any] | None = None) -> Workload:
     """The module's forward pass; its parameters are f32, as linen makes them.
 
     Args:
       model: makes the module from ``dtype``, what it computes in, and ``tiny``.
       inputs: fresh ones of a call.
+      table: that it is part of.
+      call: of the module's `Apply`, its parameters and inputs, in place of the forward pass.
     """
     def build(request: Request) -> Program:
         module = model(dtype=request.jax_dtype, tiny=request.tiny)
@@ -38,14 +44,15 @@ def of_module(name: str, title: str, model: Callable[..., nn.Module], inputs: In
                                   *jax.eval_shape(fresh, jax.random.key(0)))
 
         def step(state: Any, carry: Any, *xs: jax.Array) -> tuple[Any, Any]:
-            return module.apply(state, *xs), carry
+            out = module.apply(state, *xs) if call is None else call(module.apply, state, *xs)
+            return out, carry
 
         step.__name__ = name
         x, *_ = jax.eval_shape(fresh, jax.random.key(0))
         return Program(step, "x".join(map(str, x.shape)), inputs=fresh, weights=shapes,
                        state=lambda: jax.tree_util.tree_map_with_path(_values(), shapes()))
 
-    return Workload(name, title, "micro", build, batches=batches, dtype=dtype, table=TABLE)
+    return Workload(name, title, "micro", build, batches=batches, dtype=dtype, table=table)
 
 
 def _values() -> Callable[[Any, jax.ShapeDtypeStruct], jax.Array]:

@@ -95,4 +95,5 @@ WORKLOADS: tuple[Workload, ...] = (
     _scatter("segments_2708_64_8192", "8192 messages to 2708 nodes", segments, 2708, (8192, 64)),
     _scatter("written_4096_512_256", "256 rows of 4096", written, 4096, (256, 512), (4096, 512)),
     _scatter("counts_256_32768", "a histogram of 32768", counts, 256, (32768,)),
+    _scatter("counts_256_1048576", "a histogram of 1048576", counts, 256, (1 << 20,)),
 )

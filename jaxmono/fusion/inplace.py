@@ -4,7 +4,8 @@
 
 The group that computes ``new`` writes it straight into the buffer of output 0, which XLA gives
 the same memory as input ``cache`` (and copies there first, when the caller did not donate it).
-A chain of updates of one cache stays in that buffer.
+A chain of updates of one cache stays in that buffer. What is added to a donated input
+(`accumulated.given_away`) is as well.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ def _chain(state: State, v: Value) -> list[Op]:
         o = state.graph.producer.get(v)
         if o is None:
             return out
+        if isinstance(o, ops.Accumulate):
+            given = o.operand in state.graph.inputs and not out
+            return [o] if given else []
         if not isinstance(o, ops.DynamicUpdateSlice) or (out and v in outputs):
             return []
         out.append(o)

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from jaxmono.fusion import cache_rows, memory
-from jaxmono.fusion.accumulated import written_over
+from jaxmono.fusion.accumulated import given_away, written_over
 from jaxmono.fusion.bodies import make_sig
 from jaxmono.fusion.donated import take_places
 from jaxmono.fusion.draft import Draft
@@ -66,6 +66,7 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
     if graph.captures:
         raise PlanError("the graph uses values from outside; make them inputs (regions.cut)")
     graph, refused = prepare(graph, device, without)
+    graph = given_away(graph, aliases)
     graph, views, behind = (graph, {}, ()) if "cache_rows" in without else cache_rows.apart(graph)
     form = formulate(graph, device, without, views)
     if again := cache_rows.stored(form, views):  # known once there are groups

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from jaxmono.fusion.accumulated import accumulation
+from jaxmono.fusion.accumulated import accumulation, check_accumulated
 from jaxmono.fusion.bijection import injective
 from jaxmono.fusion.edges import flagged_bytes
 from jaxmono.fusion.errors import PlanError
@@ -51,6 +51,7 @@ def verify(plan: Plan) -> None:
     _check_edges(plan)
     _check_loops(plan)
     _check_borders(plan)
+    check_accumulated(plan)
 
 
 def _name(g: Group) -> str:

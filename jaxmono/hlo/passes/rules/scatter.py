@@ -6,7 +6,7 @@ none where that is out of range. Which of the forms below depends on the sizes.
     few lines       out = operand + sum_t select(index[t] == v, update[t, w], 0)
     one update      out = select(index == v, operand + update, operand)
     a window        out = dynamic_update_slice(operand, dynamic_slice(operand) + update, index)
-    written lines   last[v] = max_t select(index[t] == v, t, -1)
+    written lines   last[v] = max_t select(index[t] == v, t, -1), in memory where there are many
                     out = select(last[v] < 0, operand, update[last[v], w])
     many lines      out = operand + sums, of the updates in the order of their lines
                     (sorted_sums.py)
@@ -20,6 +20,7 @@ XLA adds it, too, unless it is asked for the same bits on every run (`in_any_ord
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,8 +37,6 @@ from jaxmono.hlo.types import DType, TensorType
 
 DENSE = 1 << 24
 """Updates times lines times elements that are gone through one by one: some microseconds."""
-COMPARED = 1 << 29
-"""Updates times lines, of which each is compared: 60 us by their instructions."""
 WIDE = 256
 """Elements of a line from which on sums of 16-bit floats are those of sorted updates."""
 MOST_WIDENED = 1 << 22
@@ -89,8 +88,7 @@ def refusal(op: ops.Scatter) -> str:
     if n.t == 1 or (kind != "set" and n.b * n.v * n.t * n.w <= DENSE):
         return ""
     if kind == "set":
-        return "" if n.b * n.v * n.t <= COMPARED else \
-            f"{n.t} updates of {n.v} lines are too many to compare each with each"
+        return _not_in_memory(n, kind, DType.S32)  # the last update of each line
     return "" if _in_order(n, kind, t.dtype) else _not_in_memory(n, kind, t.dtype)
 
 
@@ -314,10 +312,16 @@ def _dense(n: _Lines, kind: str, operand: Value, index: Value, update: Value,
 
 def _written(n: _Lines, operand: Value, index: Value, update: Value, scope: Scope) -> Value:
     """Each line looks up the last of its updates."""
-    at = scope.iota((n.b, n.v, n.t), DType.S32, 2)
-    hit = _hits(n, index, (n.b, n.v, n.t), scope)
-    at = scope.elementwise("select", hit, at, scope.splat(-1, at.type))
-    last = scope.reduce(at, scope.constant(-1, DType.S32), "maximum", (2,))
+    if n.b * n.v * n.t <= DENSE:
+        at = scope.iota((n.b, n.v, n.t), DType.S32, 2)
+        hit = _hits(n, index, (n.b, n.v, n.t), scope)
+        at = scope.elementwise("select", hit, at, scope.splat(-1, at.type))
+        last = scope.reduce(at, scope.constant(-1, DType.S32), "maximum", (2,))
+    else:
+        places = dataclasses.replace(n, w=1)
+        none = scope.splat(-1, TensorType((n.b, n.v, 1), DType.S32))
+        at = scope.iota((n.b, n.t, 1), DType.S32, 1)
+        last = scope.reshape(_in_memory(places, "maximum", none, index, at, scope), (n.b, n.v))
     none = scope.compare("LT", last, scope.splat(0, last.type))
     none = scope.broadcast_in_dim(none, operand.type.dims, (0, 1))
     source = scope.elementwise("maximum", last, scope.splat(0, last.type))
