@@ -84,6 +84,16 @@ def largest(x: jax.Array, k: int) -> list[jax.Array]:
     return jax.lax.top_k(x, k)
 
 
+def order(x: jax.Array) -> jax.Array:
+    """The places of the elements of each line, the least first."""
+    return jnp.argsort(x, -1)
+
+
+def _order(m: int, n: int) -> Workload:
+    return _reducing(f"order_{m}_{n}", f"{n} elements in order, {m} lines", order, ((m, n),),
+                     ((2, 40),), {}, {}, search=True, dtype="f32")
+
+
 def _top_k(m: int, n: int, k: int) -> Workload:
     return _reducing(f"top_k_{m}_{n}_{k}", f"the {k} largest of {n}, {m} lines",
                      partial(largest, k=k), ((m, n),), ((4, 64),), {}, {})
@@ -120,4 +130,5 @@ WORKLOADS: tuple[Workload, ...] = (
               ((256, 16),), {"w": (768, 30528)}, {"w": (16, 64)}, search=True),
     _top_k(1, 251285, 10), _top_k(16, 50257, 5), _top_k(1, 1000, 5), _top_k(512, 64, 2),
     _top_k(4096, 64, 6), _top_k(8192, 4096, 16),
+    _order(1, 1024), _order(16, 1024), _order(1, 4096), _order(1, 8192),
 )

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from jaxmono.fusion import order
+from jaxmono.fusion.awaited_lookups import lookups
 from jaxmono.fusion.bodies import order as body_order
 from jaxmono.fusion.draft import Draft, State
 from jaxmono.fusion.epilogue_reduces import order_after
@@ -73,9 +74,10 @@ def formulate(graph: Graph, device: Device, without: Collection[str] = (),
     banned = {*apart, *trips_in_turn(graph)}
     meet, gates = ({}, {}) if "gated" in without else (meetings(graph), waits(graph))
     pairs = () if "gated" in without else paired(graph, device)
+    rows = lookups(graph)
     refused: dict[str, None] = {}
     for _ in range(MAX_ATTEMPTS):
-        later = meet | gates
+        later = rows | meet | gates
         for o, values in (after or {}).items():
             later[o] = (*later.get(o, ()), *values)
         state = State(order_after(graph, later), device, banned=set(banned),

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 
 from jaxmono.fusion import paired_columns
+from jaxmono.fusion.awaited_lookups import behind
 from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import depths
@@ -94,13 +95,13 @@ def _read(graph: Graph, last: ops.DotGeneral, made: Mapping[Op, Set[Value]],
     """What the epilogue of ``last`` reads of the other products if it comes behind them; none if
     they make more together than what it does, and makes on its way, or if none of it is stored.
     ``steps``: what is made of its product, in the graph's order."""
-    behind, inside = _behind(graph, last), {last.result}
+    later, inside = behind(graph, last), {last.result}
     others = set[Value]().union(*(m for o, m in made.items() if o is not last))
     read: dict[Value, None] = {}
     both: list[Value] = []
     for o in steps:
         rest = [v for v in o.inputs if v not in inside]
-        if all(v not in behind and depth.get(v, 0) <= depth[last.result] for v in rest):
+        if all(v not in later and depth.get(v, 0) <= depth[last.result] for v in rest):
             inside.add(o.result)
             read.update((v, None) for v in rest if v in others)
             if o.result in others:
@@ -112,17 +113,6 @@ def _read(graph: Graph, last: ops.DotGeneral, made: Mapping[Op, Set[Value]],
             or any(made[o].isdisjoint(read) for o in made if o is not last):
         return ()
     return tuple(read) if any(map(partial(_is_stored, graph), both)) else ()
-
-
-def _behind(graph: Graph, o: Op) -> Set[Value]:
-    """All that depends on an op."""
-    todo, seen = list(o.results), set(o.results)
-    while todo:
-        for u in graph.users.get(todo.pop(), ()):
-            new = [r for r in u.results if r not in seen]
-            seen.update(new)
-            todo += new
-    return seen
 
 
 def _is_stored(graph: Graph, v: Value) -> bool:

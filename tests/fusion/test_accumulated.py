@@ -108,7 +108,7 @@ def test_as_many_updates_as_lines_are_in_place_as_well() -> None:
     """How many elements are written does not tell what is left as it was."""
     p = checked(lambda u, i: jax.ops.segment_sum(jnp.tanh(u), i, UPDATES), U, I)
     (g,) = sums(p)
-    other = next(b for b in p.buffers if b.place is Place.INPUT and b.type == p.graph.inputs[0].type)
+    other = next(b for b in p.inputs if b.type == p.graph.inputs[0].type)
     bad = change(p, g, params=tuple(other.id if b in g.results else b for b in g.params))
     with pytest.raises(PlanError, match="in place"):
         verify(bad)

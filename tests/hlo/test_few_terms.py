@@ -56,3 +56,40 @@ def test_the_same_values(fn: Callable[..., X]) -> None:
 def test_what_stays_a_reduction(fn: Callable[..., X], shapes: list[tuple[int, ...]]) -> None:
     graph = simplify(graph_of(fn, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)))
     assert sum(isinstance(o, ops.Reduce) for o in graph.ops) == 1
+
+
+def forces(x: X, y: X) -> X:
+    d = x[:, None] - y[None]
+    return (d * ((d ** 2).sum(-1) + 0.1)[..., None] ** -1.5).sum(1)
+
+
+def largest(x: X, y: X) -> X:
+    return jnp.where(y[None] > 0, x[:, None] * y[None], -1.0).max(0)
+
+
+def of_columns(x: X, y: X) -> X:
+    """What is broadcast along the last dimension, and what has places of its own there."""
+    return (jnp.exp(-jnp.abs(x[:, None, :1] - y[None, :, 1:2])) * x[:, None] * 2.0).sum(1)
+
+
+@pytest.mark.parametrize("fn", [forces, largest, of_columns])
+def test_sums_of_vectors_are_one_for_each_element(fn: Callable[..., X]) -> None:
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((n, 3)).astype(np.float32) for n in (400, 256))
+    graph = simplify(graph_of(fn, x, y))
+    sums = [o for o in graph.ops if isinstance(o, ops.Reduce)]
+    assert len(sums) == 3 and all(o.args[0].type.size == 400 * 256 for o in sums)
+    powers = [o for o in graph.ops if isinstance(o, ops.Elementwise)
+              and o.kind in ("power", "exponential") and o.result.type.size > 1]
+    assert len(powers) == (fn is not largest)  # they share it
+    (found,) = evaluate(graph, [x, y])
+    np.testing.assert_allclose(found, fn(x, y), rtol=2e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("fn", "shapes"), [
+    (lambda x, y: forces(x, y), [(40, 3), (25, 3)]),  # few
+    (lambda x: x.sum(0), [(1 << 17, 3)]),  # as it lies in memory
+    (lambda x, y: (x[:, None] * y[None]).sum(1), [(400, 6), (256, 6)])])  # more columns
+def test_others_are_one_sum(fn: Callable[..., X], shapes: list[tuple[int, ...]]) -> None:
+    graph = simplify(graph_of(fn, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)))
+    assert sum(isinstance(o, ops.Reduce) for o in graph.ops) <= 2

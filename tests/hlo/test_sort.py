@@ -19,6 +19,7 @@ from jaxmono.hlo.importer import import_module
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.passes import simplify
+from jaxmono.hlo.passes.rules import sort
 from jaxmono.hlo.verify import verify
 
 RNG = np.random.default_rng(0)
@@ -54,8 +55,11 @@ def bits(x: Any) -> Any:
     return np.atleast_1d(x).view(np.uint8)
 
 
+@pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_short_sorts(name: str) -> None:
+def test_short_sorts(name: str, stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if stored:
+        monkeypatch.setattr(sort, "STORED", 0)
     fn, x = CASES[name]
     graph = graph_of(fn, x)
     assert any(isinstance(o, ops.Sort) for o in graph.ops) or name == "one"

@@ -24,7 +24,8 @@ RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **cumulative.RULES
                                          **top_k.RULES, **threefry.RULES, **scatter.RULES,
                                          **sort.RULES, **ragged_dot.RULES,
                                          ops.Reduce: (arg_max.arg_max, one_hot.one_hot_sum,
-                                                      few_terms.few_terms)}
+                                                      few_terms.few_terms,
+                                                      few_terms.few_columns)}
 
 
 def expand(graph: Graph) -> Graph:

@@ -18,6 +18,7 @@ from jaxmono.hlo.passes.dead_code import dead_code
 from jaxmono.hlo.passes.dequantise import dequantise
 from jaxmono.hlo.passes.expand import expand
 from jaxmono.hlo.passes.folded_algorithms import folded_algorithms
+from jaxmono.hlo.passes.looked_up import looked_up
 from jaxmono.hlo.passes.outer_products import outer_products
 
 Pass = Callable[[Graph], Graph]
@@ -44,6 +45,8 @@ PASSES: tuple[Pass, ...] = (
     # Drops size-1 dimensions by reshapes that the algebraic rules then merge or cancel.
     canonicalise,
     algebraic,
+    # Looks for slices of products and for zeros, which the passes above bring to one form.
+    looked_up,
     # Behind those that merge conversions, and give scales the form that it looks for.
     dequantise,
     # Last, because equal expressions are found by their form: the passes above bring them to

@@ -10,20 +10,24 @@ where warps shared each row, and 506 to 520 so.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.passes.peephole import Scope
-from jaxmono.hlo.rewrite import binary_kind
+from jaxmono.hlo.rewrite import binary_kind, fresh
+from jaxmono.hlo.types import TensorType
 
 TERMS = 4
+MIN_TERMS = 1 << 18
+"""Of all sums of a few columns together."""
 MIN_RESULTS = 1 << 16
 SPREAD = 4
 """How much smaller what it is computed of has to be: else rows read it as they are, in one go."""
-_MOST_OPS = 32
+_MOST_OPS = 64
 _OF_ONE_ELEMENT = (ops.Elementwise, ops.Compare, ops.Convert, ops.BroadcastInDim, ops.Reshape,
-                   ops.Transpose)
+                   ops.Transpose, ops.Slice)
 
 
 def few_terms(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
@@ -41,6 +45,57 @@ def few_terms(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
         term = scope.reshape(scope.slice(x, start, limit), t.shape)
         total = scope.elementwise(kind, total, term)
     return [total]
+
+
+def few_columns(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
+    """Sums of vectors of a few elements, a vector of each pair of points, as a sum of each element.
+
+        reduce_add(w[n, n, 1] * d[n, n, 3]) over dimension 1   ──►   three of [n, n], side by side
+
+    What the elements of a vector share is then computed once, in place of three times, and rows
+    read neighbours.
+    """
+    if len(op.args) != 1 or len(op.dimensions) != 1 or binary_kind(op.body) is None:
+        return None
+    (x,), (d,), t = op.args, op.dimensions, op.results[0].type
+    last = x.type.rank - 1
+    n = x.type.dims[last] if x.type.rank > 1 else 0
+    if d == last or not 1 < n <= TERMS or x.type.size < MIN_TERMS \
+            or x.type.dims[d] <= TERMS or not _is_spread(x, scope):
+        return None
+    one = TensorType(t.dims[:-1], t.dtype)
+    sums = [scope.emit1(ops.Reduce, one, args=(_column(x, j, scope, {}),), inits=op.inits,
+                        dimensions=(d,), body=fresh(op.body)) for j in range(n)]
+    return [scope.concatenate([scope.reshape(s, (*one.dims, 1)) for s in sums], t.rank - 1)]
+
+
+def _column(x: Value, j: int, scope: Scope, known: dict[Value, Value]) -> Value:
+    """x[..., j], made of small parts: what does not depend on j is the same for all."""
+    if x in known:
+        return known[x]
+    shape, made = x.type.dims[:-1], scope.producers.get(x)
+    if isinstance(made, ops.Elementwise | ops.Compare | ops.Convert) \
+            and all(v.type.dims == x.type.dims for v in made.inputs):
+        args = {v: _column(v, j, scope, known) for v in made.inputs}
+        known[x] = scope.append(dataclasses.replace(
+            made.clone(args), results=(Value(TensorType(shape, x.type.dtype)),)))[0]
+    elif isinstance(made, ops.BroadcastInDim):
+        v, last = made.operand, len(shape)
+        if last in made.dimensions:
+            v = _taken(v, made.dimensions.index(last), j, scope)
+        known[x] = scope.broadcast_in_dim(v, shape, [d for d in made.dimensions if d != last])
+    else:
+        known[x] = _taken(x, x.type.rank - 1, j, scope)
+    return known[x]
+
+
+def _taken(x: Value, d: int, j: int, scope: Scope) -> Value:
+    """Place ``j`` of dimension ``d``, which goes; what has one place there has it for all."""
+    dims = x.type.dims
+    if dims[d] > 1:
+        start = [j if i == d else 0 for i in range(x.type.rank)]
+        x = scope.slice(x, start, [j + 1 if i == d else n for i, n in enumerate(dims)])
+    return scope.reshape(x, (*dims[:d], *dims[d + 1:]))
 
 
 def _is_spread(x: Value, scope: Scope) -> bool:
