@@ -24,7 +24,7 @@ def bodies(x: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
     """20 steps of gravity between all bodies, by leapfrog. x, v: [n, 3]."""
     def force(x: jax.Array) -> jax.Array:
         d = x[:, None] - x[None]
-        return -(d * (((d ** 2).sum(-1) + 1e-3) ** -1.5)[..., None]).sum(1)
+        return -(d * (((d ** 2).sum(-1) + 1e-2) ** -1.5)[..., None]).sum(1)
 
     def step(carry: tuple[jax.Array, jax.Array], _: None,
              ) -> tuple[tuple[jax.Array, jax.Array], None]:

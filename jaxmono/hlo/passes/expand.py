@@ -13,6 +13,7 @@ from jaxmono.hlo.passes.rules import (
     cumulative,
     few_terms,
     one_hot,
+    powers,
     ragged_dot,
     scatter,
     sort,
@@ -23,6 +24,8 @@ from jaxmono.hlo.passes.rules import (
 RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **cumulative.RULES,
                                          **top_k.RULES, **threefry.RULES, **scatter.RULES,
                                          **sort.RULES, **ragged_dot.RULES,
+                                         ops.Elementwise: (*threefry.RULES[ops.Elementwise],
+                                                           powers.power),
                                          ops.Reduce: (arg_max.arg_max, one_hot.one_hot_sum,
                                                       few_terms.few_terms,
                                                       few_terms.few_columns)}

@@ -26,8 +26,7 @@ def keys_of(scope: Scope, x: Value, dimension: int) -> Value:
 
 def keys_at(scope: Scope, x: Value, place: Value) -> Value:
     """The keys of elements at these places, u32."""
-    high = ordered(scope, x) if x.type.dtype in FLOATS else \
-        _signed(scope, _bits(scope, scope.convert(x, DType.S32)))
+    high = ordered(scope, x) if x.type.dtype in FLOATS else ordered_integer(scope, x)
     low = scope.elementwise("not", place)
     high = scope.convert(high, DType.U64)
     high = scope.elementwise("shift_left", high, scope.splat(32, high.type))
@@ -54,6 +53,13 @@ def ordered(scope: Scope, x: Value) -> Value:
     negative = scope.compare("GE", bits, scope.splat(_SIGN, bits.type))
     return scope.elementwise("select", negative, scope.elementwise("not", bits),
                              _signed(scope, bits))
+
+
+def ordered_integer(scope: Scope, x: Value) -> Value:
+    """u32 that lie as integers do."""
+    if x.type.dtype is DType.U32:
+        return x
+    return _signed(scope, _bits(scope, scope.convert(x, DType.S32)))
 
 
 def float_of(scope: Scope, key: Value, dtype: DType) -> Value:
