@@ -18,7 +18,7 @@ from jaxmono.codegen.padded_copy import MOST_IN_FLIGHT, padded_copy
 from jaxmono.codegen.row_chain import KEEP_WORDS
 from jaxmono.codegen.shared_loop import shared_loop
 from jaxmono.codegen.stencil_loop import loads_of, stencil_loop
-from jaxmono.codegen.stencil_rows import stencil_rows
+from jaxmono.codegen.stencil_rows import alike_rows, stencil_rows
 from jaxmono.codegen.traverse import (
     Access,
     Lane,
@@ -349,6 +349,11 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
             itemsize=widest_input(sig), device=device, threads=threads)) is not None:
         tier, group, lanes, places = found
         return RowSchedule(tier, group, lanes, places=places)
+    if siblings == 1 and space.col.size >= 32 * along_cols and not _reads_most(sig, space) \
+            and not _has_sweeps(sig.body) and (places := alike_rows(
+                sig.body, every, space.row, space.col, space.reduction,
+                teams=_TEAMS * device.sm_count)) > 1:
+        return RowSchedule("warp", 32, along_cols, places=places)
     rows, cols = space.row.size * siblings, space.col.size
     of_each = sum(weight(o) for o in sig.body.ops
                   if o.results[0].type.size >= space.row.size * cols)
@@ -424,6 +429,8 @@ def lanes_to_a_row(group: int, rows: int, cols: int, lanes: int, warps: int) -> 
     return min(allowed, key=cost)
 
 
+_TEAMS = 4
+"""Warps of each multiprocessor that are left where a team takes several rows."""
 _SPREAD = 32
 """How much smaller inputs are than what is reduced where all of it is made of few: comparisons of
 each with each, forces. A window of a pool reads an element up to some twenty times."""

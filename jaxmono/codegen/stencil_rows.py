@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from jaxmono.codegen.traverse import Root, depends_on, walk
 from jaxmono.fusion.demand import Demand
@@ -41,9 +42,38 @@ def at_place(index: Index, row: Var, places: int, place: int) -> Index:
     return index.substitute({row: Index.of(team) * places + place})
 
 
+Reduction = Callable[[ops.Reduce, IndexMap], Sequence[Demand]]
+
+
+def _loads(body: Graph, roots: Sequence[Root], row: Var, col: Var, reduction: Reduction,
+           places: int) -> int:
+    """Of an element of each of so many rows, those that they share once."""
+    found: set[Root] = set()
+    for p in range(places):
+        at = [(v, tuple(at_place(i, row, places, p) for i in index)) for v, index in roots]
+        for n in walk(body, at, reduction=reduction):
+            if n.op is None and depends_on(n.index, (col,)):
+                found.add((n.value, n.index))
+    return len(found)
+
+
+def alike_rows(body: Graph, roots: Sequence[Root], row: Var, col: Var, reduction: Reduction, *,
+               teams: int) -> int:
+    """How many neighbouring rows a team takes at a time where all of them read the same along their
+    columns, as comparisons of each with each do: loads from the L1 are what these go by.
+
+    Args:
+      teams: that should be left.
+    """
+    one = _loads(body, roots, row, col, reduction, 1)
+    return next((n for n in reversed(_PLACES) if n == 1 or (
+        row.size % n == 0 and row.size >= n * teams
+        and _loads(body, roots, row, col, reduction, n) == one)), 1)
+
+
 def stencil_rows(body: Graph, roots: Sequence[Root], row: Var, col: Var,
-                 reduction: Callable[[ops.Reduce, IndexMap], Sequence[Demand]], lanes: int, *,
-                 itemsize: int, device: Device, threads: int) -> tuple[str, int, int, int] | None:
+                 reduction: Reduction, lanes: int, *, itemsize: int, device: Device,
+                 threads: int) -> tuple[str, int, int, int] | None:
     """Tier, threads to a row, lanes and places at a time; None where an element takes few loads.
 
     Args:
@@ -51,15 +81,7 @@ def stencil_rows(body: Graph, roots: Sequence[Root], row: Var, col: Var,
         the body demands at column ``col``. lanes: most of a vector along the columns. itemsize: of
         the elements that are read.
     """
-    def loads(places: int) -> int:
-        found: set[Root] = set()
-        for p in range(places):
-            at = [(v, tuple(at_place(i, row, places, p) for i in index)) for v, index in roots]
-            for n in walk(body, at, reduction=reduction):
-                if n.op is None and depends_on(n.index, (col,)):
-                    found.add((n.value, n.index))
-        return len(found)
-
+    loads = partial(_loads, body, roots, row, col, reduction)
     if loads(1) < STENCIL_LOADS:
         return None
 
