@@ -334,7 +334,8 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
                               reduction=space.reduction)
     # Few rows that nobody reads as neighbours keep more multiprocessors busy by their columns.
     few_tasks = space.row.size <= 8 * device.sm_count and space.col.size >= threads
-    if space.row.size >= 32 and _reads_most(sig, space) and _bytes_along(
+    spread = space.col.size >= _LONG and not _reads_most(sig, space)
+    if space.row.size >= 32 and not spread and _bytes_along(
             sig, space, space.row, stores=not few_tasks) > _bytes_along(sig, space, space.col):
         lanes = vector_width(sig.body, every, sinks(sig, form.stores, space.env), space.row,
                              reduction=space.reduction, limit=4)
@@ -349,8 +350,7 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
             itemsize=widest_input(sig), device=device, threads=threads)) is not None:
         tier, group, lanes, places = found
         return RowSchedule(tier, group, lanes, places=places)
-    if siblings == 1 and space.col.size >= 32 * along_cols and not _reads_most(sig, space) \
-            and not _has_sweeps(sig.body) and (places := alike_rows(
+    if siblings == 1 and spread and not _has_sweeps(sig.body) and (places := alike_rows(
                 sig.body, every, space.row, space.col, space.reduction,
                 teams=_TEAMS * device.sm_count)) > 1:
         return RowSchedule("warp", 32, along_cols, places=places)
@@ -431,6 +431,9 @@ def lanes_to_a_row(group: int, rows: int, cols: int, lanes: int, warps: int) -> 
 
 _TEAMS = 4
 """Warps of each multiprocessor that are left where a team takes several rows."""
+_LONG = 256
+"""Columns from which on what is spread is read along them: with 64 for each of 50257 lines, where
+lanes have a line each, the gradient of that many words took 1.11 of its time."""
 _SPREAD = 32
 """How much smaller inputs are than what is reduced where all of it is made of few: comparisons of
 each with each, forces. A window of a pool reads an element up to some twenty times."""

@@ -79,7 +79,7 @@ def test_long_sorts_are_left_to_xla() -> None:
                  if isinstance(o, ops.Sort)]
         return refusal(op)
 
-    assert reason(4096) is None and reason(100, 512) is None
+    assert reason(4096) is None and reason(64, 512) is None and reason(8192) is None
     assert reason(50257) == "sorting 50257 elements is not generated: they are compared each " \
         "with each"
     assert reason(10000, 512) is not None

@@ -5,8 +5,7 @@
     source[rank[i]] = i;   y[p] = x[source[p]]
 
 The order is a stable sort's, whatever the comparator is. Beside XLA's sort the kernels before and
-behind it are launches of their own, too; 1024 keys take some 8 us of an H100, in two stages
-(benchmarks/results/2026-11-28-stock-h100/stages.txt: 3 and 4 of a layer of experts).
+behind it are launches of their own, too.
 """
 
 from __future__ import annotations
@@ -27,9 +26,10 @@ from jaxmono.hlo.types import DType, TensorType
 STORED = 1 << 18
 """Pairs of elements from which on what is made of one of each is stored."""
 _BOTH = 2
-MOST = 1 << 25
+MOST = 1 << 24
 """Pairs of elements of many lines; of long ones ``n << 13``. XLA sorts as many lines as there are
-multiprocessors at a time: 1024 elements in 12 us of an H200, 4096 in 36, 8192 in 47."""
+multiprocessors at a time: 512 elements in 9 us of an H200, 1024 in 12, 4096 in 37, 8192 in 47; here
+16 lines of 1024 took 9, 128 of 512 16 (these stay with XLA), one of 4096 8, of 8192 18."""
 
 
 def refusal(op: ops.Sort) -> str:
