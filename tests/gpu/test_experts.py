@@ -76,7 +76,7 @@ def test_rows_that_an_earlier_stage_chooses(rows: int, dtype: Any) -> None:
         np.testing.assert_allclose(got, want, 2e-2, 0.3)
 
 
-@pytest.mark.parametrize("shape", [(1024,), (2000,), (64, 300), (3, 50)])
+@pytest.mark.parametrize("shape", [(1024,), (2000,), (8192,), (16, 1024), (64, 300), (3, 50)])
 @pytest.mark.parametrize("descending", [False, True])
 def test_sorts(shape: tuple[int, ...], descending: bool) -> None:
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)

@@ -76,6 +76,11 @@ KERNELS = {
                 "racecheck": ["ordered", *experts]},
     # Kernels in branches that XLA runs; rounds of a maximum.
     "branches, largest": ["chosen_experts_128_1024:1", "top_k_16_50257_5:1"],
+    # Memory that threads of all blocks add to; keys of a sort.
+    "added up in memory": {"memcheck": (graphs := [
+        "segments_2708_64_8192:1", "gat_2708_13264:1:f32", "schnet_512_16384:1:f32",
+        "messages_4096_16384:1:f32", "order_1_4096:1:f32", "bodies_1024:1:f32"]),
+        "racecheck": ["ordered", *graphs]},
     "random, looked up": ["draw_1_50257_50:1", "dropout_gradients_512_3072_768:1",
                           "words_30522_768_2048:1", "types_2_768_2048:1", "labels_1000_256:1"],
     "steps, long softmaxes": {"memcheck": (steps := [
