@@ -5,7 +5,10 @@
                            here: a thread stores 16 bytes, eight c of a place p, and its neighbour
                            those of the next place, so that each load reads neighbours, too
 
-A thread's vector lies along what is stored; between threads the order is that of the source.
+A thread's vector lies along what is stored; between threads the order is that of the source, in
+tiles: a warp reads 32 bytes of each of several lines, and stores more than a vector of each
+(`schedule.flat_loop`). 64 x 256 x 1024 f32, turned to 1024 x 64 x 256, took 157 us of an H200 where
+it read 128 and stored 16.
 """
 
 from __future__ import annotations

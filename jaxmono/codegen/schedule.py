@@ -6,7 +6,7 @@ A tuner makes other values of the same types; the generator takes any that fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,7 +117,18 @@ def flat_loop(form: LoopForm, lanes: int = 1, order: tuple[int, ...] = (),
     flat = Var("e", math.prod(v.size for v in form.vars))
     last = len(form.vars) - 1
     sizes = [form.vars[i].size // (lanes if i == last else 1) for i in order]
-    *parts, lane = delinearize(Index.of(flat), [*sizes, lanes])
+    # Of a warp neighbours of both sides: 32 bytes of the source, and as many as that leaves of what
+    # is stored.
+    near, far = 2 * lanes, 16 // lanes
+    at_far = order.index(last)
+    tiled = at_far < len(order) - 1 and sizes[-1] % near == 0 and sizes[at_far] % far == 0
+    if not tiled:
+        near = far = 1
+    sizes[-1] //= near
+    sizes[at_far] //= far
+    *parts, far_at, near_at, lane = delinearize(Index.of(flat), [*sizes, far, near, lanes])
+    parts[-1] = parts[-1] * near + near_at
+    parts[at_far] = parts[at_far] * far + far_at
     at = dict(zip((form.vars[i] for i in order), parts, strict=True))
     return flat, {**at, form.vars[last]: at[form.vars[last]] * lanes + lane}
 
@@ -334,9 +345,9 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
                               reduction=space.reduction)
     # Few rows that nobody reads as neighbours keep more multiprocessors busy by their columns.
     few_tasks = space.row.size <= 8 * device.sm_count and space.col.size >= threads
-    spread = space.col.size >= _LONG and not _reads_most(sig, space)
-    if space.row.size >= 32 and not spread and _bytes_along(
-            sig, space, space.row, stores=not few_tasks) > _bytes_along(sig, space, space.col):
+    along = _spread_along(sig, space)
+    if space.row.size >= 32 and along is not space.col and (along is space.row or _bytes_along(
+            sig, space, space.row, stores=not few_tasks) > _bytes_along(sig, space, space.col)):
         lanes = vector_width(sig.body, every, sinks(sig, form.stores, space.env), space.row,
                              reduction=space.reduction, limit=4)
         for own in (n for n in (4, 2, 1) if n <= lanes and n * space.col.size <= KEEP_WORDS):
@@ -350,7 +361,7 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
             itemsize=widest_input(sig), device=device, threads=threads)) is not None:
         tier, group, lanes, places = found
         return RowSchedule(tier, group, lanes, places=places)
-    if siblings == 1 and spread and not _has_sweeps(sig.body) and (places := alike_rows(
+    if siblings == 1 and along is space.col and not _has_sweeps(sig.body) and (places := alike_rows(
                 sig.body, every, space.row, space.col, space.reduction,
                 teams=_TEAMS * device.sm_count)) > 1:
         return RowSchedule("warp", 32, along_cols, places=places)
@@ -439,18 +450,34 @@ _SPREAD = 32
 each with each, forces. A window of a pool reads an element up to some twenty times."""
 
 
-def _reads_most(sig: Sig, space: RowSpace) -> bool:
-    """Whether what rows read is about as large as what they reduce: how it lies decides then. In
-    slices 4 x 1000 x 1000 comparisons took 18.7 us of an H200, in which each load waits for the
-    L2, while 67 million of rows of 8192 took 39."""
+def _spread_along(sig: Sig, space: RowSpace) -> Var | None:
+    """Which lanes should have neighbours of where long rows reduce what is made of few elements:
+    no load is of a line of memory for each lane then. None: how large inputs lie decides. In slices
+    4 x 1000 x 1000 comparisons took 18.7 us of an H200, in which each load waits for the L2, while
+    67 million of rows of 8192 took 39.
+    """
     most = max((v.type.size for v in sig.body.inputs), default=0)
-    return _SPREAD * most >= space.row.size * space.col.size
+    if space.col.size < _LONG or _SPREAD * most >= space.row.size * space.col.size:
+        return None
+    return next((var for var in (space.col, space.row) if all(
+        how is not Access.SCATTERED for _, how in _accesses(sig, space, Lane(var, 2)))), None)
 
 
 def _bytes_along(sig: Sig, space: RowSpace, var: Var, *, stores: bool = True) -> int:
     """Bytes of the buffers whose neighbouring elements are neighbours along ``var``; ``stores``:
     of those that are written as well."""
-    lane = Lane(var, 2)
+    lane, form = Lane(var, 2), sig.form
+    assert isinstance(form, RowForm)
+    total = sum(v.type.nbytes for v, how in _accesses(sig, space, lane)
+                if how in (Access.CONTIGUOUS, Access.UNALIGNED))
+    for offset, size in sinks(sig, form.stores, space.env) if stores else ():
+        if access(lane.split(offset), lane) in (Access.CONTIGUOUS, Access.UNALIGNED):
+            total += size * space.row.size
+    return total
+
+
+def _accesses(sig: Sig, space: RowSpace, lane: Lane) -> Iterator[tuple[Value, Access]]:
+    """The inputs that are read, and how their elements lie for the lanes."""
     form = sig.form
     assert isinstance(form, RowForm)
     split = [(v, tuple(lane.split(i) for i in at))
@@ -460,13 +487,7 @@ def _bytes_along(sig: Sig, space: RowSpace, var: Var, *, stores: bool = True) ->
         return [Demand(d.value, tuple(lane.split(i) for i in d.index))
                 for d in space.reduction(op, index)]
 
-    total = 0
     for n in walk(sig.body, split, reduction=reduction):
-        if n.op is None and access(linearize(n.index, n.value.type.dims), lane) in (
-                Access.CONTIGUOUS, Access.UNALIGNED):
+        if n.op is None:
             storage(n.value.type.dtype)
-            total += n.value.type.nbytes
-    for offset, size in sinks(sig, form.stores, space.env) if stores else ():
-        if access(lane.split(offset), lane) in (Access.CONTIGUOUS, Access.UNALIGNED):
-            total += size * space.row.size
-    return total
+            yield n.value, access(linearize(n.index, n.value.type.dims), lane)

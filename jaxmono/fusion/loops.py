@@ -48,6 +48,9 @@ COMPUTED_K = 512
 """Elements of a row in front of a pair of products up to which it may be computed on the way: the
 other families of codegen (attention.py) have room for no more than some hundred elements more."""
 
+_VECTOR = 4
+"""Neighbours that a thread looks up together."""
+
 _ONE_ELEMENT = (*SAME_ELEMENT, ops.Constant, ops.Iota, ops.Reshape, ops.Transpose)
 """Of which an element is computed of one element of each operand, wherever that is."""
 
@@ -126,8 +129,10 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
             times = max((evals.get(r, 0) for r in op.results), default=0)
             into = frozenset[int]().union(*(sinks.get(r, frozenset()) for r in op.results))
             if times:
+                alone = contractions.isdisjoint(into)
                 for v in op.uses:  # slices of one value take different elements of it
-                    _need(evals, sinks, v, times, into, isinstance(op, (ops.Slice, ops.Pad)))
+                    _need(evals, sinks, v, _share(op, v, times) if alone else times, into,
+                          isinstance(op, (ops.Slice, ops.Pad)))
     return made[::-1], frozenset(d.anchor for d in made if d.anchor is not None
                                  and _is_early(d.anchor, sinks, behind, given))
 
@@ -144,6 +149,17 @@ def _size(op: Op) -> int:
     if isinstance(op, ops.DynamicUpdateSlice | ops.Accumulate):
         return op.update.type.size
     return max((r.type.size for r in op.results), default=0)
+
+
+def _share(op: Op, v: Value, times: int) -> int:
+    """How many elements of an operand are computed for so many of a result that no product reads:
+    each part of what is joined in its place, indices of rows once for a vector's elements."""
+    if isinstance(op, ops.Concatenate):
+        return times * v.type.size // max(op.result.type.size, 1)
+    if isinstance(op, ops.Gather) and v is op.start_indices and op.offset_dims \
+            and op.offset_dims[-1] == op.result.type.rank - 1:
+        return times // math.gcd(_VECTOR, op.slice_sizes[-1])
+    return times
 
 
 def _need(evals: dict[Value, int], sinks: dict[Value, frozenset[int]], v: Value, times: int,

@@ -160,6 +160,7 @@ def _is_plain(op: ops.Convolution) -> bool:
             and (op.input_batch, op.input_feature, op.input_spatial) == (0, rank - 1, spatial)
             and op.kernel_spatial == tuple(range(rank - 2))
             and (op.kernel_input_feature, op.kernel_output_feature) == (rank - 2, rank - 1)
+            and op.rhs.type.dims[-2:] != (1, 1)  # no product (convolution.py)
             and op.feature_group_count == op.batch_group_count == 1
             and set(op.lhs_dilation) == set(op.rhs_dilation) == {1}
             and not any(op.window_reversal))

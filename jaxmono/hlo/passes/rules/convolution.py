@@ -52,7 +52,7 @@ def convolution(op: ops.Convolution, scope: Scope) -> Sequence[Value] | None:
     x, kernel = _input(op, scope), _kernel(op, scope)
     groups, c, o = kernel.size("g"), kernel.size("c"), kernel.size("o")
     taps = math.prod(op.rhs.type.dims[d] for d in op.kernel_spatial)
-    if groups > 1 and c == 1 and o <= MAX_MULTIPLIER and taps <= MAX_SLICES:
+    if (groups > 1 or o == 1) and c == 1 and o <= MAX_MULTIPLIER and taps <= MAX_SLICES:
         made = _sum_of_slices(op, scope, x, kernel)
     else:
         x, kernel = _windowed(op, scope, x, kernel)

@@ -37,6 +37,9 @@ from jaxmono.hlo.types import DType, TensorType
 
 DENSE = 1 << 24
 """Updates times lines times elements that are gone through one by one: some microseconds."""
+COMPARED = 1 << 20
+"""Updates times lines, of which each is compared to find a line's last one, in place of memory that
+does it: 256 of 50257 in 8.6 us of an H200, with what reads them, XLA's in 4.5."""
 WIDE = 256
 """Elements of a line from which on sums of 16-bit floats are those of sorted updates."""
 MOST_WIDENED = 1 << 22
@@ -312,7 +315,7 @@ def _dense(n: _Lines, kind: str, operand: Value, index: Value, update: Value,
 
 def _written(n: _Lines, operand: Value, index: Value, update: Value, scope: Scope) -> Value:
     """Each line looks up the last of its updates."""
-    if n.b * n.v * n.t <= DENSE:
+    if n.b * n.v * n.t <= COMPARED:
         at = scope.iota((n.b, n.v, n.t), DType.S32, 2)
         hit = _hits(n, index, (n.b, n.v, n.t), scope)
         at = scope.elementwise("select", hit, at, scope.splat(-1, at.type))
