@@ -443,24 +443,28 @@ def lanes_to_a_row(group: int, rows: int, cols: int, lanes: int, warps: int) -> 
 _TEAMS = 4
 """Warps of each multiprocessor that are left where a team takes several rows."""
 _LONG = 256
-"""Columns from which on what is spread is read along them: with 64 for each of 50257 lines, where
-lanes have a line each, the gradient of that many words took 1.11 of its time."""
+"""Columns from which on what is spread is read along them even where lanes could have rows: with 64
+for each of 50257 lines, the gradient of that many words took 1.11 of its time."""
 _SPREAD = 32
 """How much smaller inputs are than what is reduced where all of it is made of few: comparisons of
 each with each, forces. A window of a pool reads an element up to some twenty times."""
 
 
 def _spread_along(sig: Sig, space: RowSpace) -> Var | None:
-    """Which lanes should have neighbours of where long rows reduce what is made of few elements:
-    no load is of a line of memory for each lane then. None: how large inputs lie decides. In slices
-    4 x 1000 x 1000 comparisons took 18.7 us of an H200, in which each load waits for the L2, while
-    67 million of rows of 8192 took 39.
+    """Which lanes should have neighbours of where rows reduce what is made of few elements: no load
+    is of a line of memory for each lane then. None: how large inputs lie decides, of short rows if
+    either will do. In slices 4 x 1000 x 1000 comparisons took 18.7 us of an H200, in which each load
+    waits for the L2, while 67 million of rows of 8192 took 39.
     """
     most = max((v.type.size for v in sig.body.inputs), default=0)
-    if space.col.size < _LONG or _SPREAD * most >= space.row.size * space.col.size:
+    if space.col.size < 32 or _SPREAD * most >= space.row.size * space.col.size:
         return None
-    return next((var for var in (space.col, space.row) if all(
-        how is not Access.SCATTERED for _, how in _accesses(sig, space, Lane(var, 2)))), None)
+    col, row = (all(how is not Access.SCATTERED
+                    for _, how in _accesses(sig, space, Lane(var, 2)))
+                for var in (space.col, space.row))
+    if col and row and space.col.size < _LONG:
+        return None
+    return space.col if col else space.row if row else None
 
 
 def _bytes_along(sig: Sig, space: RowSpace, var: Var, *, stores: bool = True) -> int:
