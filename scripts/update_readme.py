@@ -18,7 +18,7 @@ from pathlib import Path
 from jaxmono import _config
 from jaxmono.fusion import support
 from jaxmono.hlo import ir, ops
-from jaxmono.hlo.passes.rules import reduce_window, scatter, top_k
+from jaxmono.hlo.passes.rules import reduce_window, scatter, sort, top_k
 from jaxmono.hlo.types import DType
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,7 +29,7 @@ def supported_ops() -> str:
     """Every op of the registry: in a kernel, or left to XLA and why."""
     kinds = sorted(ops.UNARY | ops.BINARY | ops.TERNARY)
     taken = [k for k in kinds if k not in support.REFUSED_ELEMENTWISE]
-    own = ("elementwise", "piece", "stacked", "stored", "unknown", "window")
+    own = ("accumulate", "elementwise", "piece", "stacked", "stored", "unknown", "window")
     others = sorted(o for o in ir.REGISTRY if o not in own)
     refused = {cls.opcode: reason for cls, reason in support.REFUSED_OPS.items()}
     refused["while"] = "loops whose trips are not constant, or too many; kernels may be in them " \
@@ -67,9 +67,11 @@ def supported_ops() -> str:
         f"cumulative ones, and padded ones whose reducer is not a single op; more than "
         f"{top_k.MOST} largest elements of a line, or of types of 64 bits; scatters of several "
         f"arrays, by products, of windows that are no "
-        f"whole lines, or of more updates and lines than can be compared each with each, and sums "
-        f"of many lines that are not in 16 bits, of fewer than {scatter.WIDE} elements, or of more "
-        f"than some thousand updates; large products of 8-bit floats whose summed dimension is not "
+        f"whole lines, of many updates in other types than f32, 16-bit floats and 32-bit integers, "
+        f"or of more than some thousand in 16 bits to more than {scatter.MOST_WIDENED >> 20} "
+        f"million elements, and sums of many updates in f32, whose order memory decides, where "
+        f"`XLA_FLAGS` asks for deterministic ops; sorts of more than {sort.MOST >> 20} million "
+        f"pairs of elements of a line, of one line {1 << 13}; large products of 8-bit floats whose summed dimension is not "
         f"the last one of the left operand, or whose weights are [k][n] with n no multiple of 16; "
         f"products of f64 of {support.F64_PRODUCT >> 20} million multiplications and more, of more "
         f"than a few summed elements. `explain()` names each with its reason and source line.")]

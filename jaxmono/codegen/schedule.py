@@ -453,8 +453,8 @@ each with each, forces. A window of a pool reads an element up to some twenty ti
 def _spread_along(sig: Sig, space: RowSpace) -> Var | None:
     """Which lanes should have neighbours of where rows reduce what is made of few elements: no load
     is of a line of memory for each lane then. None: how large inputs lie decides, of short rows if
-    either will do. In slices 4 x 1000 x 1000 comparisons took 18.7 us of an H200, in which each load
-    waits for the L2, while 67 million of rows of 8192 took 39.
+    either will do. In slices 4 x 1000 x 1000 comparisons took 18.7 us of an H200, in which each
+    load waits for the L2, while 67 million of rows of 8192 took 39.
     """
     most = max((v.type.size for v in sig.body.inputs), default=0)
     if space.col.size < 32 or _SPREAD * most >= space.row.size * space.col.size:

@@ -5,7 +5,9 @@
 The window is a view, so nothing is copied: a tile of the product reads the input where it lies
 (implicit GEMM). Groups are a batch dimension of the product. Where each group has one output
 feature or one input feature (depthwise) a matrix product would have almost no columns, so
-these are a sum over taps of scaled slices, or a reduction where the window is large.
+these are a sum over taps of scaled slices, or a reduction where the window is large. So are those
+from one feature to one: a blur of 1024 x 1024 pixels by 9 taps, twice, took 150 us of an H200 as
+products of padded features, 11 so.
 
 Dimensions are followed by name: ``n`` batch, ``g`` group, ``c`` input feature within a group, ``o``
 output feature within a group, ``s0 s1 ...`` spatial, ``t0 t1 ...`` taps.

@@ -1,0 +1,152 @@
+"""A table of small programs between models, beside the standard table.
+
+    python -m benchmarks.run --models=everyday_table
+
+Those of some fifty that were furthest behind XLA by the time on the device, when they were first
+timed by that, and not by calls from Python. ``batch`` multiplies the first dimension of the inputs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from benchmarks.workloads.function import of_function
+from benchmarks.workloads.workload import Workload
+
+_of = partial(of_function, table="everyday_table")
+
+
+def turned(x: jax.Array) -> jax.Array:
+    """[a, b, c] as [c, a, b]."""
+    return jnp.transpose(x * 2, (2, 0, 1))
+
+
+def blurred(x: jax.Array) -> jax.Array:
+    """An image by a Gaussian of 9 taps along each side. x: [n, h, w, 1]."""
+    taps = jnp.exp(-jnp.arange(-4.0, 5.0) ** 2 / 4).astype(x.dtype)
+    taps = taps / taps.sum()
+    for shape in ((9, 1, 1, 1), (1, 9, 1, 1)):
+        x = lax.conv_general_dilated(x, taps.reshape(shape), (1, 1), "SAME",
+                                     dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return x
+
+
+def rotated(x: jax.Array) -> jax.Array:
+    """Su et al. (2021): queries turned by their positions. x: [heads, positions, width]."""
+    half = x.shape[-1] // 2
+    frequency = 10000.0 ** (-jnp.arange(half) / half)
+    angle = jnp.arange(x.shape[-2])[:, None] * frequency[None]
+    c, s = jnp.cos(angle), jnp.sin(angle)
+    a, b = jnp.split(x.astype(jnp.float32), 2, -1)
+    return jnp.concatenate([a * c - b * s, a * s + b * c], -1).astype(x.dtype)
+
+
+def warped(image: jax.Array, flow: jax.Array) -> jax.Array:
+    """An image where a flow leads, between four places each. image: [n, h, w, c]; flow: [..., 2].
+    """
+    n, h, w, _ = image.shape
+    y = jnp.arange(float(h))[None, :, None] + flow[..., 0]
+    x = jnp.arange(float(w))[None, None] + flow[..., 1]
+    y0, x0 = jnp.floor(y), jnp.floor(x)
+    out = jnp.zeros_like(image)
+    for i in (0, 1):
+        for j in (0, 1):
+            at = [jnp.clip(p + k, 0, m - 1).astype(jnp.int32)
+                  for p, k, m in ((y0, i, h), (x0, j, w))]
+            near = (1 - jnp.abs(y - y0 - i)) * (1 - jnp.abs(x - x0 - j))
+            out = out + near[..., None] * image[jnp.arange(n)[:, None, None], at[0], at[1]]
+    return out
+
+
+def repelled(x: jax.Array) -> jax.Array:
+    """Liu and Wang (2016), SVGD: a step of particles towards a normal distribution. x: [n, d]."""
+    apart = x[:, None] - x[None]
+    near = jnp.exp(-(apart ** 2).sum(-1) / 20)
+    return (near @ -x + (near[..., None] * apart).sum(1) / 10) / x.shape[0]
+
+
+def penalised(logits: jax.Array, words: jax.Array) -> jax.Array:
+    """Keskar et al. (2019): logits of words that were said are made less. logits: [1, v]; words:
+    [1, t], any numbers."""
+    at = (jnp.abs(words) * 10000).astype(jnp.int32) % logits.shape[1]
+    score = jnp.take_along_axis(logits, at, 1)
+    return logits.at[jnp.arange(1)[:, None], at].set(
+        jnp.where(score > 0, score / 1.3, score * 1.3))
+
+
+def nearest(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The 8 nearest of y, for each of x. x: [m, d]; y: [n, d]."""
+    squares = (x ** 2).sum(-1)[:, None] - 2 * x @ y.T + (y ** 2).sum(-1)[None]
+    return lax.top_k(-squares, 8)[1]
+
+
+def enlarged(image: jax.Array) -> jax.Array:
+    """Twice as wide and as high, between the pixels. image: [n, h, w, c]."""
+    n, h, w, c = image.shape
+    return jax.image.resize(image, (n, 2 * h, 2 * w, c), "bilinear")
+
+
+def bags(words: jax.Array, table: jax.Array) -> jax.Array:
+    """Sums of each row's lines of a table. words: [n, t], any numbers; table: [v, d]."""
+    return table[(jnp.abs(words) * 30000).astype(jnp.int32) % table.shape[0]].sum(1)
+
+
+def shuffled(x: jax.Array) -> jax.Array:
+    """Rows in another order."""
+    return x[jnp.arange(x.shape[0]) * 7919 % x.shape[0]]
+
+
+def summed(x: jax.Array) -> jax.Array:
+    """Sums from each row's first element on."""
+    return jnp.cumsum(x, -1)
+
+
+def small_products(a: jax.Array, b: jax.Array) -> jax.Array:
+    """A product of two small matrices, many times."""
+    return a @ b
+
+
+def batch_norm_gradients(x: jax.Array, scale: jax.Array,
+                         offset: jax.Array) -> tuple[jax.Array, ...]:
+    """Of a normalisation by the batch, and what it is made of. x: [n, h, w, c]."""
+    def loss(x: jax.Array, scale: jax.Array, offset: jax.Array) -> jax.Array:
+        y = x.astype(jnp.float32)
+        y = (y - y.mean((0, 1, 2))) * lax.rsqrt(y.var((0, 1, 2)) + 1e-5)
+        return (jax.nn.relu(y * scale + offset) ** 2).mean()
+
+    return jax.grad(loss, (0, 1, 2))(x, scale, offset)
+
+
+WORKLOADS: tuple[Workload, ...] = (
+    _of("turned_64_256_1024", "dimensions in another order", turned, ((64, 256, 1024),),
+        ((4, 8, 32),), {}, {}, dtype="f32"),
+    _of("blurred_1024", "a Gaussian blur", blurred, ((1, 1024, 1024, 1),), ((1, 16, 16, 1),), {},
+        {}, dtype="f32"),
+    _of("rotated_32_2048_128", "rotary positions", rotated, ((32, 2048, 128),), ((2, 8, 16),), {},
+        {}),
+    _of("warped_4_128_16", "an image along a flow", warped, ((4, 128, 128, 16), (4, 128, 128, 2)),
+        ((1, 8, 8, 4), (1, 8, 8, 2)), {}, {}, dtype="f32"),
+    _of("repelled_256_64", "a step of SVGD", repelled, ((256, 64),), ((8, 4),), {}, {},
+        dtype="f32"),
+    _of("penalised_50257_256", "a penalty for words said", penalised, ((1, 50257), (1, 256)),
+        ((1, 100), (1, 8)), {}, {}, dtype="f32"),
+    _of("nearest_1024_64", "8 nearest of 1024", nearest, ((1024, 64), (1024, 64)),
+        ((8, 4), (16, 4)), {}, {}, search=True, dtype="f32"),
+    _of("enlarged_4_128_16", "an image twice as large", enlarged, ((4, 128, 128, 16),),
+        ((1, 8, 8, 4),), {}, {}, dtype="f32"),
+    _of("bags_4096_26_64", "sums of looked-up lines", bags, ((4096, 26),), ((8, 4),),
+        {"table": (100_000, 64)}, {"table": (50, 8)}, dtype="f32"),
+    _of("shuffled_65536_64", "rows in another order", shuffled, ((65536, 64),), ((16, 8),), {}, {},
+        dtype="f32"),
+    _of("summed_1024_4096", "cumulative sums of rows", summed, ((1024, 4096),), ((4, 40),), {}, {},
+        dtype="f32"),
+    _of("small_products_4096_16", "4096 products of 16x16", small_products,
+        ((4096, 16, 16),) * 2, ((4, 16, 16),) * 2, {}, {}, dtype="f32"),
+    _of("batch_norm_gradients_64_28_64", "of a norm by the batch", batch_norm_gradients,
+        ((64, 28, 28, 64),), ((2, 4, 4, 8),), {"scale": (64,), "offset": (64,)},
+        {"scale": (8,), "offset": (8,)}),
+)
