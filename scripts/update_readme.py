@@ -71,7 +71,7 @@ def supported_ops() -> str:
         f"or of more than some thousand in 16 bits to more than {scatter.MOST_WIDENED >> 20} "
         f"million elements, and sums of many updates in f32, whose order memory decides, where "
         f"`XLA_FLAGS` asks for deterministic ops; sorts that compare more than "
-        f"{sort.MOST >> 20} million pairs of elements, or lines of more than {1 << 13}; "
+        f"{sort.MOST >> 20} million pairs of elements, or lines of more than {1 << 14}; "
         f"large products of 8-bit floats whose summed dimension is not "
         f"the last one of the left operand, or whose weights are [k][n] with n no multiple of 16; "
         f"products of f64 of {support.F64_PRODUCT >> 20} million multiplications and more, of more "

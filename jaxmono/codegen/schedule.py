@@ -457,7 +457,7 @@ def _spread_along(sig: Sig, space: RowSpace) -> Var | None:
     load waits for the L2, while 67 million of rows of 8192 took 39.
     """
     most = max((v.type.size for v in sig.body.inputs), default=0)
-    if space.col.size < 32 or _SPREAD * most >= space.row.size * space.col.size:
+    if not most or space.col.size < 32 or _SPREAD * most >= space.row.size * space.col.size:
         return None
     col, row = (all(how is not Access.SCATTERED
                     for _, how in _accesses(sig, space, Lane(var, 2)))

@@ -9,10 +9,13 @@ Nobody else reads a: it is stored for that op alone (`ops.Stored.own`), or a don
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from jaxmono.fusion.bijection import injective
 from jaxmono.fusion.errors import PlanError
-from jaxmono.fusion.plan import Plan
+from jaxmono.fusion.indexing import Dyn, IndexMap
+from jaxmono.fusion.plan import Plan, Store
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.rewrite import Builder, replace_values
@@ -61,6 +64,32 @@ def given_away(graph: Graph, aliases: Sequence[tuple[int, int]]) -> Graph:
         return graph
     kept = tuple(o for o in graph.ops if not replaced.keys() & set(o.results))
     return replace_values(Graph(graph.inputs, kept, graph.outputs, graph.name), replaced)
+
+
+def updates_of(op: ops.Accumulate, store: Store) -> IndexMap | None:
+    """Which element of the updates a store of the result adds, over its domain; None if it is of
+    none."""
+    terms = store.index[0].terms
+    line = terms[0][0] if len(terms) == 1 and not store.index[0].const else None
+    if not isinstance(line, Dyn) or terms[0][1] != 1 or line.value is not op.lines:
+        return None
+    return (*line.index, *store.index[1:])
+
+
+def check_updates(name: str, op: ops.Accumulate, store: Store) -> None:
+    """Every element of the updates is added once.
+
+    Raises:
+      PlanError: one is not, as far as can be told.
+    """
+    at, shape = updates_of(op, store), op.update.type.dims
+    if at is None:
+        raise PlanError(f"sig {name}: the store of result {store.result} adds to no line of its "
+                        "updates")
+    if math.prod(v.size for v in store.over) != op.update.type.size \
+            or injective(at, shape, store.over) is False:
+        raise PlanError(f"sig {name}: the store of result {store.result} does not add each of "
+                        f"{op.update.type.size} elements once")
 
 
 def check_accumulated(plan: Plan) -> None:

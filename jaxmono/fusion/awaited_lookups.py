@@ -10,7 +10,7 @@ Side by side both are written, and the larger one is read again. The smaller one
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -23,22 +23,26 @@ _STEPS = 32
 def lookups(graph: Graph) -> dict[Op, tuple[Value, ...]]:
     """Contractions that wait for values that they look up rows of, and for which."""
     found: dict[Op, tuple[Value, ...]] = {}
+    waiting: dict[Value, list[Op]] = {}
     for o in graph.ops:
         if not isinstance(o, ops.DotGeneral):
             continue
         read = dict.fromkeys(x for x in _looked_up(graph, o)
                              if FEWER * x.type.size <= o.result.type.size
                              and isinstance(graph.producer.get(x), ops.DotGeneral))
-        if read and behind(graph, o).isdisjoint(read):
+        if read and behind(graph, o, waiting).isdisjoint(read):
             found[o] = tuple(read)
+            for v in read:
+                waiting.setdefault(v, []).append(o)
     return found
 
 
-def behind(graph: Graph, o: Op) -> Set[Value]:
-    """All that depends on an op."""
+def behind(graph: Graph, o: Op, waiting: Mapping[Value, Sequence[Op]] | None = None) -> Set[Value]:
+    """All that depends on an op. ``waiting``: for values, though these ops do not read them."""
     todo, seen = list(o.results), set(o.results)
     while todo:
-        for u in graph.users.get(todo.pop(), ()):
+        v = todo.pop()
+        for u in (*graph.users.get(v, ()), *(waiting or {}).get(v, ())):
             new = [r for r in u.results if r not in seen]
             seen.update(new)
             todo += new

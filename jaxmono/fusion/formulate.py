@@ -77,7 +77,8 @@ def formulate(graph: Graph, device: Device, without: Collection[str] = (),
     rows = lookups(graph)
     refused: dict[str, None] = {}
     for _ in range(MAX_ATTEMPTS):
-        later = rows | meet | gates
+        later = {o: (*rows.get(o, ()), *meet.get(o, ()), *gates.get(o, ()))
+                 for o in {**rows, **meet, **gates}}
         for o, values in (after or {}).items():
             later[o] = (*later.get(o, ()), *values)
         state = State(order_after(graph, later), device, banned=set(banned),

@@ -29,8 +29,8 @@ def find_in_place(state: State) -> None:
         source = chain[-1].inputs[0]
         if source not in position or source in taken or source in graph.outputs:
             continue
-        if any(o in state.banned for o in chain):
-            continue
+        if any(o in state.banned and not isinstance(o, ops.Accumulate) for o in chain):
+            continue  # of an Accumulate there is no other way
         taken.add(source)
         state.in_place.update(dict.fromkeys(chain, out))
 

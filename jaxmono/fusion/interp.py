@@ -7,17 +7,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from jaxmono.fusion.accumulated import accumulation
+from jaxmono.fusion.accumulated import accumulation, updates_of
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.indexing import Dyn, Index
-from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
+from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig, Store
 from jaxmono.fusion.points import offsets
+from jaxmono.hlo import ops
 from jaxmono.hlo.interp import evaluate
+from jaxmono.hlo.interp.indexing import UFUNCS
 from jaxmono.hlo.ir import Graph, Value
 
 Array = np.ndarray[Any, Any]
@@ -72,7 +74,8 @@ class _Machine:
 
     def run(self, g: Group) -> None:
         body = g.sig.body
-        dynamic = _dynamic_values(g.sig)
+        dynamic = dict.fromkeys((*_dynamic_values(g.sig), *(
+            v for out in body.outputs if (op := accumulation(body, out)) for v in op.uses)))
         wider = Graph(body.inputs, body.ops, (*body.outputs, *dynamic), body.name)
         arrays = [self.view(self.plan.buffers[p]).reshape(v.type.dims).copy()
                   for p, v in zip(g.params, body.inputs, strict=True)]
@@ -81,8 +84,8 @@ class _Machine:
         for s in g.sig.form.stores:
             shape = body.outputs[s.result].type.dims
             target = self.view(self.plan.buffers[g.results[s.result]]).reshape(-1)
-            if accumulation(body, body.outputs[s.result]) is not None:
-                target[:] = made[s.result].reshape(-1)  # of lines without updates what they were
+            if (op := accumulation(body, body.outputs[s.result])) is not None:
+                add_updates(op, s, target, values)
                 continue
             try:
                 at = offsets(s.index, shape, s.over, values)
@@ -100,6 +103,20 @@ class _Machine:
             if b.place is Place.SCRATCH and b.first <= stage < b.last:
                 keep[b.offset:b.offset + b.type.nbytes] = True
         self.scratch[~keep] = POISON
+
+
+def add_updates(op: ops.Accumulate, store: Store, target: Array,
+                values: Mapping[Value, Array]) -> None:
+    """Adds the elements of the updates that a store names to ``target``, flat."""
+    at = updates_of(op, store)
+    if at is None:
+        raise PlanError(f"{op.opcode} at {op.loc}: a store adds to no line of its updates")
+    which = offsets(at, op.update.type.dims, store.over, values).reshape(-1)
+    width = max(op.update.type.size // max(op.update.type.dims[0], 1), 1)
+    line = values[op.lines][which // width]
+    there = line >= 0
+    UFUNCS[op.kind].at(target, (line * width + which % width)[there],
+                       values[op.update].reshape(-1)[which][there].astype(target.dtype))
 
 
 def _dynamic_values(sig: Sig) -> tuple[Value, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from jaxmono.fusion.accumulated import accumulation, check_accumulated
+from jaxmono.fusion.accumulated import accumulation, check_accumulated, check_updates
 from jaxmono.fusion.bijection import injective
 from jaxmono.fusion.edges import flagged_bytes
 from jaxmono.fusion.errors import PlanError
@@ -212,6 +212,8 @@ def _check_store(sig: Sig, result: int, over: Sequence[Var]) -> None:
                             f"{high} in a dimension of {n}")
     if injective(store.index, v.type.dims, over) is False:
         raise PlanError(f"sig {sig.name}: the store of result {result} writes an element twice")
+    if (op := accumulation(sig.body, v)) is not None:
+        check_updates(sig.name, op, store)
     if updated_param(sig, result) is None and count != v.type.size:
         raise PlanError(f"sig {sig.name}: the store of result {result} writes {count} of "
                         f"{v.type.size} elements")

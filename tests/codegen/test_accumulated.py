@@ -27,6 +27,7 @@ PLACES[:30] = 7
 @pytest.fixture(autouse=True)
 def _in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scatter, "DENSE", 0)
+    monkeypatch.setattr(scatter, "COMPARED", 0)
 
 
 def numbers(*shape: int, dtype: Any = np.float32) -> Any:

@@ -14,11 +14,14 @@ from checked import checked
 from models import graph_of
 
 from jaxmono.fusion import PlanError, make_plan
+from jaxmono.fusion import formulate as formulating
 from jaxmono.fusion.accumulated import accumulation
 from jaxmono.fusion.edges import sync_edges
+from jaxmono.fusion.indexing import Index, Var
 from jaxmono.fusion.interp import run_plan
-from jaxmono.fusion.plan import Device, Group, Place, Plan, Stage
+from jaxmono.fusion.plan import Device, Group, LoopForm, Place, Plan, Stage
 from jaxmono.fusion.verify import verify
+from jaxmono.hlo import ops
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.passes.rules import scatter
 
@@ -149,3 +152,46 @@ def test_the_verifier_finds_it(broken: Callable[[Plan], Plan], message: str) -> 
     assert len(p.stages) == 3
     with pytest.raises(PlanError, match=message):
         verify(broken(p))
+
+
+@pytest.mark.parametrize("over", ["half", "twice", "another line"])
+def test_the_verifier_counts_updates(over: str) -> None:
+    """Neither does a plan's interpreter hide it."""
+    p = good()
+    group = p.stages[1].groups[0]
+    form = group.sig.form
+    assert isinstance(form, LoopForm)
+    (store,) = form.stores
+    t, w = store.over
+    if over == "half":
+        less = Var(t.name, t.size // 2)
+        changed = dataclasses.replace(store, over=(less, w), index=tuple(
+            i.substitute({t: Index.of(less)}) for i in store.index))
+    elif over == "twice":
+        changed = dataclasses.replace(store, over=(t, w, Var("again", 2)))
+    else:
+        changed = dataclasses.replace(store, index=(Index.of(t) // 2, store.index[1]))
+    sig = dataclasses.replace(group.sig, form=dataclasses.replace(
+        form, vars=changed.over, stores=(changed,)))
+    broken = change(p, group, sig=sig)
+    with pytest.raises(PlanError, match=r"does not add each|no line|writes an element twice"):
+        verify(broken)
+    rng = np.random.default_rng(0)
+    inputs = [rng.integers(0, 5, v.type.dims).astype(v.type.dtype.numpy) for v in p.graph.inputs]
+    if over != "another line":
+        assert not np.array_equal(run_plan(p, inputs)[0], run_plan(broken, inputs)[0])
+
+
+def test_sums_stay_in_a_donated_input_whatever_else_is_taken_apart(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """A formulation that runs again bans ops; of this one there is no other form."""
+    find = formulating.find_in_place
+
+    def with_bans(state: Any) -> None:
+        state.banned.update(o for o in state.graph.ops if isinstance(o, ops.Accumulate))
+        find(state)
+
+    monkeypatch.setattr(formulating, "find_in_place", with_bans)
+    p = make_plan(graph_of(lambda h, u, i: h.at[i].add(jnp.tanh(u)), H, U, I), Device(),
+                  aliases=((0, 0),))
+    assert p.outputs[0].alias == 0

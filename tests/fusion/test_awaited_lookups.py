@@ -50,3 +50,13 @@ def test_others_do_not_wait(fn: Any) -> None:
     graph = graph_of(fn, H, E, I, W, W)
     assert any(isinstance(o, ops.Gather) for o in graph.ops)
     assert not lookups(graph)
+
+
+def test_no_two_wait_for_each_other() -> None:
+    def crossed(e: X, a: X, b: X, c: X, d: X, i: X) -> tuple[X, X]:
+        p, q = e @ a, e @ b
+        return jax.nn.relu(p + (q[:96] @ d)[i]), jax.nn.relu(q + (p[:96] @ c)[i])
+
+    graph = graph_of(crossed, E, W, W, W, W, I)
+    assert len(lookups(graph)) == 1
+    checked(crossed, E, W, W, W, W, I)

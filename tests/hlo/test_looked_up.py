@@ -1,4 +1,4 @@
-"""Products of rows that are looked up, or added up by line (hlo/passes/rules/looked_up.py)."""
+"""Products of rows that are looked up (hlo/passes/rules/looked_up.py)."""
 
 from __future__ import annotations
 
@@ -74,47 +74,22 @@ def test_weights_that_lie_the_other_way() -> None:
     assert products(graph) == [(NODES, WIDTH, 6), (EDGES, WIDTH, 6)]
 
 
-@pytest.mark.parametrize("dims", [(((1,), (0,)), ((), ())), (((1,), (1,)), ((), ()))])
-def test_sums_are_multiplied_once_they_are_made(dims: Any) -> None:
-    weights = V if dims[0][1] == (0,) else np.ascontiguousarray(V.T)
-    graph = made(lambda e, i, w: jax.ops.segment_sum(
-        jax.lax.dot_general(jnp.tanh(e), w, dims), i, NODES), E, I, weights)
-    assert products(graph) == [(NODES, WIDTH, 6)]
-
-
-def test_gradients_of_joined_rows() -> None:
-    """What nodes receive is a product of sums; edges have a product of the columns that are left.
-    """
-    def loss(h: X, e: X, i: X, j: X, w: X) -> X:
-        return (jnp.concatenate([e, h[i], h[j]], -1) @ w).sum() ** 2
-
-    i, j = I % NODES, J % NODES
-    w = RNG.normal(size=(3 * WIDTH, WIDTH)).astype(np.float32)
-    graph = made(jax.grad(loss, (0, 1)), H, E, i, j, w)
-    rows = [m for m, _, _ in products(graph)]
-    assert rows.count(EDGES) == 2 and len(rows) == 6  # one forward, one backward
-    assert all(k == WIDTH and n == WIDTH for _, k, n in products(graph))
+def test_weights_that_are_not_finite_reach_no_line_without_updates() -> None:
+    w = V.copy()
+    w[0, 0] = np.inf
+    graph = graph_of(lambda e, i, w: jax.ops.segment_sum(jnp.tanh(e) @ w, i, NODES), E, I % 5, w)
+    (got,), (want,) = (evaluate(g, [E, I % 5, w]) for g in (simplify(graph), graph))
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    assert not np.isnan(want[5:]).any()
 
 
 @pytest.mark.parametrize(("fn", "args"), [
     (lambda h, i, w: h[i[:30]] @ w, (H, I, V)),  # not far more rows than there are
     (lambda h, i, w: h.T[i[:8] % 8].T @ w[:8], (H, I, V)),  # columns are looked up
     (lambda h, i, w: h[i].astype(jnp.bfloat16) @ w.astype(jnp.bfloat16), (H, I, V)),
-    (lambda e, i, w: jax.ops.segment_max(e @ w, i, NODES), (E, I, V)),
-    (lambda e, i, w: jax.ops.segment_sum(e @ w, i, 40), (E, I, V)),
-    (lambda e, i, w: jnp.ones((NODES, 6)).at[i].add(e @ w), (E, I, V)),  # others than zeros
-    (lambda e, i, w: jax.ops.segment_sum(e @ w[:, :2], i, NODES), (E, I, V)),  # wider sums
+    (lambda e, i, w: jax.ops.segment_sum(e @ w, i, NODES), (E, I, V)),
 ])
 def test_others_stay(fn: Callable[..., X], args: Any) -> None:
     graph = graph_of(fn, *args)
     was = products(graph)
     assert products(simplify(graph)) == was
-
-
-def test_a_product_that_is_read_as_a_whole_keeps_its_columns() -> None:
-    def fn(e: X, i: X, w: X) -> tuple[X, X]:
-        y = e @ w
-        return jax.ops.segment_sum(y[:, :8], i, NODES), y
-
-    w = RNG.normal(size=(WIDTH, 16)).astype(np.float32)
-    assert (EDGES, WIDTH, 16) in products(made(fn, E, I, w))

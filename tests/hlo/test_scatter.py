@@ -93,7 +93,7 @@ FORMS = ("one by one", "sorted", "in memory")
 def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small scatters as those of many lines."""
     values = {"sorted": {"DENSE": 0, "WIDE": 1, "_NARROW": FLOATS},
-              "in memory": {"DENSE": 0, "WIDE": 1 << 30}}
+              "in memory": {"DENSE": 0, "COMPARED": 0, "WIDE": 1 << 30}}
     for name, value in values.get(form, {}).items():
         monkeypatch.setattr(scatter, name, value)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,14 +35,17 @@ def dynamic_update_slice(op: ops.DynamicUpdateSlice, ctx: Context) -> Sequence[A
     return [x]
 
 
+UFUNCS: Mapping[str, np.ufunc] = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum}
+"""Of `ops.ACCUMULATED`."""
+
+
 @implements(ops.Accumulate)
 def accumulate(op: ops.Accumulate, ctx: Context) -> Sequence[Any]:
     dtype = op.operand.type.dtype
     out = ctx.get(op.operand).astype(ctx.compute(dtype))
     lines, update = ctx.get(op.lines), ctx.get(op.update).astype(out.dtype, copy=False)
     there = lines >= 0
-    combine = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum}[op.kind]
-    combine.at(out, lines[there], update[there])
+    UFUNCS[op.kind].at(out, lines[there], update[there])
     return [out.astype(ctx.stored(dtype), copy=False)]
 
 

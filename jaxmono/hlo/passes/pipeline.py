@@ -45,7 +45,7 @@ PASSES: tuple[Pass, ...] = (
     # Drops size-1 dimensions by reshapes that the algebraic rules then merge or cancel.
     canonicalise,
     algebraic,
-    # Looks for slices of products and for zeros, which the passes above bring to one form.
+    # Looks for gathers and joins right in front of products.
     looked_up,
     # Behind those that merge conversions, and give scales the form that it looks for.
     dequantise,

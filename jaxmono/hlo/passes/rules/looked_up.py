@@ -1,12 +1,13 @@
-"""Products of rows that are looked up, or whose results are added up by line, of fewer rows.
+"""Products of rows that are looked up, of far fewer.
 
-    dot(gather(x [v, k], i [t]), w)                   ──►   gather(dot(x, w), i)
-    dot(concat(e, gather(x, i)), w)                   ──►   dot(e, w0) + gather(dot(x, w1), i)
-    accumulate(0 [v, n], lines [t], dot(u, w))        ──►   dot(accumulate(0, lines, u), w)
+    dot(gather(x [v, k], i [t]), w)      ──►   gather(dot(x, w), i)
+    dot(concat(e, gather(x, i)), w)      ──►   dot(e, w0) + gather(dot(x, w1), i)
 
-Where v is far less than t: the edges of a graph know their nodes (Gilmer et al., 2017), a token its
-word. What is looked up is then read where the product of the others is stored, and the joined rows
-are in no memory.
+The edges of a graph know their nodes (Gilmer et al., 2017), a token its word. What is looked up is
+then read where the product of the others is stored, and the joined rows are in no memory.
+
+Not so sums by line of products, though they are products of sums: a line without any would be 0
+times a weight that may not be finite, and sums may be too large where products are not.
 """
 
 from __future__ import annotations
@@ -24,12 +25,10 @@ FEWER = 2
 """Times as many rows are looked up as there are."""
 MIN_LOOKED_UP = 1 << 20
 """Elements of all rows that are looked up: in f32 they are written and read again in 2 us."""
-MORE_COLUMNS = 1.5
-"""Times as many columns may be added up as there were: each is a request to the L2."""
 
 
 def product(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
-    """The first two of the above, of f32 results."""
+    """Both of the above, of f32 results: others would round what is added."""
     lhs, rhs = op.lhs, op.rhs
     if op.lhs_batch or lhs.type.rank != 2 or rhs.type.rank != 2 or op.lhs_contract != (1,) \
             or op.result.type.dtype is not DType.F32:
@@ -49,35 +48,6 @@ def product(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:
         begin += k
     assert total is not None
     return [total]
-
-
-def summed(op: ops.Accumulate, scope: Scope) -> Sequence[Value] | None:
-    """The third, of f32."""
-    columns = scope.made_by(op.update, ops.Slice)
-    update = op.update if columns is None else columns.operand
-    dot = scope.made_by(update, ops.DotGeneral)
-    base = scope.made_by(op.operand, ops.Stored)
-    t, rows = op.operand.type, op.update.type.dims[0]
-    if dot is None or base is None or op.kind != "add" or t.rank != 2 or dot.lhs_batch \
-            or dot.lhs.type.rank != 2 or dot.rhs.type.rank != 2 or dot.lhs_contract != (1,) \
-            or dot.lhs.type.dtype is not DType.F32 or dot.result.type.dtype is not DType.F32:
-        return None
-    zero = scope.element(base.operand)
-    k = dot.lhs.type.dims[1]
-    if zero is None or zero != 0 or rows < FEWER * t.dims[0] or k > MORE_COLUMNS * t.dims[1] \
-            or rows * t.dims[1] < MIN_LOOKED_UP:
-        return None
-    right = dot.rhs
-    if columns is not None:
-        first, last = columns.start_indices, columns.limit_indices
-        if (first[0], last[0]) != (0, rows) or any(s != 1 for s in columns.strides):
-            return None
-        which = (slice(None), slice(first[1], last[1]))
-        right = _part(right, which[:: 1 if dot.rhs_contract == (0,) else -1], scope)
-    wide = TensorType((t.dims[0], k), DType.F32)
-    memory = scope.emit1(ops.Stored, wide, operand=scope.splat(0.0, wide), own=True)
-    sums = scope.emit1(ops.Accumulate, wide, operand=memory, lines=op.lines, update=dot.lhs)
-    return [_dot(dot, sums, right, scope)]
 
 
 def _lookup(v: Value, scope: Scope) -> ops.Gather | None:
@@ -118,4 +88,4 @@ def _added(total: Value | None, x: Value, scope: Scope) -> Value:
     return x if total is None else scope.elementwise("add", total, x)
 
 
-RULES: dict[type[Op], Sequence[Rule]] = {ops.DotGeneral: (product,), ops.Accumulate: (summed,)}
+RULES: dict[type[Op], Sequence[Rule]] = {ops.DotGeneral: (product,)}

@@ -27,7 +27,7 @@ STORED = 1 << 18
 """Pairs of elements from which on what is made of one of each is stored."""
 _BOTH = 2
 MOST = 1 << 24
-"""Pairs of elements of many lines; of long ones ``n << 13``. XLA sorts as many lines as there are
+"""Pairs of elements of many lines; of long ones ``n << 14``. XLA sorts as many lines as there are
 multiprocessors at a time: 512 elements in 9 us of an H200, 1024 in 12, 4096 in 37, 8192 in 47; here
 16 lines of 1024 took 9, 128 of 512 16 (these stay with XLA), one of 4096 8, of 8192 18."""
 
@@ -37,7 +37,7 @@ def refusal(op: ops.Sort) -> str:
     if op.comparator.captures or not is_element_wise(op.comparator):
         return "a sort whose comparator is more than arithmetic on scalars is not generated"
     n = op.args[0].type.dims[op.dimension] if op.args[0].type.rank else 1
-    if n * op.args[0].type.size > max(MOST, n << 13):
+    if n * op.args[0].type.size > max(MOST, n << 14):
         return f"sorting {n} elements is not generated: they are compared each with each"
     return ""
 
