@@ -131,7 +131,8 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
             if times:
                 alone = contractions.isdisjoint(into)
                 for v in op.uses:  # slices of one value take different elements of it
-                    _need(evals, sinks, v, _share(op, v, times) if alone else times, into,
+                    share = _share(op, v, times, state.graph) if alone else times
+                    _need(evals, sinks, v, share, into,
                           isinstance(op, (ops.Slice, ops.Pad)))
     return made[::-1], frozenset(d.anchor for d in made if d.anchor is not None
                                  and _is_early(d.anchor, sinks, behind, given))
@@ -151,10 +152,14 @@ def _size(op: Op) -> int:
     return max((r.type.size for r in op.results), default=0)
 
 
-def _share(op: Op, v: Value, times: int) -> int:
+def _share(op: Op, v: Value, times: int, graph: Graph) -> int:
     """How many elements of an operand are computed for so many of a result that no product reads:
-    each part of what is joined in its place, indices of rows once for a vector's elements."""
-    if isinstance(op, ops.Concatenate):
+    each part of what is joined in its place, indices of rows once for a vector's elements.
+
+    Of a part that others read as well the whole is counted, so that it is stored: with a pool made
+    again wherever it is joined DenseNet-121 b1 took 21 us more of 384 on an H200.
+    """
+    if isinstance(op, ops.Concatenate) and len(graph.users.get(v, ())) == 1:
         return times * v.type.size // max(op.result.type.size, 1)
     if isinstance(op, ops.Gather) and v is op.start_indices and op.offset_dims \
             and op.offset_dims[-1] == op.result.type.rank - 1:
