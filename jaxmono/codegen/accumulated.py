@@ -1,4 +1,4 @@
-"""Loops that add to memory (`ops.Accumulate`): what they take in turn, and the statement for each.
+"""Loops that add to memory (`ops.Accumulate`): the statement for each vector.
 
     const int i3 = clamp_index<int>(v2, -1, 2707);                   // the line of an update
     accumulate_add<float, 4>(r0 + 64 * i3 + c, v7, i3 >= 0);         // four of its elements
@@ -6,19 +6,11 @@
 
 from __future__ import annotations
 
-import math
-
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.fusion.indexing import Index, IndexMap
 from jaxmono.hlo import ops
-
-
-def unrolled(vectors: float) -> int:
-    """Vectors of a thread, whose loads are in flight together: a line has to be known before
-    anything can be added to it. ``vectors``: for each thread of the GPU."""
-    return max(1, min(4, 1 << int(math.log2(max(vectors, 1)))))
 
 
 def emit_accumulate(em: BodyEmitter, pointer: str, offset: Index, x: Emitted, op: ops.Accumulate,

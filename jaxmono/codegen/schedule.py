@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmono.codegen.accumulated import unrolled
 from jaxmono.codegen.loads_first import loads_first, most_first
 from jaxmono.codegen.loop_order import source_order
 from jaxmono.codegen.names import storage
@@ -238,8 +237,8 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
         return LoopSchedule(lanes)
     if any(accumulation(sig.body, v) for v, _ in values):
         lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[0])
-        return LoopSchedule(lanes, unrolled(flat.size * siblings / lanes / threads
-                                            / device.sm_count))
+        return LoopSchedule(lanes, _unrolled(flat.size * siblings / lanes / threads
+                                             / device.sm_count, 4))
     moves = all(isinstance(o, _MOVES) for o in sig.body.ops)
     wide = vector_width(sig.body, values, offsets, flat, unaligned=True) if moves else 1
     padded = len(values) == 1 and padded_copy(sig.body, *values[0], flat, wide) is not None
@@ -280,7 +279,12 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
         most = min(4, _LOADED_WORDS // max(1, loads * lanes * widest_input(sig) // 4))
     if not order and (ahead := loads_first(sig.body, values, flat, lanes)):
         most = min(most, most_first(ahead, lanes))
-    return LoopSchedule(lanes, max(1, min(most, 1 << int(math.log2(max(vectors, 1))))), order)
+    return LoopSchedule(lanes, _unrolled(vectors, most), order)
+
+
+def _unrolled(vectors: float, most: int) -> int:
+    """Vectors of a thread, whose loads are in flight together, of so many for each of the GPU."""
+    return max(1, min(most, 1 << int(math.log2(max(vectors, 1)))))
 
 
 def _looks_up(body: Graph, values: Sequence[tuple[Value, IndexMap]]) -> bool:

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence, Set
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.passes.rules.looked_up import FEWER
 
-FEWER = 2
 _STEPS = 32
 """Most values that are made of a product element by element."""
 

@@ -85,7 +85,7 @@ class _Machine:
             shape = body.outputs[s.result].type.dims
             target = self.view(self.plan.buffers[g.results[s.result]]).reshape(-1)
             if (op := accumulation(body, body.outputs[s.result])) is not None:
-                add_updates(op, s, target, values)
+                _add_updates(op, s, target, values)
                 continue
             try:
                 at = offsets(s.index, shape, s.over, values)
@@ -105,7 +105,7 @@ class _Machine:
         self.scratch[~keep] = POISON
 
 
-def add_updates(op: ops.Accumulate, store: Store, target: Array,
+def _add_updates(op: ops.Accumulate, store: Store, target: Array,
                 values: Mapping[Value, Array]) -> None:
     """Adds the elements of the updates that a store names to ``target``, flat."""
     at = updates_of(op, store)
