@@ -59,7 +59,7 @@ def op_name(op: Op) -> str:
 
 def function_name(symbol: str, options: Options) -> str:
     """The user's function name from the symbol that the lowering made of it."""
-    return re.sub(rf"({options.tag}|_xla)(_\d+)?$", "", symbol) or "fun"
+    return re.sub(rf"(_with_[0-9a-f]{{8}})?({options.tag}|_xla)(_\d+)?$", "", symbol) or "fun"
 
 
 def kernel_name(name: str, index: int, count: int) -> str:

@@ -1,7 +1,7 @@
 """Lowering of ``mono_call``: JAX's own lowering first, then kernels in place of its body.
 
     mono_call ──core_call_lowering──► func.func @f, func.call @f     (always right: XLA can run it)
-                                          │ import, compile_regions
+                                          │ small constants, import, compile_regions
                                           ▼
                                       func.func @f { custom calls, and ops left to XLA }
 
@@ -23,7 +23,7 @@ from jax.extend.mlir import ir
 
 from jaxmono import _compat
 from jaxmono._errors import CompileError, ConfigError, JaxmonoError, UnsupportedError, warn
-from jaxmono.custom_call import registration, stitch
+from jaxmono.custom_call import constants, registration, stitch
 from jaxmono.custom_call.compiler import (
     Compiler,
     CompileResult,
@@ -60,7 +60,8 @@ def lower_mono_call(ctx: LoweringRuleContext, *args: Any, call_jaxpr: jex.Closed
     note = _reason_for_xla(ctx, options) if outermost else "inside another jaxmono function"
     # JAX shares functions of equal name and jaxpr. What becomes kernels must not be shared with
     # what stays as it is, nor between different options.
-    symbol = name + (options.tag if not note else "_xla")
+    literals = constants.small(args)
+    symbol = name + constants.tag(literals) + (options.tag if not note else "_xla")
     _depth.value += 1
     try:
         out, function = _compat.lower_call(ctx, args, call_jaxpr, symbol)
@@ -68,6 +69,7 @@ def lower_mono_call(ctx: LoweringRuleContext, *args: Any, call_jaxpr: jex.Closed
         _depth.value -= 1
     if outermost and function is not None and _first_time(ctx, function):
         platform = _platform(_compat.lowering_platforms(ctx))
+        constants.put_inside(function, literals)
         _replace_body(ctx, function, options, platform, name, note, args, out)
     return out
 

@@ -6,7 +6,10 @@
 A vector of the value is in registers when it is stored. AdamW's step read its two moments again
 behind a barrier: 34 bytes a weight in place of 26, and a third more time.
 
-The two meet at the level of one of them, where nobody has to wait longer:
+Where a loop and some of those in front of it would store more than `MAX_OUTPUTS` values, but with
+all of those no more than that, they are joined as a whole.
+
+Two meet at the level of one of them, where nobody has to wait longer:
 
     down   the first loop moves to the second's; all others that wait for it come later still
     up     the second moves to the first's; all else that it waits for comes before that
@@ -14,6 +17,7 @@ The two meet at the level of one of them, where nobody has to wait longer:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -58,9 +62,10 @@ class _Chains:
     parts: Mapping[Value, Sequence[Value]]
 
     def joined(self, groups: Sequence[Draft]) -> list[Draft]:
+        gone = self._whole(groups)
+        groups = [d for d in groups if d not in gone]
         writer = {v: d for d in groups if _is_plain(d) and not isinstance(d.anchor, ops.Stored)
                   for v in d.outputs}
-        gone: set[Draft] = set()
         for loop in sorted(filter(_is_plain, groups), key=lambda d: self.level[d]):
             todo = [writer[v] for v in self.reads[loop] if v in writer]
             while todo:
@@ -71,8 +76,44 @@ class _Chains:
             writer.update((v, loop) for v in loop.outputs if v in writer)
         return [d for d in groups if d not in gone]
 
-    def _join(self, first: Draft, loop: Draft) -> bool:
-        """Makes ``loop`` both, if that can be."""
+    def _whole(self, groups: Sequence[Draft]) -> set[Draft]:
+        """Joins a loop with all that it is computed of, where some of these alone would store too
+        much; returns those that are no more groups."""
+        gone: set[Draft] = set()
+        for loop in sorted(filter(_is_plain, groups), key=lambda d: -self.level[d]):
+            behind = [] if loop in gone else self._behind(loop, groups)
+            if len(behind) < 2 or self._stored(behind, loop) > MAX_OUTPUTS:
+                continue
+            for first in behind:  # readers before what they read
+                if self._join(first, loop, math.inf):
+                    gone.add(first)
+        return gone
+
+    def _behind(self, loop: Draft, groups: Sequence[Draft]) -> list[Draft]:
+        """The loops over the same elements whose values ``loop`` reads, and whose values these
+        read, the latest first; those of which a reader comes before ``loop`` end the search."""
+        found: dict[Draft, None] = {loop: None}
+        there = (d for d in groups if _is_plain(d) and d in self.level)
+        for d in sorted(there, key=lambda d: -self.level[d]):
+            if d in found or d.domain != loop.domain or isinstance(d.anchor, ops.Stored):
+                continue
+            readers = [r for r, reads in self.reads.items() if set(reads) & set(d.outputs)]
+            if any(r in found for r in readers) and all(
+                    w in found or self.level[w] > self.level[loop]
+                    for w, waits in self.before.items() if d in waits):
+                found[d] = None
+        return list(found)[1:]
+
+    def _stored(self, behind: Sequence[Draft], loop: Draft) -> int:
+        """How many values a loop of all of them stores."""
+        inside = {loop, *behind}
+        kept = [v for d in behind for v in d.outputs if v in self.state.outputs_set() or any(
+            v in self.parts.get(r, (r,)) for d, reads in self.reads.items() if d not in inside
+            for r in reads)]
+        return len(kept) + len(loop.outputs)
+
+    def _join(self, first: Draft, loop: Draft, most: float = MAX_OUTPUTS) -> bool:
+        """Makes ``loop`` both, if that can be and it stores no more than ``most`` values."""
         if first.domain != loop.domain \
                 or sum(v.type.nbytes for v in self._read(first, loop)) < MIN_BYTES \
                 or not self._is_read_in_place(first, loop):
@@ -80,7 +121,7 @@ class _Chains:
         kept = tuple(v for v in first.outputs if self._is_needed(v, loop))
         level = self._meeting(first, loop)
         why = "one of them would come later" if level is None else \
-            f"it would store {n} values" if (n := len(kept) + len(loop.outputs)) > MAX_OUTPUTS \
+            f"it would store {n} values" if (n := len(kept) + len(loop.outputs)) > most \
             else ""
         if level is None or why:
             self.state.refused[f"the loops of {_where(first)} and {_where(loop)}, which reads its "

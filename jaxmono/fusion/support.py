@@ -14,7 +14,15 @@ from collections.abc import Mapping
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
-from jaxmono.hlo.passes.rules import cumulative, ragged_dot, reduce_window, scatter, sort, top_k
+from jaxmono.hlo.passes.rules import (
+    cumulative,
+    ragged_dot,
+    reduce_window,
+    scatter,
+    select_and_scatter,
+    sort,
+    top_k,
+)
 from jaxmono.hlo.passes.unroll import refusal as loop_refusal
 from jaxmono.hlo.precision import algorithm_of, allows_tf32
 from jaxmono.hlo.rewrite import is_splat
@@ -47,7 +55,6 @@ F8_DTYPES = (DType.F8E4M3FN, DType.F8E5M2)
 MAX_RANK = 16
 
 REFUSED_OPS: dict[type[Op], str] = {
-    ops.SelectAndScatter: "select_and_scatter is not generated yet",
     ops.Case: "XLA chooses the branch; kernels may be in it",
     ops.RngBitGenerator: "random bit generation is not generated yet",
     ops.CustomCall: "a custom call runs code that jaxmono cannot see",
@@ -94,6 +101,8 @@ def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING, *, same_bits: bool 
             and not is_splat(op.value):
         return f"a literal of {op.value.nbytes} bytes is kept in a buffer by XLA"
     if isinstance(op, ops.ReduceWindow) and (reason := reduce_window.refusal(op)):
+        return reason
+    if isinstance(op, ops.SelectAndScatter) and (reason := select_and_scatter.refusal(op)):
         return reason
     if isinstance(op, ops.Scan) and (reason := cumulative.refusal(op)):
         return reason

@@ -139,8 +139,9 @@ class Builder:
                           strides=strides)
 
     def pad(self, v: Value, value: Value, low: Sequence[int], high: Sequence[int],
-            interior: Sequence[int]) -> Value:
-        """``v`` itself where nothing is padded."""
+            interior: Sequence[int] = ()) -> Value:
+        """``v`` itself where nothing is padded. interior: by default nothing."""
+        interior = interior or (0,) * v.type.rank
         if not any((*low, *high, *interior)):
             return v
         shape = tuple(a + n + max(n - 1, 0) * i + b for n, a, b, i in

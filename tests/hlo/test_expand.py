@@ -167,13 +167,6 @@ def test_a_long_padded_window_needs_a_reducer_of_one_op() -> None:
     assert reason("VALID") == ""
 
 
-def test_select_and_scatter_is_refused() -> None:
-    grad = jax.grad(lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2, 2), (2, 2),
-                                                "VALID").sum())
-    refused = [refusal(o) for o in graph_of(grad, jnp.zeros((4, 4))).ops]
-    assert "select_and_scatter is not generated yet" in refused
-
-
 def test_every_monoid_has_a_neutral_element() -> None:
     from jaxmono.hlo.interp.elementwise import function
     from jaxmono.hlo.interp.monoids import MONOIDS

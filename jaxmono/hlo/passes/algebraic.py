@@ -13,10 +13,11 @@ from jaxmono.hlo.passes.rules import (
     conversion,
     layout,
     movement,
+    ranges,
 )
 
 RULES: dict[type[Op], Sequence[Rule]] = {}
-for _module in (arithmetic, conversion, layout, movement, contraction, control):
+for _module in (arithmetic, conversion, layout, movement, contraction, control, ranges):
     for _cls, _rules in _module.RULES.items():
         RULES[_cls] = (*RULES.get(_cls, ()), *_rules)
 

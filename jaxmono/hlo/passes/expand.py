@@ -16,6 +16,7 @@ from jaxmono.hlo.passes.rules import (
     powers,
     ragged_dot,
     scatter,
+    select_and_scatter,
     sort,
     threefry,
     top_k,
@@ -23,6 +24,7 @@ from jaxmono.hlo.passes.rules import (
 
 RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **cumulative.RULES,
                                          **top_k.RULES, **threefry.RULES, **scatter.RULES,
+                                         **select_and_scatter.RULES,
                                          **sort.RULES, **ragged_dot.RULES,
                                          ops.Elementwise: (*threefry.RULES[ops.Elementwise],
                                                            powers.power),
@@ -33,8 +35,9 @@ RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **cumulative.RULES
 
 def expand(graph: Graph) -> Graph:
     """Convolutions become contractions, windowed reductions chains or reductions, the k largest of
-    a line k reductions, the place of its largest one of a single op, scatters what each line
-    looks up, short sorts comparisons of each with each, products of groups of rows those of tiles.
+    a line k reductions, the place of its largest one of a single op, gradients of pools what each
+    element asks of its windows, scatters what each line looks up, short sorts comparisons of each
+    with each, products of groups of rows those of tiles.
 
     The order of their sums changes, as it is a backend's own in any case.
     """
