@@ -36,6 +36,8 @@ def needed(units: Collection[Unit], *, open_borders: bool, roles: bool) -> set[s
             found.add("threefry")
         if any(isinstance(o, ops.Accumulate) for o in u.sig.body.ops):
             found.add("accumulate")
+        if any(isinstance(o, ops.Prefix) for o in u.sig.body.ops):
+            found.add("prefix")
     if open_borders:
         found.add("flagged")
     if roles:

@@ -17,6 +17,7 @@ from jaxmono.codegen.loads_first import bind_loads, emit_loads, loads_first, sha
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.padded_copy import emit_padded_copy, padded_copy
+from jaxmono.codegen.prefix import emit_prefix, prefix_bytes, prefix_of, prefix_tasks
 from jaxmono.codegen.schedule import (
     LoopSchedule,
     choose_loop,
@@ -45,11 +46,14 @@ class LoopCode:
     def tasks(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
         form = sig.form
         assert isinstance(form, LoopForm)
+        if (op := prefix_of(sig)) is not None:
+            return prefix_tasks(op, schedule, threads)
         flat, _ = flat_loop(form, schedule.lanes, schedule.order, schedule.places)
         return math.ceil(flat.size / (threads * schedule.lanes * schedule.unroll))
 
     def shared_bytes(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
-        return 0
+        op = prefix_of(sig)
+        return 0 if op is None else prefix_bytes(op, threads)
 
     def workspace_bytes(self, sig: Sig, schedule: LoopSchedule) -> int:
         return 0
@@ -63,6 +67,8 @@ class LoopCode:
     def can_flag(self, sig: Sig, schedule: LoopSchedule, result: bool, number: int) -> bool:
         form = sig.form
         assert isinstance(form, LoopForm)
+        if prefix_of(sig) is not None:
+            return False
         flat, env = flat_loop(form, schedule.lanes, schedule.order, schedule.places)
         (first, *more) = roots(sig, form.stores, env)
         if not result and not reads_few(sig.body, (first, *more), number):
@@ -84,6 +90,9 @@ class LoopCode:
     def emit_body(self, w: Writer, sig: Sig, schedule: LoopSchedule, function: Function) -> None:
         form = sig.form
         assert isinstance(form, LoopForm)
+        if (op := prefix_of(sig)) is not None:
+            emit_prefix(w, sig, op, schedule, function)
+            return
         lanes, unroll = schedule.lanes, schedule.unroll
         flat, env = flat_loop(form, lanes, schedule.order, schedule.places)
         t = "int" if flat.size < 2**31 - 2**20 else "long long"

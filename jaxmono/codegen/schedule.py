@@ -227,6 +227,12 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[not streaming])
     if not streaming and loads_first(sig.body, values, flat, lanes):
         lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[0])
+    if isinstance(made := sig.body.producer.get(values[0][0]), ops.Prefix):
+        n = made.result.type.dims[-1]
+        while n % lanes or made.row % lanes:
+            lanes //= 2
+        n = made.row or n  # a vector for each thread, or several
+        return LoopSchedule(lanes, math.ceil(n / (threads * lanes)))
     if any(weight(o) >= _HEAVY for o in sig.body.ops):
         while lanes > 1 and 2 * flat.size * siblings <= device.sm_count * threads * lanes:
             lanes //= 2

@@ -213,6 +213,7 @@ _RULES: dict[type[Op], Callable[[Any, IndexMap], tuple[Demand, ...] | None]] = {
     ops.Compare: _same,
     ops.Convert: _same,
     ops.Stored: _same,
+    ops.Prefix: _same,
     ops.BitcastConvert: lambda op, index: (
         _same(op, index) if op.operand.type.rank == op.result.type.rank else None),
     ops.ReducePrecision: _same,

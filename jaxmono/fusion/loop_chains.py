@@ -171,9 +171,10 @@ class _Chains:
 
 
 def _is_plain(d: Draft) -> bool:
-    """Whether a group is a loop that computes what it stores. A copy's values are an input's, which
-    nobody waits for."""
-    return d.kind == "loop" and not d.stored and d.anchor is not None
+    """Whether a group is a loop that computes what it stores, each element by itself. A copy's
+    values are an input's, which nobody waits for."""
+    return d.kind == "loop" and not d.stored and d.anchor is not None \
+        and not isinstance(d.anchor, ops.Prefix)
 
 
 def _where(d: Draft) -> str:

@@ -467,7 +467,7 @@ def merge(graph: Graph, groups: list[Draft], level: dict[Draft, int],
     for d in groups:
         if (whole := _array(parts, d)) is not None:
             level[d] = last[whole]
-        if d.kind != "loop" or d.stored or not d.outputs:
+        if d.kind != "loop" or d.stored or not d.outputs or isinstance(d.anchor, ops.Prefix):
             out.append(d)
             continue
         shape = d.outputs[0].type.dims

@@ -43,8 +43,9 @@ blocks as there are 64 rows (256 x 400 by a vector took 25 of the 46 us of DeepF
 
 FEW = 8
 """Summed elements up to which any product with a vector is one of elements."""
-MANY = 256
-"""Products of matrices of at most `FEW` rows and columns from which on they are no contraction."""
+MANY = ((FEW, 256), (16, 2048))
+"""Most rows and columns, and products of such matrices from which on they are no contraction: a
+block takes one at a time."""
 IN_TURN = 4
 """Of which a sum that has vectors along another dimension is no reduce. One of two rows of 1024
 elements for each of 512 tokens took 36 us of an H100 as a reduce, 4096 tasks of a scalar a thread.
@@ -104,7 +105,8 @@ def _small_matrices(o: ops.DotGeneral) -> bool:
     dims = dot_dims(o)
     kinds = {v.type.dtype for v in (o.lhs, o.rhs, o.result)}
     return (kinds <= {DType.BF16, DType.F16, DType.F32} and len(o.lhs_contract) == 1
-            and 0 < max(dims.m, dims.n, dims.k) <= FEW and dims.batch >= MANY)
+            and min(dims.m, dims.n, dims.k) > 0 and any(
+                max(dims.m, dims.n, dims.k) <= most and dims.batch >= many for most, many in MANY))
 
 
 def _product(o: ops.DotGeneral) -> list[Op]:

@@ -432,6 +432,21 @@ class Accumulate(Op):
     kind: str = ir.attribute("add")
 
 
+@op("prefix")
+class Prefix(Op):
+    """Cumulative sums (products, largest, smallest elements: ``kind``, one of `hlo.interp.monoids`)
+    along the last dimension, jaxmono's own, as an array in memory.
+
+    args: x, and what stands in front of each element's row, spread over it. ``row``: elements of a
+    line that are combined, before the next ones begin anew; 0: all. ``back``: from the last element
+    to the first. The result may be of a narrower type."""
+
+    args: tuple[Value, ...] = ir.operands()
+    kind: str = ir.attribute("add")
+    row: int = ir.attribute(0)
+    back: bool = ir.attribute(False)
+
+
 PIECE_BYTES = 16
 """Parts of arrays in memory begin at multiples of it: no load has to know that it reads one."""
 

@@ -68,7 +68,7 @@ def test_cumulative_ops_are_computed_in_pieces(fn: Any, shape: tuple[int, ...], 
 
 def test_no_element_is_read_often() -> None:
     """A window of 4096 elements is 16 of its own piece, and sums of pieces."""
-    made = simplify(graph_of(lambda x: lax.cumsum(x, 1), np.zeros((2, 4096), np.float32)))
+    made = simplify(graph_of(lambda x: lax.cumsum(x, 1), np.zeros((2, 4096, 2), np.float32)))
     slices = [o for o in made.ops if isinstance(o, ops.Slice)]
     assert 16 <= len(slices) <= 60
     made = simplify(graph_of(lambda x: lax.cumsum(x, 1), np.zeros((2, 4096, 8), np.float32)))

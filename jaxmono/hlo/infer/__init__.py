@@ -77,6 +77,7 @@ RULES: dict[type[Op], Callable[[Any], tuple[TensorType, ...]]] = {
     ops.OptimizationBarrier: lambda op: tuple(a.type for a in op.args),
     ops.Stored: lambda op: (op.operand.type,),
     ops.Accumulate: m.infer_accumulate,
+    ops.Prefix: lambda op: (TensorType(op.args[0].type.dims, op.result.type.dtype),),
     ops.Stacked: m.infer_stacked,
     ops.Piece: m.infer_piece,
     # Their results are what they say.

@@ -11,6 +11,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.interp.core import Array, Context, implements
+from jaxmono.hlo.interp.elementwise import function
 from jaxmono.hlo.interp.monoids import fold, monoid
 from jaxmono.hlo.interp.movement import padded
 from jaxmono.hlo.interp.scattering import scatter_into
@@ -87,6 +88,20 @@ def reduce_window(op: ops.ReduceWindow, ctx: Context) -> Sequence[Any]:
         new = ctx.run_lifted(op.body, [*held, *(a[t] for a in arrays)])
         held = [np.where(there[t], a, b) for a, b in zip(new, held, strict=True)]
     return held
+
+
+@implements(ops.Prefix)
+def prefix(op: ops.Prefix, ctx: Context) -> Sequence[Any]:
+    ufunc = function(op.kind, op.args[0].type.dtype)
+    assert isinstance(ufunc, np.ufunc)
+    x, *front = (ctx.get(v) for v in op.args)
+    parts: list[Array] = []
+    for i in range(0, x.shape[-1], op.row or x.shape[-1]):
+        part = x[..., i:i + (op.row or x.shape[-1])]
+        found = ufunc.accumulate(part[..., ::-1] if op.back else part, axis=-1)
+        parts.append(found[..., ::-1] if op.back else found)
+    made = np.concatenate(parts, -1)
+    return [ufunc(front[0], made) if front else made]
 
 
 @implements(ops.Scan)

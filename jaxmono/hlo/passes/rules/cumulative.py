@@ -9,7 +9,11 @@ A place reads 16 elements of its own piece, and the sums of the pieces before, e
 once: 16 + 63 / 16 reads in place of 1000, for two stages more. Sums of pieces that are many are
 made in the same way. That is the blocked scan of Blelloch (1990, "Prefix sums and their
 applications", section 1.2.1), in which threads read again what they would tell each other. Where
-vectors lie along another dimension, a thread combines a piece in turn (blocked_scan.py).
+vectors lie along another dimension, a thread combines a piece in turn (blocked_scan.py). Along the
+last one the threads of a block do tell each other (`ops.Prefix`), of lines up to `LONGEST`:
+
+    reduce_window[1000, padded](x: [b, 1000], add)   =>  prefix(x)
+    reduce_window[1 << 20, padded](x)                =>  prefix[1024](x, before each 1024)
 """
 
 from __future__ import annotations
@@ -42,6 +46,14 @@ from jaxmono.hlo.passes.rules.reduce_window import (
     sum_dtype,
 )
 from jaxmono.hlo.rewrite import Builder, binary_body, binary_kind
+from jaxmono.hlo.types import DType, TensorType
+
+LONGEST, LEAST = 4096, 1024
+"""Elements of a line that one block goes through, 16 a thread; and of the pieces of longer ones,
+where those are too few for all multiprocessors."""
+FILL = 1 << 20
+"""Elements together that keep all busy in pieces of `LONGEST`."""
+_IN_BLOCKS = (DType.F32, DType.F64, DType.S32, DType.U32, DType.S64, DType.U64)
 
 VECTOR = 4
 """Elements behind the dimension from which on a thread takes some of these in turn."""
@@ -85,7 +97,10 @@ def pieces(op: ops.ReduceWindow, scope: Scope) -> Sequence[Value] | None:
     n, dims = op.window_dimensions[d], op.args[0].type.dims
     if not single(op):
         return None if is_chain(op) else _in_turn(op, d, scope)
-    if n <= 2 * PIECE or (n <= MAX_CHAIN and n * op.args[0].type.size <= MAX_READS):
+    few = n * op.args[0].type.size <= MAX_READS
+    if math.prod(dims[d + 1:]) == 1 and (sum_dtype(op) or op.args[0].type.dtype) in _IN_BLOCKS:
+        return None if n <= 2 * PIECE and few else _in_blocks(op, d, scope)
+    if n <= 2 * PIECE or (n <= MAX_CHAIN and few):
         return None
     return _in_turn(op, d, scope) if math.prod(dims[d + 1:]) >= VECTOR else _windows(op, d, scope)
 
@@ -139,6 +154,35 @@ def _windows(op: ops.ReduceWindow, d: int, scope: Scope) -> list[Value]:
                                     tuple(i + (i > d) for i in range(len(dims))))
     made = whole(scope, scope.elementwise(kind, spread, own), d, n, back)
     return [scope.convert(made, op.results[0].type.dtype)]
+
+
+def _in_blocks(op: ops.ReduceWindow, d: int, scope: Scope) -> list[Value]:
+    """By blocks of threads that have a line, or pieces of it."""
+    n, dims, result = op.window_dimensions[d], op.args[0].type.dims, op.results[0].type
+    back, kind = op.padding[d][1] > 0, single(op)
+    wide = sum_dtype(op) or op.args[0].type.dtype
+    x, init = (scope.convert(v, wide) for v in (op.args[0], op.inits[0]))
+    nothing = scope.constant(neutral(kind, wide), wide)
+    start = scope.element(init)
+    # -0 is what changes nothing of a sum, and what sums begin with is 0.
+    bare = start is not None and bool(start == neutral(kind, wide))
+    front, row = [] if bare else [scope.broadcast_in_dim(init, dims, ())], 0
+    if n > LONGEST:
+        # Vectors of a thread are as wide as the line can be divided into.
+        row = LONGEST if n % VECTOR == 0 and op.args[0].type.size >= FILL else LEAST
+        many = -(-n // row)
+        y = in_pieces(scope, x, d, many, row, nothing, back=False)
+        totals = scope.reduce(y, nothing, kind, [d + 1])
+        sums = _window(totals, nothing, binary_body(kind, wide), d, back, scope)
+        before = scope.broadcast_in_dim(shifted(scope, sums, d, nothing, back), y.type.dims,
+                                        tuple(i + (i > d) for i in range(len(dims))))
+        before = whole(scope, before, d, n, back=False)
+        front = [scope.elementwise(kind, v, before) for v in front] or [before]
+    shape = dims[:d + 1]
+    args = tuple(scope.reshape(v, shape) for v in (x, *front))
+    made = scope.emit1(ops.Prefix, TensorType(shape, result.dtype), args=args, kind=kind, row=row,
+                       back=back)
+    return [scope.reshape(made, dims)]
 
 
 def _window(x: Value, init: Value, body: Graph, d: int, back: bool, scope: Scope) -> Value:

@@ -1,0 +1,112 @@
+"""Loops that combine rows up to each element (`ops.Prefix`): rows lie in a block's threads.
+
+    Vec<float, 4> v1[1];
+    set_lanes(v1[0], v0);                                       // four elements of a row
+    prefix_rows<1024, 256, false>(v1, [](auto a, auto b) { return op_add(a, b); }, smem);
+    store<float, 4>(r0 + e, v1[0]);
+
+Rows up to a vector for each thread are several a task; longer ones have several vectors a thread.
+Pieces of a line are a task each.
+"""
+
+from __future__ import annotations
+
+import math
+
+from jaxmono.codegen.emit import BodyEmitter
+from jaxmono.codegen.names import compute, literal
+from jaxmono.codegen.op_code import Emitted
+from jaxmono.codegen.schedule import LoopSchedule, flat_loop, roots, store_offset
+from jaxmono.codegen.sig_code import Function
+from jaxmono.codegen.writer import Writer
+from jaxmono.fusion.plan import LoopForm, Sig
+from jaxmono.hlo import ops
+from jaxmono.hlo.passes.rules.reduce_window import neutral
+
+
+def prefix_of(sig: Sig) -> ops.Prefix | None:
+    """The op of a loop that combines along rows: it stores its result alone."""
+    made = sig.body.producer.get(sig.body.outputs[0]) if sig.body.outputs else None
+    return made if isinstance(made, ops.Prefix) else None
+
+
+def prefix_tasks(op: ops.Prefix, schedule: LoopSchedule, threads: int) -> int:
+    *lines, n = op.result.type.dims
+    return math.ceil(math.prod(lines) * _pieces(op) / _rows(n, op, schedule, threads))
+
+
+def prefix_bytes(op: ops.Prefix, threads: int) -> int:
+    """Of shared memory."""
+    return 2 * threads // 32 * op.args[0].type.dtype.itemsize
+
+
+def emit_prefix(w: Writer, sig: Sig, op: ops.Prefix, schedule: LoopSchedule,
+                function: Function) -> None:
+    """The body of the device function."""
+    form = sig.form
+    assert isinstance(form, LoopForm)
+    lanes, several, threads = schedule.lanes, schedule.unroll, function.threads
+    n, dtype = op.result.type.dims[-1], op.args[0].type.dtype
+    pieces, longest = _pieces(op), op.row or n
+    flat, env = flat_loop(form, lanes)
+    ((_, at),) = roots(sig, form.stores, env)
+    em = BodyEmitter(w, sig.body, function.pointers, lane=flat, lanes=lanes,
+                     var_names={flat: "e"}, read_only=function.read_only, inline_reduces=True)
+    x, t = w.fresh("row"), "int" if flat.size < 2**31 - 2**20 else "long long"
+    rows = _rows(n, op, schedule, threads)
+    combine = f"[](auto a, auto b) {{ return op_{op.kind}(a, b); }}"
+    scan = (f"prefix_rows<{longest}, {threads}, {str(op.back).lower()}>({x}, {combine}, "
+            f"{function.smem});")
+
+    def store() -> None:
+        name = f"{x}[u]" if several > 1 else f"{x}[0]"
+        made = Emitted(name if lanes > 1 else f"{name}.x[0]", lanes > 1, False)
+        for front in op.args[1:]:
+            first = em.emit(front, at)
+            made = Emitted(f"v_{op.kind}({first}, {made})" if lanes > 1
+                           else f"op_{op.kind}({first}, {made})", lanes > 1, False)
+        em.store(function.outputs[form.stores[0].result], store_offset(sig, form.stores[0], env),
+                 made, op.result.type.dtype)
+
+    w.line(f"Vec<{compute(dtype)}, {lanes}> {x}[{several}];")
+    if several == 1 and pieces == 1:
+        w.line(f"const {t} own = ({t}){function.task} * {rows * n} + thread_id() * {lanes};")
+        inside = f"own < {flat.size}"
+        if rows * n < threads * lanes:
+            inside += f" && thread_id() < {rows * n // lanes}"
+        w.line(f"const {t} e = min(own, ({t}){flat.size - lanes});")
+        w.line(f"set_lanes({x}[0], {em.emit(em.unrounded(op.args[0]), at)});")
+        w.line(scan, f"{op.opcode} {op.kind}  {op.loc}")
+        with em.scope(f"if ({inside})"):
+            store()
+        return
+    nothing = literal(neutral(op.kind, dtype), dtype)
+    place = f"(u * {threads} + thread_id()) * {lanes}"
+    row, size = f"({t}){function.task} * {n}", str(n)
+    if pieces > 1:
+        piece, row, size = w.fresh("piece"), w.fresh("first"), str(longest)
+        w.line(f"const int {piece} = (int)({function.task} % {pieces});")
+        w.line(f"const {t} {row} = ({t})({function.task} / {pieces}) * {n} + {piece} * {longest};")
+        if n % longest:  # the last one is shorter
+            size = w.fresh("size")
+            w.line(f"const int {size} = min({longest}, {n} - {piece} * {longest});")
+    with em.scope(f"for (int u = 0; u < {several}; ++u)", pragma="unroll"):
+        w = em.w
+        w.line(f"const {t} e = {row} + min({place}, {size} - {lanes});")
+        w.line(f"set_lanes({x}[u], {em.emit(em.unrounded(op.args[0]), at)});")
+        w.line(f"if ({place} >= {size}) set_lanes({x}[u], {nothing});")
+    em.w.line(scan, f"{op.opcode} {op.kind}  {op.loc}")
+    with em.scope(f"for (int u = 0; u < {several}; ++u)", pragma="unroll"):
+        em.w.line(f"const {t} e = {row} + {place};")
+        with em.scope(f"if ({place} < {size})"):
+            store()
+
+
+def _pieces(op: ops.Prefix) -> int:
+    """Of a line."""
+    return -(-op.result.type.dims[-1] // op.row) if op.row else 1
+
+
+def _rows(n: int, op: ops.Prefix, schedule: LoopSchedule, threads: int) -> int:
+    """Of a task."""
+    return 1 if op.row or schedule.unroll > 1 else threads * schedule.lanes // n
