@@ -200,6 +200,11 @@ _HELD_WORDS = 64
 """Registers of a thread for what a scan's loop makes of a piece: a vector for each element. With
 neighbours in a thread as well, which share what they read of Mamba's inputs, 580 bytes were
 spilled."""
+_MUCH = 320
+"""Lane operations of an element from which on its arithmetic fills the time that loads take: a
+thread has one vector, and a multiprocessor more threads. Black and Scholes' prices and gradients
+(409, four vectors of four) took 168 registers and 37 us of an H200, XLA 16.
+"""
 _LOADED_WORDS = 96
 """Registers of a thread, beside contractions, for what it loads before it computes. Four vectors of
 3 x 3 taps are 144, and ptxas, which loads all of them first, spilled some (GoogLeNet b32)."""
@@ -283,6 +288,8 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     elif beside:
         loads = loads_of(sig.body, roots(sig, form.stores, plain))
         most = min(4, _LOADED_WORDS // max(1, loads * lanes * widest_input(sig) // 4))
+    if sum(map(weight, sig.body.ops)) >= _MUCH:
+        most = 1
     if not order and (ahead := loads_first(sig.body, values, flat, lanes)):
         most = min(most, most_first(ahead, lanes))
     return LoopSchedule(lanes, _unrolled(vectors, most), order)

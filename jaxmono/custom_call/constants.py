@@ -40,12 +40,13 @@ def tag(constants: Mapping[int, ir.Operation]) -> str:
     return f"_with_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def put_inside(function: ir.Operation, constants: Mapping[int, ir.Operation]) -> None:
-    """Copies of ``constants`` in place of the function's arguments, which stay, without users."""
+def put_inside(function: ir.Operation, constants: Mapping[int, ir.Operation], first: int) -> None:
+    """Copies of ``constants`` in place of the function's arguments, which stay, without users.
+    first: of the arguments that are operands (lowering.first_operand)."""
     block = function.regions[0].blocks[0]
     with ir.InsertionPoint.at_block_begin(block):
         for i, op in constants.items():
-            block.arguments[i].replace_all_uses_with(op.clone().results[0])
+            block.arguments[first + i].replace_all_uses_with(op.clone().results[0])
 
 
 def _is_small(op: Any) -> bool:

@@ -69,17 +69,23 @@ def lower_mono_call(ctx: LoweringRuleContext, *args: Any, call_jaxpr: jex.Closed
         _depth.value -= 1
     if outermost and function is not None and _first_time(ctx, function):
         platform = _platform(_compat.lowering_platforms(ctx))
-        constants.put_inside(function, literals)
+        constants.put_inside(function, literals, first_operand(function, args))
         _replace_body(ctx, function, options, platform, name, note, args, out)
     return out
 
 
-def _donated(args: Sequence[Any], out: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+def first_operand(function: ir.Operation, args: Sequence[Any]) -> int:
+    """The first argument of the function that is an operand of the call: those in front of it are
+    an export's sizes, or the number of its platform."""
+    return len(function.regions[0].blocks[0].arguments) - len(jax.tree.leaves(args))
+
+
+def _donated(args: Sequence[Any], out: Sequence[Any], first: int) -> tuple[tuple[int, int], ...]:
     """(result, argument) pairs of the call that JAX wants in one buffer: of arguments that the
     caller donates to the module's main function, whose results are this call's."""
     results = [v.type for v in jax.tree.leaves(out)]
     found: list[tuple[int, int]] = []
-    for i, v in enumerate(jax.tree.leaves(args)):
+    for i, v in enumerate(jax.tree.leaves(args), first):
         if not isinstance(v.owner, ir.Block):
             continue
         attributes = v.owner.owner.attributes
@@ -136,7 +142,8 @@ def _replace_body(ctx: LoweringRuleContext, function: ir.Operation, options: Opt
     module = ctx.module_context.module
 
     def imported() -> Imported:
-        return dataclasses.replace(import_function(function, module), donated=_donated(args, out))
+        return dataclasses.replace(import_function(function, module), donated=_donated(
+            args, out, first_operand(function, args)))
 
     try:
         if note:

@@ -103,7 +103,8 @@ class State:
       views: updates that are never stored, and those in place that they repeat (cache_rows.py).
       after: values that contractions wait for, though they do not read them. begun: reduces that
         may join the contraction in front of them (epilogue_reduces.py). paired: contractions whose
-        halves meet in one tile (gated.py).
+        halves meet in one tile (gated.py). again: ops that are computed wherever they are needed,
+        in place of a loop's (recompute.py).
       without: names of decisions that are left out, to measure what they are worth.
       refused: decisions that were not taken, and why, each one line for the user.
     """
@@ -119,6 +120,7 @@ class State:
     views: Mapping[Op, Op] = field(default_factory=dict[Op, Op])
     after: Mapping[Op, tuple[Value, ...]] = field(default_factory=dict[Op, tuple[Value, ...]])
     begun: Collection[Op] = ()
+    again: Collection[Op] = ()
     paired: Collection[Op] = ()
     folds: int = 0
     without: frozenset[str] = frozenset()

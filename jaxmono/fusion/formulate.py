@@ -62,16 +62,17 @@ class Formulation:
 def formulate(graph: Graph, device: Device, without: Collection[str] = (),
               views: Mapping[Op, Op] | None = None,
               after: Mapping[Op, tuple[Value, ...]] | None = None,
-              begun: Collection[Op] = (), apart: Collection[Op] = ()) -> Formulation:
+              begun: Collection[Op] = (), apart: Mapping[Op, bool] | None = None) -> Formulation:
     """Drafts for the whole graph.
 
     Groups that would wait on each other (two results of one group, one needing the other through
     a third) are taken apart and the formulation runs again; single ops always order.
     ``without``: of `grow.OPTIONAL`, what is left out. ``views``: of `cache_rows.apart`; what they
     repeat is done at the end, by loops. ``after``, ``begun``: of `State`. ``apart``: ops that grow
-    into no group.
+    into no group, and whether each is computed wherever it is needed, however often.
     """
-    banned = {*apart, *trips_in_turn(graph)}
+    banned = {*(apart or ()), *trips_in_turn(graph)}
+    again = frozenset(o for o, always in (apart or {}).items() if always)
     meet, gates = ({}, {}) if "gated" in without else (meetings(graph), waits(graph))
     pairs = () if "gated" in without else paired(graph, device)
     rows = lookups(graph)
@@ -83,7 +84,7 @@ def formulate(graph: Graph, device: Device, without: Collection[str] = (),
             later[o] = (*later.get(o, ()), *values)
         state = State(order_after(graph, later), device, banned=set(banned),
                       without=frozenset(without), views=views or {}, after=later, begun=begun,
-                      paired=pairs, refused=dict(refused))
+                      again=again, paired=pairs, refused=dict(refused))
         find_in_place(state)
         grow(state)
         if vain := [o for o, values in meet.items() if not _reads(state, o, values)]:

@@ -80,6 +80,8 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
     given = _given(state.graph, holders)
     taps = _taps(state, holders)
     contractions = frozenset(id(d) for d in state.drafts if d.kind in ("dot", "attention"))
+    summed = {id(d): dot_dims(d.anchor).k for d in state.drafts
+              if d.kind == "dot" and isinstance(d.anchor, ops.DotGeneral)}
     evals: dict[Value, int] = {}
     sinks: dict[Value, frozenset[int]] = {}
     slower = _slower(state, holders)
@@ -103,7 +105,7 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
             op in early or op in apart
             or (not _is_free(op, light) and (
                 _repeats(op, evals, sinks, behind, copied, scans, turns, state, holders)
-                or _is_early(op, sinks, behind, given)))
+                or _is_early(op, sinks, behind, given, summed, state.device)))
             or _is_awaited(op, slower, state.device)
             or _is_stencil(op, taps, sinks, contractions))
         parts = _parts(op, behind, slower) if worth and op in joins else None
@@ -134,8 +136,9 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
                     share = _share(op, v, times, state.graph) if alone else times
                     _need(evals, sinks, v, share, into,
                           isinstance(op, (ops.Slice, ops.Pad)))
-    return made[::-1], frozenset(d.anchor for d in made if d.anchor is not None
-                                 and _is_early(d.anchor, sinks, behind, given))
+    return made[::-1], frozenset(
+        d.anchor for d in made if d.anchor is not None
+        and _is_early(d.anchor, sinks, behind, given, summed, state.device))
 
 
 def _holders(state: State) -> dict[Op, list[Draft]]:
@@ -249,7 +252,7 @@ def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]]
         if r.type.rank == 0:
             continue
         extra = (evals.get(r, 0) - r.type.size) * behind[r].weight
-        if cost.lane_us(extra, device) > device.phase_us / 2:
+        if op not in state.again and cost.lane_us(extra, device) > device.phase_us / 2:
             return True
         if copied[r].count > (MAX_INLINE_OPS if len(sinks.get(r, ())) > 1 else alone):
             return True
@@ -342,20 +345,28 @@ def _given(graph: Graph, holders: Collection[Op]) -> frozenset[Op]:
 
 
 def _is_early(op: Op, sinks: Mapping[Value, frozenset[int]], behind: Mapping[Value, Chain],
-              given: Collection[Op]) -> bool:
-    """Whether many groups need an expensive value that program inputs alone determine.
+              given: Collection[Op], summed: Mapping[int, int], device: Device) -> bool:
+    """Whether many groups need an expensive value that program inputs alone determine, or the tiles
+    of a product would take longer over it than a stage.
 
         angles = position * frequencies        every layer rotates its keys and queries by them
         sine(angles), cosine(angles)
         repeated = labels[:-1] == labels[1:]   every trip of CTC's loop asks which labels repeat
+        x @ cosine(frequencies)                a spectrum: a block has 64 columns of 400
 
     Stored by the first stage they cost nothing. In a stage of a layer everybody waits for them:
     Llama-1B b1, 8 elements a thread in both halves of a head, 32 calls in turn, about 3 us. And a
     trip whose chains are long with them is cut into more stages: CTC's took 5 in place of 2.
+
+    ``summed``: elements that each product sums up, by its group.
     """
+    def waits(r: Value) -> bool:
+        k = max((summed.get(s, 0) for s in sinks.get(r, ())), default=0)
+        return k * TILE * behind[r].weight / cost.LANE_OPS_PER_SM_US > device.phase_us
+
     return op in given and all(
         r.type.rank and EARLY_WEIGHT <= behind[r].weight < CAP
-        and len(sinks.get(r, ())) >= EARLY_READERS for r in op.results)
+        and (len(sinks.get(r, ())) >= EARLY_READERS or waits(r)) for r in op.results)
 
 
 def _is_looked_up(op: Op, graph: Graph) -> bool:

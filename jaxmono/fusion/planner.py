@@ -78,7 +78,7 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
         graph, more = split_reduces(as_products(graph, exact, form.groups), device)
         refused = (*refused, *more)
         form = formulate(graph, device, without, views)
-    apart: frozenset[Op] = frozenset()
+    apart: Mapping[Op, bool] = {}
     if "recompute" not in without and not views:
         graph, form, apart, more = recompute(
             graph, form, device, lambda g, copies: formulate(g, device, without, apart=copies))

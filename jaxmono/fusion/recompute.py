@@ -14,12 +14,12 @@ The kernel of a training step of ViT-B/16 with 16 images wrote 6.4 GB, and write
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from jaxmono.fusion.bodies import order
-from jaxmono.fusion.draft import Draft
+from jaxmono.fusion.draft import STORED, Draft
 from jaxmono.fusion.formulate import Formulation
 from jaxmono.fusion.least_cut import compared, fed, least, places
 from jaxmono.fusion.plan import Device
@@ -29,34 +29,35 @@ from jaxmono.hlo.ir import Graph, Op, Value
 MIN_BYTES = 1 << 20
 """That a group no longer writes. Less is in L2, and close to what else its readers read."""
 
-Twice = tuple[Graph, Formulation, frozenset[Op], tuple[str, ...]]
+Twice = tuple[Graph, Formulation, Mapping[Op, bool], tuple[str, ...]]
 
 
 def recompute(graph: Graph, form: Formulation, device: Device,
-              again: Callable[[Graph, Collection[Op]], Formulation]) -> Twice:
+              again: Callable[[Graph, Mapping[Op, bool]], Formulation]) -> Twice:
     """``graph`` with such values made twice, and its groups; the given ones if there are none.
 
     Args:
       form: the groups of ``graph`` as it is. again: makes those of another graph, in which some ops
-        grow into no group.
+        are `formulate`'s ``apart``.
 
     Returns:
-      The graph, its groups, the ops that make values again, and a line for the user: what is saved,
-      or why nothing is computed again.
+      The graph, its groups, the ops that make values again (of a loop's wherever they are needed),
+      and a line for the user: what is saved, or why nothing is computed again.
     """
     cut = _Cut(graph, form, device)
     for draft in form.groups:
         # Others have values at places of which there are several, or of buffers that are updated.
-        if draft.kind in ("dot", "row") and not draft.folded and draft.taps == 1 \
+        if draft.kind in ("dot", "row", "loop") and draft.anchor is not None \
+                and not isinstance(draft.anchor, STORED) and not draft.folded and draft.taps == 1 \
                 and not draft.paired and not draft.stored:
             cut.add(draft)
     if not cut.instead:
-        return graph, form, frozenset(), ()
+        return graph, form, {}, ()
     made, copies = cut.rewritten()
     formed = again(made, copies)
     saved = _written(form) - _written(formed)
     if reason := _refusal(form, formed, saved):
-        return graph, form, frozenset(), (f"{len(cut.instead)} values are not computed again where "
+        return graph, form, {}, (f"{len(cut.instead)} values are not computed again where "
                                           f"they are read: {reason}",)
     return made, formed, copies, (f"{len(cut.instead)} values are computed again where they are "
                                   f"read: {saved >> 10} KiB less are stored",)
@@ -82,6 +83,7 @@ class _Cut:
 
     Attributes:
       behind: copies of an op, which stand behind it: one for each group that leaves it to others.
+      loops: of these, what loops leave.
       instead: what reads a value reads then, but for the ops that are ``inside`` of its group.
     """
 
@@ -89,6 +91,7 @@ class _Cut:
     form: Formulation
     device: Device
     behind: dict[Op, list[Op]] = field(default_factory=dict)
+    loops: set[Op] = field(default_factory=set)
     instead: dict[Value, Value] = field(default_factory=dict)
     inside: dict[Value, frozenset[Op]] = field(default_factory=dict)
 
@@ -131,6 +134,8 @@ class _Cut:
             copy = o.clone(copies, fresh_results=True)
             copies.update(zip(o.results, copy.results, strict=True))
             self.behind.setdefault(o, []).append(copy)
+            if draft.kind == "loop":
+                self.loops.add(copy)
         self.instead.update((v, copies[v]) for v in left)
         self.inside.update(dict.fromkeys(left, inside))
 
@@ -147,16 +152,16 @@ class _Cut:
                     seen.update(u.results)
         return len(found)
 
-    def rewritten(self) -> tuple[Graph, frozenset[Op]]:
+    def rewritten(self) -> tuple[Graph, dict[Op, bool]]:
         """The graph with the copies, and these."""
         out: list[Op] = []
-        copies: list[Op] = []
+        copies: dict[Op, bool] = {}
         for o in self.graph.ops:
-            own = [self._redirected(copy) for copy in self.behind.get(o, ())]
+            own = {self._redirected(copy): copy in self.loops for copy in self.behind.get(o, ())}
             out += [self._redirected(o), *own]
-            copies += own
+            copies |= own
         graph = self.graph
-        return Graph(graph.inputs, tuple(out), graph.outputs, graph.name), frozenset(copies)
+        return Graph(graph.inputs, tuple(out), graph.outputs, graph.name), copies
 
     def _redirected(self, o: Op) -> Op:
         mapping = {v: self.instead[v] for v in o.uses

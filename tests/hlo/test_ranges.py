@@ -68,6 +68,7 @@ def test_powers_of_two_are_bits_of_what_is_not_negative() -> None:
 
     assert kinds(lambda x: lax_rem(x & 31, 8)) == {"and"}
     assert kinds(lambda x: jax.lax.div(x & 31, jnp.int32(4))) == {"and", "shift_right_logical"}
+    assert kinds(lambda x: lax_rem(x & 7, 9) + 1) == {"and", "add"}
     assert "remainder" in kinds(lambda x: lax_rem(x, 8))
     assert "remainder" in kinds(lambda x: lax_rem(x & 31, 7))
     assert "divide" in kinds(lambda x: jax.lax.div(x, jnp.int32(4)))

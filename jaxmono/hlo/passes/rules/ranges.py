@@ -45,14 +45,20 @@ def compare_ranges(op: ops.Compare, scope: Scope) -> Sequence[Value] | None:
     return None if answer is None else [scope.splat(answer, op.result.type)]
 
 
-def by_power_of_two(op: ops.Elementwise, scope: Scope) -> Sequence[Value] | None:
-    """remainder(x, 8) => x & 7,   divide(x, 8) => x >> 3     where x is not negative"""
+def divide_small(op: ops.Elementwise, scope: Scope) -> Sequence[Value] | None:
+    """remainder(x, 8) => x & 7,   divide(x, 8) => x >> 3     where x is not negative; of fewer than
+    8, remainder(x, 8) => x"""
     if op.kind not in ("remainder", "divide") or op.result.type.dtype not in _TYPES:
         return None
     x, by = op.args
     element = scope.element(by)
     n = 0 if element is None else int(element)
-    if n <= 0 or n & (n - 1) or _bounds(x, scope, _DEPTH, {})[0] < 0:
+    least, most = _bounds(x, scope, _DEPTH, {})
+    if n <= 0 or least < 0:
+        return None
+    if most < n:
+        return [x if op.kind == "remainder" else scope.splat(0, x.type)]
+    if n & (n - 1):
         return None
     if op.kind == "remainder":
         return [scope.elementwise("and", x, scope.splat(n - 1, x.type))]
@@ -139,4 +145,4 @@ _KINDS: Mapping[str, Callable[..., Range | None]] = {
 }
 
 RULES: Mapping[type[Op], Sequence[Rule]] = {ops.Compare: (compare_ranges,),
-                                            ops.Elementwise: (by_power_of_two,)}
+                                            ops.Elementwise: (divide_small,)}
