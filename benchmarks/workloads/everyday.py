@@ -121,6 +121,66 @@ def batch_norm_gradients(x: jax.Array, scale: jax.Array,
     return jax.grad(loss, (0, 1, 2))(x, scale, offset)
 
 
+def pool_gradients(x: jax.Array) -> jax.Array:
+    """Of the largest of 3x3 at each second place. x: [n, h, w, c]."""
+    def loss(x: jax.Array) -> jax.Array:
+        y = lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+        return (y.astype(jnp.float32) ** 2).sum()
+
+    return jax.grad(loss)(x)
+
+
+def digits(images: jax.Array, c1: jax.Array, c2: jax.Array, d1: jax.Array,
+           d2: jax.Array) -> tuple[jax.Array, ...]:
+    """Gradients of two convolutions with pools and two dense layers. images: [n, 28, 28, 1]."""
+    def loss(weights: tuple[jax.Array, ...]) -> jax.Array:
+        y = images
+        for w in weights[:2]:
+            y = lax.conv_general_dilated(y, w, (1, 1), "SAME",
+                                         dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            y = lax.reduce_window(jax.nn.relu(y), -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1),
+                                  "VALID")
+        y = jax.nn.relu(y.reshape(y.shape[0], -1) @ weights[2]) @ weights[3]
+        return (y ** 2).mean()
+
+    return jax.grad(loss)((c1, c2, d1, d2))
+
+
+def prices(s: jax.Array, k: jax.Array, t: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Black and Scholes (1973): of calls, and their derivatives. s, k, t: [n]."""
+    def one(s: jax.Array, k: jax.Array, t: jax.Array) -> jax.Array:
+        s, k, t = jnp.abs(s) + 1, jnp.abs(k) + 1, jnp.abs(t) + 0.1
+        spread = 0.2 * jnp.sqrt(t)
+        d = (jnp.log(s / k) + 0.07 * t) / spread
+        cdf = jax.scipy.stats.norm.cdf
+        return s * cdf(d) - k * jnp.exp(-0.05 * t) * cdf(d - spread)
+
+    return jax.vmap(jax.value_and_grad(one, (0, 2)))(s, k, t)
+
+
+def prepared(images: jax.Array) -> jax.Array:
+    """Each second image mirrored, all cut and normalised. images: [n, h, w, 3]."""
+    n, h, w, _ = images.shape
+    mirrored = (jnp.arange(n) % 2 == 0)[:, None, None, None]
+    y = jnp.where(mirrored, images[:, :, ::-1], images)[:, 8:h - 8, 8:w - 8]
+    return (y - jnp.array([0.48, 0.45, 0.4])) / jnp.array([0.22, 0.21, 0.23])
+
+
+def resampled(weights: jax.Array, particles: jax.Array) -> jax.Array:
+    """Particles, each as often as it weighs. weights: [n]; particles: [n, d]."""
+    n = weights.shape[0]
+    sums = jnp.cumsum(jax.nn.softmax(weights))
+    return particles[jnp.minimum(jnp.searchsorted(sums, (jnp.arange(n) + 0.5) / n), n - 1)]
+
+
+def spectrum(x: jax.Array, window: jax.Array, bank: jax.Array) -> jax.Array:
+    """A mel spectrogram: frames of 400 of each 160 samples, by products. x: [n, samples]."""
+    frames = x[:, jnp.arange((x.shape[1] - 400) // 160 + 1)[:, None] * 160 + jnp.arange(400)]
+    angle = 2 * jnp.pi * jnp.arange(400)[:, None] * jnp.arange(201) / 400
+    power = sum((frames * window @ f(angle)) ** 2 for f in (jnp.cos, jnp.sin))
+    return jnp.log(jnp.maximum(power @ jnp.abs(bank), 1e-10))
+
+
 WORKLOADS: tuple[Workload, ...] = (
     _of("turned_64_256_1024", "dimensions in another order", turned, ((64, 256, 1024),),
         ((4, 8, 32),), {}, {}, dtype="f32"),
@@ -149,4 +209,19 @@ WORKLOADS: tuple[Workload, ...] = (
     _of("batch_norm_gradients_64_28_64", "of a norm by the batch", batch_norm_gradients,
         ((64, 28, 28, 64),), ((2, 4, 4, 8),), {"scale": (64,), "offset": (64,)},
         {"scale": (8,), "offset": (8,)}),
+    _of("pool_gradients_32_56_64", "gradient of a max pool", pool_gradients, ((32, 56, 56, 64),),
+        ((2, 9, 8, 4),), {}, {}),
+    _of("digits_128", "gradients of two convolutions, two pools", digits, ((128, 28, 28, 1),),
+        ((4, 28, 28, 1),), {"c1": (3, 3, 1, 32), "c2": (3, 3, 32, 64), "d1": (3136, 256),
+                            "d2": (256, 10)},
+        {"c1": (3, 3, 1, 8), "c2": (3, 3, 8, 8), "d1": (392, 16), "d2": (16, 4)}, dtype="f32"),
+    _of("prices_1048576", "prices of calls and their derivatives", prices, ((1048576,),) * 3,
+        ((64,),) * 3, {}, {}, dtype="f32"),
+    _of("prepared_32_224", "images mirrored, cut, normalised", prepared, ((32, 224, 224, 3),),
+        ((2, 24, 24, 3),), {}, {}, dtype="f32"),
+    _of("resampled_4096_8", "particles as often as they weigh", resampled, ((4096,), (4096, 8)),
+        ((32,), (32, 8)), {}, {}, dtype="f32"),
+    _of("summed_256_2048", "cumulative sums of halves", summed, ((256, 2048),), ((4, 40),), {}, {}),
+    _of("spectrum_8_16000", "a mel spectrogram", spectrum, ((8, 16000),), ((1, 800),),
+        {"window": (400,), "bank": (201, 80)}, {"window": (400,), "bank": (201, 8)}, dtype="f32"),
 )

@@ -51,7 +51,7 @@ other families of codegen (attention.py) have room for no more than some hundred
 _VECTOR = 4
 """Neighbours that a thread looks up together."""
 
-_ONE_ELEMENT = (*SAME_ELEMENT, ops.Constant, ops.Iota, ops.Reshape, ops.Transpose)
+ONE_ELEMENT = (*SAME_ELEMENT, ops.Constant, ops.Iota, ops.Reshape, ops.Transpose)
 """Of which an element is computed of one element of each operand, wherever that is."""
 
 STENCIL_LOADS = 9
@@ -284,7 +284,7 @@ def _weight_in_scans(op: Op, sinks: Mapping[Value, frozenset[int]], scans: froze
             if o is None or o in inside or o in holders \
                     or isinstance(o, (ops.BroadcastInDim, *STORED)):
                 continue
-            if not isinstance(o, _ONE_ELEMENT):
+            if not isinstance(o, ONE_ELEMENT):
                 return None
             inside[o] = None
             todo.append(o)

@@ -22,6 +22,7 @@ from jaxmono.fusion.bodies import order
 from jaxmono.fusion.draft import STORED, Draft
 from jaxmono.fusion.formulate import Formulation
 from jaxmono.fusion.least_cut import compared, fed, least, places
+from jaxmono.fusion.loops import ONE_ELEMENT
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -124,6 +125,10 @@ class _Cut:
         made = set(least(graph, needs, found, graph.outputs, self.device, times))
         left = [v for v in needs if v in made]
         chain = sorted((graph.producer[v] for v in made), key=lambda o: index[o])
+        if draft.kind == "loop" and not (
+                all(isinstance(o, (*ONE_ELEMENT, ops.BroadcastInDim)) for o in chain)
+                and all(map(self._is_read_once, left))):
+            return  # a reader's element takes several, and those theirs in turn
         more = {u for o in chain for u in o.uses
                 if u not in made and u not in draft.outputs and graph.producer.get(u) in draft.ops}
         if sum(v.type.nbytes for v in left) - sum(v.type.nbytes for v in more) < MIN_BYTES \
@@ -138,6 +143,22 @@ class _Cut:
                 self.loops.add(copy)
         self.instead.update((v, copies[v]) for v in left)
         self.inside.update(dict.fromkeys(left, inside))
+
+    def _is_read_once(self, v: Value) -> bool:
+        """Whether each element of what its readers store or sum up takes one of a value's: no
+        window does, nor rows that are looked up or repeated."""
+        seen, todo = {v}, [v]
+        while todo:
+            u = todo.pop()
+            for o in self.graph.users.get(u, ()):
+                if isinstance(o, ops.Reduce):
+                    continue
+                if not isinstance(o, ONE_ELEMENT):
+                    return False
+                more = [r for r in o.results if r not in seen and r not in self.form.stored]
+                seen.update(more)
+                todo += more
+        return True
 
     def _readers(self, v: Value, inside: frozenset[Op]) -> int:
         """How many groups read a value, perhaps through ops that belong to none."""

@@ -81,6 +81,10 @@ KERNELS = {
         "segments_2708_64_8192:1", "gat_2708_13264:1:f32", "schnet_512_16384:1:f32",
         "messages_4096_16384:1:f32", "order_1_4096:1:f32", "bodies_1024:1:f32"]),
         "racecheck": ["ordered", *graphs]},
+    # What threads of a block tell each other of their rows; places of the largest.
+    "along rows, pools": ["summed_1024_4096:1:f32", "summed_256_2048:1", "nucleus_4_1000:1:f32",
+                          "resampled_4096_8:1:f32", "pool_gradients_32_56_64:1",
+                          "digits_128:1:f32"],
     "random, looked up": ["draw_1_50257_50:1", "dropout_gradients_512_3072_768:1",
                           "words_30522_768_2048:1", "types_2_768_2048:1", "labels_1000_256:1"],
     "steps, long softmaxes": {"memcheck": (steps := [
