@@ -80,8 +80,7 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
     given = _given(state.graph, holders)
     taps = _taps(state, holders)
     contractions = frozenset(id(d) for d in state.drafts if d.kind in ("dot", "attention"))
-    summed = {id(d): dot_dims(d.anchor).k for d in state.drafts
-              if d.kind == "dot" and isinstance(d.anchor, ops.DotGeneral)}
+    summed = _summed(state.graph, holders)
     evals: dict[Value, int] = {}
     sinks: dict[Value, frozenset[int]] = {}
     slower = _slower(state, holders)
@@ -344,8 +343,22 @@ def _given(graph: Graph, holders: Collection[Op]) -> frozenset[Op]:
     return frozenset(out)
 
 
+def _summed(graph: Graph, holders: Collection[Op]) -> dict[Value, int]:
+    """Of what is computed on the way to products: elements that these sum up."""
+    out: dict[Value, int] = {}
+    for op in reversed(graph.ops):
+        if isinstance(op, ops.DotGeneral):
+            k = dot_dims(op).k
+        elif op in holders or isinstance(op, STORED):
+            continue
+        else:
+            k = max((out.get(r, 0) for r in op.results), default=0)
+        out.update((v, max(k, out.get(v, 0))) for v in op.uses if k)
+    return out
+
+
 def _is_early(op: Op, sinks: Mapping[Value, frozenset[int]], behind: Mapping[Value, Chain],
-              given: Collection[Op], summed: Mapping[int, int], device: Device) -> bool:
+              given: Collection[Op], summed: Mapping[Value, int], device: Device) -> bool:
     """Whether many groups need an expensive value that program inputs alone determine, or the tiles
     of a product would take longer over it than a stage.
 
@@ -358,11 +371,11 @@ def _is_early(op: Op, sinks: Mapping[Value, frozenset[int]], behind: Mapping[Val
     Llama-1B b1, 8 elements a thread in both halves of a head, 32 calls in turn, about 3 us. And a
     trip whose chains are long with them is cut into more stages: CTC's took 5 in place of 2.
 
-    ``summed``: elements that each product sums up, by its group.
+    ``summed``: of `_summed`.
     """
     def waits(r: Value) -> bool:
-        k = max((summed.get(s, 0) for s in sinks.get(r, ())), default=0)
-        return k * TILE * behind[r].weight / cost.LANE_OPS_PER_SM_US > device.phase_us
+        return summed.get(r, 0) * TILE * behind[r].weight \
+            > device.phase_us * cost.LANE_OPS_PER_SM_US
 
     return op in given and all(
         r.type.rank and EARLY_WEIGHT <= behind[r].weight < CAP
