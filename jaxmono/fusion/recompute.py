@@ -125,9 +125,8 @@ class _Cut:
         made = set(least(graph, needs, found, graph.outputs, self.device, times))
         left = [v for v in needs if v in made]
         chain = sorted((graph.producer[v] for v in made), key=lambda o: index[o])
-        if draft.kind == "loop" and not (
-                all(isinstance(o, (*ONE_ELEMENT, ops.BroadcastInDim)) for o in chain)
-                and all(map(self._is_read_once, left))):
+        if draft.kind == "loop" and not (all(map(self._is_of_one_element, left))
+                                         and all(map(self._is_read_once, left))):
             return  # a reader's element takes several, and those theirs in turn
         more = {u for o in chain for u in o.uses
                 if u not in made and u not in draft.outputs and graph.producer.get(u) in draft.ops}
@@ -143,6 +142,20 @@ class _Cut:
                 self.loops.add(copy)
         self.instead.update((v, copies[v]) for v in left)
         self.inside.update(dict.fromkeys(left, inside))
+
+    def _is_of_one_element(self, v: Value) -> bool:
+        """Whether an element is computed of one of each array that is in memory."""
+        seen, todo = {v}, [v]
+        while todo:
+            o = self.graph.producer.get(todo.pop())
+            if o is None:
+                continue
+            if not isinstance(o, (*ONE_ELEMENT, ops.BroadcastInDim)):
+                return False
+            more = [u for u in o.uses if u not in seen and u not in self.form.stored]
+            seen.update(more)
+            todo += more
+        return True
 
     def _is_read_once(self, v: Value) -> bool:
         """Whether each element of what its readers store or sum up takes one of a value's: no

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from checked import checked, kinds
 
+from benchmarks.workloads.everyday import prices
 from jaxmono.fusion.plan import Plan
 
 N = 512  # 1 MiB
@@ -107,3 +108,10 @@ def test_inputs_that_are_returned_beside_what_reads_them() -> None:
 
     p = checked(rotate, X, X, X)
     assert len(p.stages) == 1
+
+
+def test_loops_that_alone_would_store_too_much_are_one_as_a_whole() -> None:
+    """Some of them leave more than four values to the others; all together three."""
+    x = jax.ShapeDtypeStruct((N * N,), jnp.float32)
+    p = checked(prices, x, x, x)
+    assert stores(p) == [[3]] and p.scratch_bytes == 0

@@ -25,10 +25,11 @@ def spec(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def plan(fn: Callable[..., Any], *args: Any, rtol: float = 1e-4, **kw: Any) -> Plan:
+def plan(fn: Callable[..., Any], *args: Any, rtol: float = 1e-4, device: Device | None = None,
+         **kw: Any) -> Plan:
     """Plans ``fn``, and checks what the plan computes."""
     graph = models.graph_of(fn, *args)
-    made = make_plan(graph, Device(), **kw)
+    made = make_plan(graph, device or Device(), **kw)
     rng = np.random.default_rng(0)
     inputs = [rng.normal(size=v.type.dims).astype(v.type.dtype.numpy) for v in graph.inputs]
     for got, want in zip(run_plan(made, inputs, seed=1), evaluate(graph, inputs), strict=True):
@@ -85,6 +86,39 @@ def test_what_is_not_computed_again(fn: Callable[..., Any], args: tuple[Any, ...
     ours, whole = ([str(b.type) for b in plan(fn, *args, without=w).buffers]
                    for w in ((), ("recompute",)))
     assert ours == whole
+
+
+def by_channel(read: Callable[[X], X]) -> Callable[..., Any]:
+    """Gradients of a norm by channels, of what ``read`` makes of it."""
+    def fn(x: X, scale: X) -> X:
+        def loss(x: X, scale: X) -> X:
+            y = x.astype(F32)
+            y = (y - y.mean(0)) * jax.lax.rsqrt(y.var(0) + 1e-5)
+            return (jnp.square(read(jax.nn.relu(y * scale)))).mean()
+
+        return jax.grad(loss, (0, 1))(x, scale)
+
+    return fn
+
+
+def test_loops_store_nothing_that_is_no_more_than_what_they_read() -> None:
+    """Three of f32, for three groups: each takes two bytes of x and makes the rest."""
+    args = spec(1 << 14, 64, dtype=BF16), spec(64)
+    small = Device(sm_count=48)  # arithmetic costs more than a stage
+    p, whole = (plan(by_channel(lambda y: y), *args, rtol=2e-2, device=small, without=w)
+                for w in ((), ("recompute",)))
+    assert len(kept(p, 64 << 14)) < len(kept(whole, 64 << 14))
+    assert len(p.stages) < len(whole.stages)
+
+
+def test_what_windows_read_is_stored() -> None:
+    """Each of 9 places would make it again."""
+    def window(y: X) -> X:
+        return jax.lax.reduce_window(y, 0.0, jax.lax.add, (9, 1), (1, 1), "VALID")
+
+    p = plan(by_channel(window), spec(1 << 14, 64, dtype=BF16), spec(64), rtol=2e-2,
+             device=Device(sm_count=48))
+    assert kept(p, 64 << 14)
 
 
 def test_readers_of_several_groups_values(monkeypatch: pytest.MonkeyPatch) -> None:
