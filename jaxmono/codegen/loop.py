@@ -144,6 +144,9 @@ class LoopCode:
                     for i, x in enumerate([em.emit(em.unrounded(v), at) for v, at in values]):
                         store(i, x)
             return
+        for root in shared_by_all(sig.body, values, flat):
+            if root[0] in function.flagged:  # asked for once: the compiler must not know that it may
+                em.emit(*root)
         held = self._compute(w, em, values, t, stride, unroll, flat.size - lanes)
         with em.scope(f"for (int u = 0; u < {unroll}; ++u)", pragma="unroll"):
             w.line(f"const {t} e = e0 + u * {stride};")
