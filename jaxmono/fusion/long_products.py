@@ -30,7 +30,7 @@ MIN_K = 8192
 """Fewer are as many k tiles of a share as a tile takes to begin and end."""
 SHARE = 512
 """Elements of k of a share at least."""
-MIN_SIDE = 16
+MIN_SIDE = 9
 """Rows and columns. Products of fewer are streams (codegen/dot_gemv.py), which have shares."""
 
 
