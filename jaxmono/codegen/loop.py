@@ -145,7 +145,7 @@ class LoopCode:
                         store(i, x)
             return
         for root in shared_by_all(sig.body, values, flat):
-            if root[0] in function.flagged:  # asked for once: the compiler must not know that it may
+            if root[0] in function.flagged:  # asked for once, which the compiler may not decide
                 em.emit(*root)
         held = self._compute(w, em, values, t, stride, unroll, flat.size - lanes)
         with em.scope(f"for (int u = 0; u < {unroll}; ++u)", pragma="unroll"):
