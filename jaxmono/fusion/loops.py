@@ -344,16 +344,17 @@ def _given(graph: Graph, holders: Collection[Op]) -> frozenset[Op]:
 
 
 def _summed(graph: Graph, holders: Collection[Op]) -> dict[Value, int]:
-    """Of what is computed on the way to products: elements that these sum up."""
+    """Of what is computed on the way to products: elements that a tile of these reads."""
     out: dict[Value, int] = {}
     for op in reversed(graph.ops):
         if isinstance(op, ops.DotGeneral):
-            k = dot_dims(op).k
+            dims = dot_dims(op)
+            read = {op.lhs: dims.k * min(dims.m, TILE), op.rhs: dims.k * min(dims.n, TILE)}
         elif op in holders or isinstance(op, STORED):
             continue
         else:
-            k = max((out.get(r, 0) for r in op.results), default=0)
-        out.update((v, max(k, out.get(v, 0))) for v in op.uses if k)
+            read = dict.fromkeys(op.uses, max((out.get(r, 0) for r in op.results), default=0))
+        out.update((v, max(k, out.get(v, 0))) for v, k in read.items() if k)
     return out
 
 
@@ -374,7 +375,7 @@ def _is_early(op: Op, sinks: Mapping[Value, frozenset[int]], behind: Mapping[Val
     ``summed``: of `_summed`.
     """
     def waits(r: Value) -> bool:
-        return summed.get(r, 0) * TILE * behind[r].weight \
+        return min(summed.get(r, 0), r.type.size) * behind[r].weight \
             > device.phase_us * cost.LANE_OPS_PER_SM_US
 
     return op in given and all(
