@@ -21,7 +21,7 @@ import math
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def pairs(folders: Sequence[Path]) -> Iterator[tuple[str, dict[str, Program]]]:
     """(case and kernel, programs by folder) of what the first folder has and others too, if there
-    are others."""
+    are others: kernels that take the same arrays."""
     known = [(f, ahead.read(f)) for f in folders]
     for case, first in known[0][1].items():
         have = [(f, index[case]) for f, index in known if len(index.get(case, ())) == len(first)]
@@ -80,19 +80,27 @@ def pairs(folders: Sequence[Path]) -> Iterator[tuple[str, dict[str, Program]]]:
         for k in range(len(first)):
             programs = {f.name: Program.from_bytes((f / files[k]).read_bytes())
                         for f, files in have}
-            yield case + (f" kernel {k + 1}" if len(first) > 1 else ""), programs
+            if _take_the_same(programs.values()):
+                yield case + (f" kernel {k + 1}" if len(first) > 1 else ""), programs
 
 
 def uneven(folders: Sequence[Path]) -> Iterator[tuple[str, dict[str, list[Program]]]]:
     """(case and numbers of kernels, its programs by folder) of what has not as many in all that
-    have it, the first folder among them."""
+    have it, the first folder among them, or others that take other arrays."""
     known = [(f, ahead.read(f)) for f in folders]
     for case, first in known[0][1].items():
         have = {f: index[case] for f, index in known if case in index}
-        if any(len(files) != len(first) for files in have.values()):
+        programs = {f.name: [Program.from_bytes((f / file).read_bytes()) for file in files]
+                    for f, files in have.items()}
+        if any(len(files) != len(first) for files in have.values()) or not all(
+                map(_take_the_same, zip(*programs.values(), strict=True))):
             name = f"{case}, {' and '.join(str(len(files)) for files in have.values())} kernels"
-            yield name, {f.name: [Program.from_bytes((f / file).read_bytes()) for file in files]
-                         for f, files in have.items()}
+            yield name, programs
+
+
+def _take_the_same(programs: Collection[Program]) -> bool:
+    """Whether they have inputs and outputs of the same types."""
+    return len({(p.inputs, p.outputs) for p in programs}) == 1
 
 
 def times(bench: Bench, programs: dict[str, Program], scratch: Path,
