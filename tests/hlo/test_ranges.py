@@ -20,9 +20,8 @@ ANSWERED = [
     lambda x: jnp.where(jnp.clip(x, 2, 5) > 5, 1, x),
     lambda x: jnp.where(lax_rem(x, 8) >= 8, 1, x),
     lambda x: jnp.where(jax.lax.div(x & 15, jnp.asarray(3, x.dtype)) < 0, 1, x),
-    lambda x: jnp.where(x.astype(jnp.uint8).astype(jnp.int32) < 0, 1, x),
     lambda x: jnp.where(x.astype(jnp.uint32) < 0, 1, x),
-    lambda x: jnp.where(jnp.where(x == 0, 3, jnp.arange(32)) > 31, 1, x),
+    lambda x: jnp.where(jnp.minimum(jnp.where(x == 0, 3, jnp.arange(32)), 40) > 31, 1, x),
 ]
 OPEN = [
     lambda x: jnp.where(x + 1 < -(1 << 30), 1, x),  # wraps around

@@ -184,30 +184,7 @@ def _zero_where_full(starts: Sequence[Value], shape: Sequence[int], sizes: Seque
     return tuple(new)
 
 
-def gather_places(op: ops.Gather, scope: Scope) -> Sequence[Value] | None:
-    """gather(table, iota[n]) => slice(table)[0:n]     positions' rows, of those that there are"""
-    if op.operand_batching_dims or len(op.start_index_map) != 1 \
-            or op.collapsed_slice_dims != op.start_index_map:
-        return None
-    (d,), dims = op.start_index_map, op.operand.type.dims
-    if any(n != m for i, (n, m) in enumerate(zip(op.slice_sizes, dims, strict=True)) if i != d):
-        return None
-    v = op.start_indices
-    while (shape := scope.made_by(v, ops.Reshape)) is not None:
-        v = shape.operand
-    iota = scope.made_by(v, ops.Iota)
-    if iota is None or not 1 < (n := v.type.dims[iota.dimension]) == v.type.size <= dims[d]:
-        return None
-    limit = [n if i == d else m for i, m in enumerate(dims)]
-    part = scope.slice(op.operand, [0] * len(dims), limit)
-    rest = iter(i for i in range(len(dims)) if i != d)
-    order = [next(rest) if i in op.offset_dims else d for i, m in enumerate(op.result.type.dims)
-             if i in op.offset_dims or m > 1]
-    return [scope.reshape(scope.transpose(part, order), op.result.type.dims)]
-
-
 RULES: Mapping[type[Op], Sequence[Rule]] = {
-    ops.Gather: (gather_places,),
     ops.Slice: (slice_all, slice_slice, slice_broadcast, slice_concatenate),
     ops.Pad: (pad_nothing, pad_empty),
     ops.Concatenate: (concatenate_few, concatenate_concatenate),
