@@ -18,7 +18,7 @@ Two meet at the level of one of them, where nobody has to wait longer:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxmono.fusion.bodies import order
@@ -39,6 +39,22 @@ stage, take longer than each beside others in its own. With all such loops joine
 
 _WIDEST = 8
 """Bytes of an element."""
+
+
+MOST_BEHIND = 16
+"""Loops that are joined with one as a whole: a chain of hundreds is nothing that stores little."""
+
+
+@dataclass(frozen=True)
+class _Links:
+    """Which loop writes a value, which groups read it, and who waits for each group."""
+
+    writer: Mapping[Value, Draft]
+    later: dict[Draft, list[Draft]]
+    readers: dict[Value, list[Draft]]
+
+    def writers(self, values: Sequence[Value]) -> list[Draft]:
+        return [self.writer[v] for v in values if v in self.writer]
 
 
 def join_chains(state: State, groups: Sequence[Draft], stored: set[Value],
@@ -88,48 +104,48 @@ class _Chains:
                  and math.prod(v.size for v in d.domain) * _WIDEST * MAX_OUTPUTS >= MIN_BYTES]
         links = self._links(large)
         for loop in sorted(large, key=lambda d: -self.level[d]):
-            behind = [] if loop in gone else self._behind(loop, *links)
-            if len(behind) < 2 or self._stored(behind, loop) > MAX_OUTPUTS:
+            behind = [] if loop in gone else self._behind(loop, links)
+            if len(behind) < 2 or self._stored(behind, loop, links) > MAX_OUTPUTS:
                 continue
-            for first in behind:  # readers before what they read
-                if self._join(first, loop, math.inf):
-                    gone.add(first)
-            links = self._links([d for d in large if d not in gone])
+            joined = {d for d in behind if self._join(d, loop, math.inf)}  # readers first
+            gone |= joined
+            if joined:
+                links = self._links([d for d in large if d not in gone])
         return gone
 
-    def _links(self, loops: Sequence[Draft]) -> tuple[dict[Value, Draft], dict[Draft, set[Draft]]]:
-        """Which of ``loops`` writes a value, and who waits for each."""
-        writer = {v: d for d in loops if not isinstance(d.anchor, ops.Stored) for v in d.outputs}
-        later: dict[Draft, set[Draft]] = {d: set() for d in loops}
+    def _links(self, loops: Sequence[Draft]) -> _Links:
+        links = _Links({v: d for d in loops if not isinstance(d.anchor, ops.Stored)
+                        for v in d.outputs}, {}, {})
         for d, waits in self.before.items():
             for w in waits:
-                if w in later:
-                    later[w].add(d)
-        return writer, later
+                links.later.setdefault(w, []).append(d)
+        for d, reads in self.reads.items():
+            for r in reads:
+                for v in self.parts.get(r, (r,)):
+                    links.readers.setdefault(v, []).append(d)
+        return links
 
-    def _behind(self, loop: Draft, writer: Mapping[Value, Draft],
-                later: Mapping[Draft, Collection[Draft]]) -> list[Draft]:
+    def _behind(self, loop: Draft, links: _Links) -> list[Draft]:
         """The loops over the same elements whose values ``loop`` reads, and whose values these
-        read, the latest first; those for which others wait that come before ``loop`` end the
-        search."""
+        read, the latest first, `MOST_BEHIND` at most; those for which others wait that come before
+        ``loop`` end the search."""
         found: dict[Draft, None] = {loop: None}
-        todo = {writer[v]: None for v in self.reads[loop] if v in writer}
-        while todo:
+        todo = dict.fromkeys(links.writers(self.reads[loop]))
+        while todo and len(found) <= MOST_BEHIND:
             d = max(todo, key=lambda d: self.level[d])
             del todo[d]
             if d.domain == loop.domain and all(
-                    w in found or self.level[w] > self.level[loop] for w in later[d]):
+                    w in found or self.level[w] > self.level[loop]
+                    for w in links.later.get(d, ())):
                 found[d] = None
-                todo |= {writer[v]: None for v in self.reads[d]
-                         if v in writer and writer[v] not in found}
+                todo |= {w: None for w in links.writers(self.reads[d]) if w not in found}
         return list(found)[1:]
 
-    def _stored(self, behind: Sequence[Draft], loop: Draft) -> int:
+    def _stored(self, behind: Sequence[Draft], loop: Draft, links: _Links) -> int:
         """How many values a loop of all of them stores."""
-        inside = {loop, *behind}
-        kept = [v for d in behind for v in d.outputs if v in self.state.outputs_set() or any(
-            v in self.parts.get(r, (r,)) for d, reads in self.reads.items() if d not in inside
-            for r in reads)]
+        inside, returned = {loop, *behind}, self.state.outputs_set()
+        kept = [v for d in behind for v in d.outputs
+                if v in returned or any(r not in inside for r in links.readers.get(v, ()))]
         return len(kept) + len(loop.outputs)
 
     def _join(self, first: Draft, loop: Draft, most: float = MAX_OUTPUTS) -> bool:
