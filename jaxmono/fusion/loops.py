@@ -78,6 +78,7 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
     behind, light = chains(state.graph, holders)
     copied = chains(state.graph, holders, early | apart)[0] if early or apart else behind
     given = _given(state.graph, holders)
+    tables = _given(state.graph, holders, inputs=False)
     taps = _taps(state, holders)
     contractions = frozenset(id(d) for d in state.drafts if d.kind in ("dot", "attention"))
     summed = _summed(state.graph, holders)
@@ -104,7 +105,7 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
             op in early or op in apart
             or (not _is_free(op, light) and (
                 _repeats(op, evals, sinks, behind, copied, scans, turns, state, holders)
-                or _is_early(op, sinks, behind, given, summed, state.device)))
+                or _is_early(op, sinks, behind, given, tables, summed, state.device)))
             or _is_awaited(op, slower, state.device)
             or _is_stencil(op, taps, sinks, contractions))
         parts = _parts(op, behind, slower) if worth and op in joins else None
@@ -137,7 +138,7 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
                           isinstance(op, (ops.Slice, ops.Pad)))
     return made[::-1], frozenset(
         d.anchor for d in made if d.anchor is not None
-        and _is_early(d.anchor, sinks, behind, given, summed, state.device))
+        and _is_early(d.anchor, sinks, behind, given, tables, summed, state.device))
 
 
 def _holders(state: State) -> dict[Op, list[Draft]]:
@@ -333,12 +334,14 @@ def _is_awaited(op: Op, slower: Mapping[Value, float], device: Device) -> bool:
     return any(slower.get(r, 0.0) > cost.stored_us(r.type.nbytes, device) for r in op.results)
 
 
-def _given(graph: Graph, holders: Collection[Op]) -> frozenset[Op]:
-    """Floating ops that program inputs alone determine, with nothing stored in between."""
+def _given(graph: Graph, holders: Collection[Op], *, inputs: bool = True) -> frozenset[Op]:
+    """Floating ops that program inputs alone determine, with nothing stored in between; without
+    ``inputs``: constants and places."""
     out = set[Op]()
     for op in graph.ops:
         if op not in holders and not isinstance(op, STORED) and all(
-                (made := graph.producer.get(v)) is None or made in out for v in op.uses):
+                inputs if (made := graph.producer.get(v)) is None else made in out
+                for v in op.uses):
             out.add(op)
     return frozenset(out)
 
@@ -359,9 +362,10 @@ def _summed(graph: Graph, holders: Collection[Op]) -> dict[Value, int]:
 
 
 def _is_early(op: Op, sinks: Mapping[Value, frozenset[int]], behind: Mapping[Value, Chain],
-              given: Collection[Op], summed: Mapping[Value, int], device: Device) -> bool:
+              given: Collection[Op], tables: Collection[Op], summed: Mapping[Value, int],
+              device: Device) -> bool:
     """Whether many groups need an expensive value that program inputs alone determine, or the tiles
-    of a product would take longer over it than a stage.
+    of a product would take longer over one of ``tables`` than a stage.
 
         angles = position * frequencies        every layer rotates its keys and queries by them
         sine(angles), cosine(angles)
@@ -380,7 +384,8 @@ def _is_early(op: Op, sinks: Mapping[Value, frozenset[int]], behind: Mapping[Val
 
     return op in given and all(
         r.type.rank and EARLY_WEIGHT <= behind[r].weight < CAP
-        and (len(sinks.get(r, ())) >= EARLY_READERS or waits(r)) for r in op.results)
+        and (len(sinks.get(r, ())) >= EARLY_READERS or (op in tables and waits(r)))
+        for r in op.results)
 
 
 def _is_looked_up(op: Op, graph: Graph) -> bool:

@@ -108,7 +108,7 @@ def test_loops_store_nothing_that_is_no_more_than_what_they_read() -> None:
     p, whole = (plan(by_channel(lambda y: y), *args, rtol=2e-2, device=small, without=w)
                 for w in ((), ("recompute",)))
     assert len(kept(p, 64 << 14)) < len(kept(whole, 64 << 14))
-    assert len(p.stages) < len(whole.stages)
+    assert len(p.stages) <= len(whole.stages)
 
 
 def test_what_windows_read_is_stored() -> None:
