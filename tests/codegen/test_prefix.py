@@ -24,7 +24,7 @@ def made(fun: Callable[..., Any], *args: Any) -> tuple[Any, str]:
 
 
 LINES = [(300, 36), (7, 100), (5, 1024), (3, 1000), (3, 999), (2, 2500), (3, 4096), (2, 5000),
-         (9001,), (70000, 16), (20000, 24)]
+         (9001,), (33000, 16), (15000, 24)]
 """Several a block, in a warp each or not; of a vector for each thread, of several; in pieces."""
 
 
