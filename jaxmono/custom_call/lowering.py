@@ -58,9 +58,9 @@ def lower_mono_call(ctx: LoweringRuleContext, *args: Any, call_jaxpr: jex.Closed
     """The lowering rule (see the module's text)."""
     outermost = _depth.value == 0
     note = _reason_for_xla(ctx, options) if outermost else "inside another jaxmono function"
-    # JAX shares functions of equal name and jaxpr. What becomes kernels must not be shared with
-    # what stays as it is, nor between different options.
     literals = constants.small(args)
+    # JAX shares functions of equal name and jaxpr. What becomes kernels must not be shared with
+    # what stays as it is, nor between different options, or constants that stand in it.
     symbol = name + constants.tag(literals) + (options.tag if not note else "_xla")
     _depth.value += 1
     try:

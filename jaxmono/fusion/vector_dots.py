@@ -45,7 +45,7 @@ FEW = 8
 """Summed elements up to which any product with a vector is one of elements."""
 MANY = ((FEW, 256), (16, 2048))
 """Most rows and columns, and products of such matrices from which on they are no contraction: a
-block takes one at a time."""
+block takes one at a time. 4096 of 16x16 took 24.6 us of an H200 so, as elements 7.6; XLA 5.4."""
 IN_TURN = 4
 """Of which a sum that has vectors along another dimension is no reduce. One of two rows of 1024
 elements for each of 512 tokens took 36 us of an H100 as a reduce, 4096 tasks of a scalar a thread.
