@@ -58,8 +58,8 @@ def recompute(graph: Graph, form: Formulation, device: Device,
     formed = again(made, copies)
     saved = _written(form) - _written(formed)
     if reason := _refusal(form, formed, saved):
-        return graph, form, {}, (f"{len(cut.instead)} values are not computed again where "
-                                          f"they are read: {reason}",)
+        return graph, form, {}, (f"{len(cut.instead)} values are not computed again where they are "
+                                 f"read: {reason}",)
     return made, formed, copies, (f"{len(cut.instead)} values are computed again where they are "
                                   f"read: {saved >> 10} KiB less are stored",)
 
