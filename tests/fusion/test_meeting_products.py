@@ -9,9 +9,16 @@ import jax.numpy as jnp
 import pytest
 from checked import checked, kinds
 
+from jaxmono.fusion import meeting_products
 from jaxmono.fusion.plan import Plan
 
-M, N, K = 2048, 1024, 16  # 4 MiB
+M, N, K = 256, 128, 16
+
+
+@pytest.fixture(autouse=True)
+def small_ones_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fills a GPU takes seconds to check on a CPU."""
+    monkeypatch.setattr(meeting_products, "LEAST_SIZE", M * N)
 
 
 def spec(*shape: int) -> jax.ShapeDtypeStruct:
@@ -52,7 +59,7 @@ def test_what_another_product_reads() -> None:
     assert kinds(checked(layer, *operands(), spec(N, K))) == [["dot"], ["dot"], ["dot"]]
 
 
-@pytest.mark.parametrize(("m", "n"), [(M, N // 2), (128, 32 * N)], ids=["small", "few rows"])
+@pytest.mark.parametrize(("m", "n"), [(M, N // 2), (128, 4 * N)], ids=["small", "few rows"])
 def test_others_run_side_by_side(m: int, n: int) -> None:
     def cell(x: Any, w: Any, h: Any, u: Any) -> Any:
         return jnp.tanh(x @ w + h @ u)
@@ -62,7 +69,7 @@ def test_others_run_side_by_side(m: int, n: int) -> None:
 
 @pytest.mark.parametrize(("behind", "m", "n"), [
     (lambda y: (y - y.mean(-1, keepdims=True)).astype(jnp.bfloat16), M, N),
-    (lambda y: jnp.abs(y).sum(-1), 1 << 17, 16)], ids=["norm", "sum"])
+    (lambda y: jnp.abs(y).sum(-1), 16 * M, 16)], ids=["norm", "sum"])
 def test_rows_add_them_up_themselves(behind: Any, m: int, n: int) -> None:
     """A norm, and a sum of too few columns to begin in an epilogue: nothing else is stored."""
     def block(x: Any, w: Any, h: Any, u: Any) -> Any:
@@ -87,7 +94,7 @@ def test_what_both_make_is_reduced_in_the_same_epilogue() -> None:
         e = d * (1 - h * h) + d * z
         return h, e @ u, e.astype(jnp.float32).sum(0)
 
-    p = checked(gradients, *operands(), spec(N, K))
+    p = checked(gradients, *operands(2 * M, 8 * N), spec(8 * N, K))
     assert kinds(p) == [["dot"], ["dot"], ["dot", "row"]] and stored(p)[1] == [3]
 
 
