@@ -16,8 +16,8 @@ from examples.models import unet
 
 
 def test_published_size() -> None:
-    """As `UNet2DConditionModel` has it with the weights of Stable Diffusion 1. Levels take what went
-    down at their size.
+    """As `UNet2DConditionModel` has it with the weights of Stable Diffusion 1. Levels take what
+    went down at their size.
     """
     program = find("unet").program(batch=2)
     state, carry, *inputs = program.abstract()
