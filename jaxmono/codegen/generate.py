@@ -20,10 +20,12 @@ from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_wgmma import has_source
 from jaxmono.codegen.kernel import Kernel, emit_kernel
 from jaxmono.codegen.long_loops import BORDER_US, has_long_loop, lost_us, with_producers
+from jaxmono.codegen.loop_schedule import LoopSchedule
 from jaxmono.codegen.open_borders import open_borders
 from jaxmono.codegen.program import A_BLOCK_A_TASK, Program
 from jaxmono.codegen.retries import Made, improved
-from jaxmono.codegen.schedule import KernelSchedule, LoopSchedule, RowSchedule
+from jaxmono.codegen.row_schedule import RowSchedule
+from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Request, code_for
 from jaxmono.codegen.target import Target
 from jaxmono.fusion.plan import Device, DotForm, Plan

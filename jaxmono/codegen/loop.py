@@ -14,19 +14,12 @@ from typing import Any
 from jaxmono.codegen.accumulated import emit_accumulate
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.loads_first import bind_loads, emit_loads, loads_first, shared_by_all
+from jaxmono.codegen.loop_schedule import LoopSchedule, choose_loop, flat_loop
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.padded_copy import emit_padded_copy, padded_copy
 from jaxmono.codegen.prefix import emit_prefix, prefix_bytes, prefix_of, prefix_tasks
-from jaxmono.codegen.schedule import (
-    LoopSchedule,
-    choose_loop,
-    flat_loop,
-    reads_few,
-    roots,
-    store_offset,
-    widest_input,
-)
+from jaxmono.codegen.schedule import reads_few, roots, store_offset, widest_input
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.stencil_loop import emit_ahead, every_place, place_of
 from jaxmono.codegen.writer import Writer

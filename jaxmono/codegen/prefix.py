@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 
 from jaxmono.codegen.emit import BodyEmitter
+from jaxmono.codegen.loop_schedule import LoopSchedule, flat_loop
 from jaxmono.codegen.names import compute, literal
 from jaxmono.codegen.op_code import Emitted
-from jaxmono.codegen.schedule import LoopSchedule, flat_loop, roots, store_offset
+from jaxmono.codegen.schedule import roots, store_offset
 from jaxmono.codegen.sig_code import Function
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import LoopForm, Sig

@@ -18,15 +18,8 @@ from typing import Any
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
-from jaxmono.codegen.schedule import (
-    RowSchedule,
-    RowSpace,
-    choose_row,
-    is_per_row,
-    reads_few,
-    roots,
-    store_offset,
-)
+from jaxmono.codegen.row_schedule import RowSchedule, RowSpace, choose_row, is_per_row
+from jaxmono.codegen.schedule import reads_few, roots, store_offset
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.stencil_rows import at_place

@@ -10,7 +10,8 @@ from harness import DEVICE, check, compile_graph
 from harness_graphs import data, graph, value
 
 from jaxmono.codegen.generate import default_schedule
-from jaxmono.codegen.schedule import KernelSchedule, LoopSchedule
+from jaxmono.codegen.loop_schedule import LoopSchedule
+from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.target import interpret_target
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device

@@ -12,7 +12,8 @@ from harness_graphs import ALL, FLOATS, INTEGERS, data, graph, value
 from thinned import crossed, thinned
 
 from jaxmono.codegen.generate import default_schedule
-from jaxmono.codegen.schedule import KernelSchedule, LoopSchedule
+from jaxmono.codegen.loop_schedule import LoopSchedule
+from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.target import interpret_target
 from jaxmono.fusion import make_plan
 from jaxmono.hlo import ops

@@ -11,7 +11,8 @@ from harness_graphs import ALL, FLOATS, data, graph, value
 from thinned import thinned
 
 from jaxmono.codegen.generate import default_schedule
-from jaxmono.codegen.schedule import KernelSchedule, RowSchedule, choose_row, lanes_to_a_row
+from jaxmono.codegen.row_schedule import RowSchedule, choose_row, lanes_to_a_row
+from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.target import interpret_target
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device, RowForm

@@ -14,7 +14,8 @@ from harness_graphs import data
 from models import graph_of
 
 from jaxmono.codegen.generate import default_schedule, emit
-from jaxmono.codegen.schedule import KernelSchedule, LoopSchedule
+from jaxmono.codegen.loop_schedule import LoopSchedule
+from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.target import cuda_target
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device, Plan

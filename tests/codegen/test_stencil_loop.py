@@ -15,7 +15,8 @@ from jax import lax
 from models import graph_of
 
 from jaxmono.codegen.generate import default_schedule, emit
-from jaxmono.codegen.schedule import KernelSchedule, LoopSchedule, choose_loop
+from jaxmono.codegen.loop_schedule import LoopSchedule, choose_loop
+from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.target import cuda_target, interpret_target
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device, LoopForm, Plan

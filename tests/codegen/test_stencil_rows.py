@@ -16,7 +16,7 @@ from models import graph_of
 
 from jaxmono.codegen import stencil_rows
 from jaxmono.codegen.generate import default_schedule, emit
-from jaxmono.codegen.schedule import RowSchedule
+from jaxmono.codegen.row_schedule import RowSchedule
 from jaxmono.codegen.target import cuda_target, interpret_target
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device, Plan

@@ -10,7 +10,7 @@ from harness import DEVICE
 from harness_graphs import graph, value
 
 from jaxmono.codegen.generate import default_schedule
-from jaxmono.codegen.schedule import LoopSchedule
+from jaxmono.codegen.loop_schedule import LoopSchedule
 from jaxmono.codegen.target import interpret_target
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device, LoopForm, Plan

@@ -1,0 +1,250 @@
+"""Schedules of row chains: which threads share a row, and how they go along it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxmono.codegen.names import storage
+from jaxmono.codegen.row_chain import KEEP_WORDS
+from jaxmono.codegen.schedule import roots, sinks, widest_input
+from jaxmono.codegen.stencil_rows import alike_rows, stencil_rows
+from jaxmono.codegen.traverse import (
+    Access,
+    Lane,
+    access,
+    vector_width,
+    walk,
+)
+from jaxmono.fusion.cost import weight
+from jaxmono.fusion.demand import Demand, reduction_index
+from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
+from jaxmono.fusion.plan import Device, RowForm, Sig, Store
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Value
+
+
+@dataclass(frozen=True)
+class RowSchedule:
+    """Attributes:
+      tier: "warp": ``group`` lanes of a warp share a row (1: a thread has a row of its own);
+        "block": ``group`` threads, the block or half of it, share a row; "slice": the lanes of a
+        warp have neighbouring rows and the block's warps share the columns; "thread": a thread has
+        ``lanes`` neighbouring rows, and all of their columns.
+      lanes: columns (for "slice" and "thread": rows) per vector.
+      keep_words: registers per thread that may hold a row between sweeps.
+      places: neighbouring rows that a team takes at a time (`stencil_rows`).
+    """
+
+    tier: str
+    group: int = 32
+    lanes: int = 1
+    keep_words: int = KEEP_WORDS
+    places: int = 1
+
+
+@dataclass(frozen=True)
+class RowSpace:
+    """A RowForm with flat rows and flat columns.
+
+    Attributes:
+      row, col: Vars over all rows, all columns.
+      env: the form's Vars as functions of them.
+    """
+
+    row: Var
+    col: Var
+    env: dict[Var, Index]
+
+    @staticmethod
+    def of(form: RowForm) -> RowSpace:
+        row = Var("row", math.prod(v.size for v in form.rows))
+        col = Var("col", math.prod(v.size for v in form.cols))
+        env = dict(zip(form.rows, delinearize(Index.of(row), [v.size for v in form.rows]),
+                       strict=True))
+        env |= dict(zip(form.cols, delinearize(Index.of(col), [v.size for v in form.cols]),
+                        strict=True))
+        return RowSpace(row, col, env)
+
+    def reduction(self, op: ops.Reduce, index: IndexMap) -> list[Demand]:
+        """What a reduce demands at column `col`."""
+        shape = [op.args[0].type.dims[d] for d in sorted(op.dimensions)]
+        if math.prod(shape) != self.col.size:
+            return []
+        at = reduction_index(op, index, delinearize(Index.of(self.col), shape))
+        return [*(Demand(v, at) for v in op.args), *(Demand(v, ()) for v in op.inits)]
+
+
+def is_per_row(form: RowForm, s: Store) -> bool:
+    """Whether a store has one element per row."""
+    return not any(v in s.over for v in form.cols)
+
+
+def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
+               streaming: bool = False) -> RowSchedule:
+    """Where neighbouring rows are neighbours in memory, lanes take rows; else they take columns.
+    Warps share short columns only where there are few rows: they meet for each task.
+
+    Args:
+      streaming: the kernel only moves data; several blocks run on a multiprocessor.
+    """
+    form = sig.form
+    assert isinstance(form, RowForm)
+    space = RowSpace.of(form)
+    every = roots(sig, form.stores, space.env)
+    across = tuple(s for s in form.stores if not is_per_row(form, s))
+    along_cols = vector_width(sig.body, every, sinks(sig, across, space.env), space.col,
+                              reduction=space.reduction)
+    # Few rows that nobody reads as neighbours keep more multiprocessors busy by their columns.
+    few_tasks = space.row.size <= 8 * device.sm_count and space.col.size >= threads
+    along = _spread_along(sig, space)
+    if space.row.size >= 32 and along is not space.col and (along is space.row or _bytes_along(
+            sig, space, space.row, stores=not few_tasks) > _bytes_along(sig, space, space.col)):
+        lanes = vector_width(sig.body, every, sinks(sig, form.stores, space.env), space.row,
+                             reduction=space.reduction, limit=4)
+        for own in (n for n in (4, 2, 1) if n <= lanes and n * space.col.size <= KEEP_WORDS):
+            if space.row.size >= _MANY_TASKS * own * threads * device.sm_count:
+                return RowSchedule("thread", 1, own)
+        while lanes > 1 and space.row.size < 32 * lanes * device.sm_count:
+            lanes //= 2
+        return RowSchedule("slice", 32, lanes)
+    if siblings == 1 and (found := stencil_rows(
+            sig.body, every, space.row, space.col, space.reduction, along_cols,
+            itemsize=widest_input(sig), device=device, threads=threads)) is not None:
+        tier, group, lanes, places = found
+        return RowSchedule(tier, group, lanes, places=places)
+    if siblings == 1 and along is space.col and not _has_sweeps(sig.body) and (places := alike_rows(
+                sig.body, every, space.row, space.col, space.reduction,
+                teams=_TEAMS * device.sm_count)) > 1:
+        return RowSchedule("warp", 32, along_cols, places=places)
+    rows, cols = space.row.size * siblings, space.col.size
+    of_each = sum(weight(o) for o in sig.body.ops
+                  if o.results[0].type.size >= space.row.size * cols)
+    few = (4 if streaming and cols * of_each >= _HEAVY_ROW else 2) * device.sm_count
+    if cols >= 2 * threads and (rows <= few or cols > 64 * 32):
+        # More rows than blocks: two at a time take one turn (ViT-B/16 b1, 197 rows of 768), as long
+        # as the threads of half a block can keep a row.
+        two = not streaming and device.sm_count < rows <= 2 * device.sm_count \
+            and cols <= threads // 2 * KEEP_WORDS
+        group = threads // 2 if two else threads
+        # Four lanes even where a quarter of the threads have none then: one load of 768 columns
+        # instead of two (BERT-base b1 -1.2 %, the T5-base encoder b1 -3 %). Eight lanes of 96
+        # threads are no faster than two times four of 128 (ViT-B/16 b1).
+        lanes = along_cols
+        while lanes > 1 and cols < group * lanes and not (lanes == 4 and cols >= group * 3):
+            lanes //= 2
+        return RowSchedule("block", group, lanes)
+    group = 1
+    while group < 32 and group * 2 * along_cols <= cols:
+        group *= 2
+    warps = device.sm_count * (threads // 32)
+    group = lanes_to_a_row(group, rows, cols, along_cols, warps)
+    return RowSchedule("warp", group, along_cols, places=1 if streaming or siblings > 1 else
+                       _short_rows(sig.body, space, group * along_cols, device, threads // group))
+
+
+def _short_rows(body: Graph, space: RowSpace, at_once: int, device: Device, together: int) -> int:
+    """How many rows a team takes at a time: several where each is a load, of very many."""
+    if space.col.size > at_once or _has_sweeps(body):
+        return 1
+    return next((n for n in _ROWS_AT_ONCE if space.row.size % n == 0
+                 and space.row.size >= _MANY_TASKS * n * together * device.sm_count), 1)
+
+
+def _has_sweeps(body: Graph) -> bool:
+    """Whether a reduce waits for another one."""
+    behind: set[Value] = set()
+    for o in body.ops:
+        waits = not behind.isdisjoint(o.uses)
+        if isinstance(o, ops.Reduce) and waits:
+            return True
+        if waits or isinstance(o, ops.Reduce):
+            behind.update(o.results)
+    return False
+
+
+_HEAVY_ROW = 20_000
+"""Weight of all elements of a row, from which on up to four rows for each SM have a block each
+where several run there. Softmaxes of 512 x 1500 and 384 x 1000 took 0.55 and 0.77 of an H100's
+time, norms of 512 x 2048 and 512 x 768, a quarter of the weight, 0.98 and 1.07."""
+
+_ROWS_AT_ONCE = 4, 2
+_MANY_TASKS = 4
+"""Tasks of each multiprocessor that are left then. A block's threads load 4 KB, wait 0.5 us for
+them, and go on: sums of 16 f32 for each of 3.1 million elements (Mamba b8) took 214 us of an H100,
+at a fourth of its bandwidth; of 64 for 65536 rows 19 us."""
+
+_MORE_ROWS = 0.6
+"""What another row at a time costs a warp, of the first: they wait for the L2 together (BERT-base's
+norms on an H200: 1.3 us for one, 2.2 us for two)."""
+
+
+def lanes_to_a_row(group: int, rows: int, cols: int, lanes: int, warps: int) -> int:
+    """``group``, or fewer lanes to a row and more rows at a time, where that takes fewer turns; a
+    thread keeps no more than `KEEP_WORDS` elements, and a load takes 64 neighbours or more."""
+    def cost(g: int) -> float:
+        return math.ceil(rows * g / (32 * warps)) * (1 + _MORE_ROWS * (group / g - 1))
+
+    allowed = [group]
+    while (g := allowed[-1] // 2) * lanes >= 64 and math.ceil(
+            cols / (g * lanes)) * lanes <= KEEP_WORDS:
+        allowed.append(g)
+    return min(allowed, key=cost)
+
+
+_TEAMS = 4
+"""Warps of each multiprocessor that are left where a team takes several rows."""
+_LONG = 256
+"""Columns from which on what is spread is read along them even where lanes could have rows: with 64
+for each of 50257 lines, the gradient of that many words took 1.11 of its time."""
+_SPREAD = 32
+"""How much smaller inputs are than what is reduced where all of it is made of few: comparisons of
+each with each, forces. A window of a pool reads an element up to some twenty times."""
+
+
+def _spread_along(sig: Sig, space: RowSpace) -> Var | None:
+    """Which lanes should have neighbours of where rows reduce what is made of few elements: no load
+    is of a line of memory for each lane then. None: how large inputs lie decides, of short rows if
+    either will do. In slices 4 x 1000 x 1000 comparisons took 18.7 us of an H200, in which each
+    load waits for the L2, while 67 million of rows of 8192 took 39.
+    """
+    most = max((v.type.size for v in sig.body.inputs), default=0)
+    if not most or space.col.size < 32 or _SPREAD * most >= space.row.size * space.col.size:
+        return None
+    col, row = (all(how is not Access.SCATTERED
+                    for _, how in _accesses(sig, space, Lane(var, 2)))
+                for var in (space.col, space.row))
+    if col and row and space.col.size < _LONG:
+        return None
+    return space.col if col else space.row if row else None
+
+
+def _bytes_along(sig: Sig, space: RowSpace, var: Var, *, stores: bool = True) -> int:
+    """Bytes of the buffers whose neighbouring elements are neighbours along ``var``; ``stores``:
+    of those that are written as well."""
+    lane, form = Lane(var, 2), sig.form
+    assert isinstance(form, RowForm)
+    total = sum(v.type.nbytes for v, how in _accesses(sig, space, lane)
+                if how in (Access.CONTIGUOUS, Access.UNALIGNED))
+    for offset, size in sinks(sig, form.stores, space.env) if stores else ():
+        if access(lane.split(offset), lane) in (Access.CONTIGUOUS, Access.UNALIGNED):
+            total += size * space.row.size
+    return total
+
+
+def _accesses(sig: Sig, space: RowSpace, lane: Lane) -> Iterator[tuple[Value, Access]]:
+    """The inputs that are read, and how their elements lie for the lanes."""
+    form = sig.form
+    assert isinstance(form, RowForm)
+    split = [(v, tuple(lane.split(i) for i in at))
+             for v, at in roots(sig, form.stores, space.env)]
+
+    def reduction(op: ops.Reduce, index: IndexMap) -> list[Demand]:
+        return [Demand(d.value, tuple(lane.split(i) for i in d.index))
+                for d in space.reduction(op, index)]
+
+    for n in walk(sig.body, split, reduction=reduction):
+        if n.op is None:
+            storage(n.value.type.dtype)
+            yield n.value, access(linearize(n.index, n.value.type.dims), lane)
