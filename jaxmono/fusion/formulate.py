@@ -26,8 +26,9 @@ from jaxmono.fusion.gated import paired, waits
 from jaxmono.fusion.grow import grow
 from jaxmono.fusion.inplace import find_in_place
 from jaxmono.fusion.loop_chains import join_chains
-from jaxmono.fusion.loops import copies, materialise, merge
+from jaxmono.fusion.loops import copies, materialise
 from jaxmono.fusion.meeting_products import meetings
+from jaxmono.fusion.merged_loops import merge
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.stacks import trips_in_turn, written_by
 from jaxmono.fusion.trim import trim

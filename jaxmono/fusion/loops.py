@@ -15,17 +15,14 @@ from jaxmono.fusion.back_to_back import is_pair
 from jaxmono.fusion.chains import CAP, SAME_ELEMENT, Chain, chains, deep
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import IN_MEMORY, STORED, Draft, State, forward
+from jaxmono.fusion.early import TILE, given, is_early, summed
 from jaxmono.fusion.indexing import Index, as_map, variables
-from jaxmono.fusion.loop_chains import MAX_OUTPUTS
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.stacks import in_turn
 from jaxmono.fusion.support import matrix_dtype
 from jaxmono.fusion.widened import left_to_products
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
-
-TILE = 64
-"""Typical tile edge of a contraction: how often an operand's elements are read again."""
 
 MAX_INLINE_OPS = 192
 """A longer chain is not copied into several groups."""
@@ -34,11 +31,6 @@ MAX_ALONE = 4096
 """In a program with scans, nor is a longer one computed by a single group. Each level of a scan's
 gradient takes several elements of the level before: of 48 x 4 elements one loop was 2.7 MB of text.
 """
-
-EARLY_WEIGHT = 24
-"""Lane operations of a chain that is worth a buffer where `EARLY_READERS` groups would repeat it: a
-sine (a call with a branch) is about 0.1 us of a thread, and a vector of 8 is 8 of them in turn."""
-EARLY_READERS = 8
 
 COPIED_ROWS = 65
 """Rows of a product from which on its operands have to be copied to shared memory as they are, if
@@ -77,11 +69,11 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
     outputs = state.outputs_set()
     behind, light = chains(state.graph, holders)
     copied = chains(state.graph, holders, early | apart)[0] if early or apart else behind
-    given = _given(state.graph, holders)
-    tables = _given(state.graph, holders, inputs=False)
+    settled = given(state.graph, holders)
+    tables = given(state.graph, holders, inputs=False)
     taps = _taps(state, holders)
     contractions = frozenset(id(d) for d in state.drafts if d.kind in ("dot", "attention"))
-    summed = _summed(state.graph, holders)
+    tiles = summed(state.graph, holders)
     evals: dict[Value, int] = {}
     sinks: dict[Value, frozenset[int]] = {}
     slower = _slower(state, holders)
@@ -105,7 +97,7 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
             op in early or op in apart
             or (not _is_free(op, light) and (
                 _repeats(op, evals, sinks, behind, copied, scans, turns, state, holders)
-                or _is_early(op, sinks, behind, given, tables, summed, state.device)))
+                or is_early(op, sinks, behind, settled, tables, tiles, state.device)))
             or _is_awaited(op, slower, state.device)
             or _is_stencil(op, taps, sinks, contractions))
         parts = _parts(op, behind, slower) if worth and op in joins else None
@@ -138,7 +130,7 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
                           isinstance(op, (ops.Slice, ops.Pad)))
     return made[::-1], frozenset(
         d.anchor for d in made if d.anchor is not None
-        and _is_early(d.anchor, sinks, behind, given, tables, summed, state.device))
+        and is_early(d.anchor, sinks, behind, settled, tables, tiles, state.device))
 
 
 def _holders(state: State) -> dict[Op, list[Draft]]:
@@ -334,60 +326,6 @@ def _is_awaited(op: Op, slower: Mapping[Value, float], device: Device) -> bool:
     return any(slower.get(r, 0.0) > cost.stored_us(r.type.nbytes, device) for r in op.results)
 
 
-def _given(graph: Graph, holders: Collection[Op], *, inputs: bool = True) -> frozenset[Op]:
-    """Floating ops that program inputs alone determine, with nothing stored in between; without
-    ``inputs``: constants and places."""
-    out = set[Op]()
-    for op in graph.ops:
-        if op not in holders and not isinstance(op, STORED) and all(
-                inputs if (made := graph.producer.get(v)) is None else made in out
-                for v in op.uses):
-            out.add(op)
-    return frozenset(out)
-
-
-def _summed(graph: Graph, holders: Collection[Op]) -> dict[Value, int]:
-    """Of what is computed on the way to products: elements that a tile of these reads."""
-    out: dict[Value, int] = {}
-    for op in reversed(graph.ops):
-        if isinstance(op, ops.DotGeneral):
-            dims = dot_dims(op)
-            read = {op.lhs: dims.k * min(dims.m, TILE), op.rhs: dims.k * min(dims.n, TILE)}
-        elif op in holders or isinstance(op, STORED):
-            continue
-        else:
-            read = dict.fromkeys(op.uses, max((out.get(r, 0) for r in op.results), default=0))
-        out.update((v, max(k, out.get(v, 0))) for v, k in read.items() if k)
-    return out
-
-
-def _is_early(op: Op, sinks: Mapping[Value, frozenset[int]], behind: Mapping[Value, Chain],
-              given: Collection[Op], tables: Collection[Op], summed: Mapping[Value, int],
-              device: Device) -> bool:
-    """Whether many groups need an expensive value that program inputs alone determine, or the tiles
-    of a product would take longer over one of ``tables`` than a stage.
-
-        angles = position * frequencies        every layer rotates its keys and queries by them
-        sine(angles), cosine(angles)
-        repeated = labels[:-1] == labels[1:]   every trip of CTC's loop asks which labels repeat
-        x @ cosine(frequencies)                a spectrum: a block has 64 columns of 400
-
-    Stored by the first stage they cost nothing. In a stage of a layer everybody waits for them:
-    Llama-1B b1, 8 elements a thread in both halves of a head, 32 calls in turn, about 3 us. And a
-    trip whose chains are long with them is cut into more stages: CTC's took 5 in place of 2.
-
-    ``summed``: of `_summed`.
-    """
-    def waits(r: Value) -> bool:
-        return min(summed.get(r, 0), r.type.size) * behind[r].weight \
-            > device.phase_us * cost.LANE_OPS_PER_SM_US
-
-    return op in given and all(
-        r.type.rank and EARLY_WEIGHT <= behind[r].weight < CAP
-        and (len(sinks.get(r, ())) >= EARLY_READERS or (op in tables and waits(r)))
-        for r in op.results)
-
-
 def _is_looked_up(op: Op, graph: Graph) -> bool:
     """Whether each batch of products looks up its matrix: the experts' weights that a tile of rows
     needs are read where they lie."""
@@ -481,47 +419,3 @@ def copies(state: State) -> list[Draft]:
         draft.outputs = (v,)
         made.append(draft)
     return made
-
-
-def merge(graph: Graph, groups: list[Draft], level: dict[Draft, int],
-          reads: dict[Draft, tuple[Value, ...]]) -> list[Draft]:
-    """Joins loops of one level, equal space and common buffers into one with several outputs, and
-    the parts of an array that one group makes, however many (`stacks.in_turn`)."""
-    out: list[Draft] = []
-    parts = in_turn(graph)
-    hosts: dict[tuple[int, tuple[int, ...]], list[Draft]] = {}
-    last: dict[Op, int] = {}  # who reads the array waits for all of its parts
-    for d in groups:
-        if (whole := _array(parts, d)) is not None:
-            last[whole] = max(level[d], last.get(whole, 0))
-    for d in groups:
-        if (whole := _array(parts, d)) is not None:
-            level[d] = last[whole]
-        if d.kind != "loop" or d.stored or not d.outputs or isinstance(d.anchor, ops.Prefix):
-            out.append(d)
-            continue
-        shape = d.outputs[0].type.dims
-        slot = hosts.setdefault((level[d], shape), [])
-        whole = _array(parts, d)
-        host = next((h for h in slot if _worth(h, d, reads) or (
-            whole is not None and _array(parts, h) is whole)), None)
-        if host is None:
-            slot.append(d)
-            out.append(d)
-        else:
-            host.ops.update(d.ops)
-            host.at.update(d.at)
-            host.outputs += d.outputs
-            reads[host] = tuple(dict.fromkeys((*reads[host], *reads[d])))
-    return out
-
-
-def _array(parts: Mapping[Op, Op], d: Draft) -> Op | None:
-    return None if d.anchor is None else parts.get(d.anchor)
-
-
-def _worth(host: Draft, other: Draft, reads: dict[Draft, tuple[Value, ...]]) -> bool:
-    if len(host.outputs) >= MAX_OUTPUTS:
-        return False
-    small = math.prod(v.size for v in host.domain) <= 4096
-    return small or bool(set(reads[host]) & set(reads[other]))

@@ -59,6 +59,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "largest": (lambda x, i, u: x.at[i].max(u), (x(9, 4), I5, x(5, 4))),
     "smallest": (lambda x, i, u: x.at[i].min(u), (x(9, 4, dtype=np.int32), I5,
                                                  x(5, 4, dtype=np.int32))),
+    "products": (lambda x, i, u: x.at[i].mul(u), (x(9, 4), I5, x(5, 4))),
+    "products of segments": (lambda u, i: jax.ops.segment_prod(u, i, 9), (x(5, 4), I5)),
     "one row": (lambda x, i, u: x.at[i].set(u), (x(9, 4), np.int32(3), x(4))),
     "one row outside": (lambda x, i, u: x.at[i].set(u), (x(9, 4), np.int32(9), x(4))),
     "one row, added": (lambda x, i, u: x.at[i].add(u), (x(9, 4), np.int32(-2), x(4))),
@@ -78,13 +80,21 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "unsigned": (lambda x, i, u: x.at[i].add(u), (x(9, 4), I5.astype(np.uint32), x(5, 4))),
     "segments": (lambda u, i: jax.ops.segment_sum(u, i, 9), (x(5, 4), I5)),
     "words": (jax.grad(lambda t, i: (jnp.take(t, i, axis=0) ** 2).sum()), (x(9, 4), I5[:4])),
+    "words of each": (jax.grad(lambda t, i: (jax.vmap(jax.vmap(lambda j: t[j]))(i) ** 2).sum()),
+                      (x(9, 4), I5[:4].reshape(2, 2))),
+    "an element of each": (jax.grad(lambda q, i: (jax.vmap(lambda q, j: q[j])(q, i) ** 2).sum()),
+                           (x(5, 9), I5)),
+    **{f"windows of one line, {kind}": (lambda x, i, u, to=to: to(
+        x, i, u, lax.ScatterDimensionNumbers((1, 2), (), (0, 1)), mode="drop"),
+        (x(9, 4), np.asarray([[3, 0], [0, 0], [5, 1], [9, 0], [3, 0]], np.int32), x(5, 1, 4)))
+        for kind, to in {"added": lax.scatter_add, "largest": lax.scatter_max}.items()},
     "16 bits": (lambda x, i, u: x.at[i].add(u),
                 (x(9, 4, dtype=jnp.bfloat16), I5, x(5, 4, dtype=jnp.bfloat16))),
 }
 
 
 LOOKED_UP = ("one row", "one row outside", "one row, added", "a known place", "a window",
-             "a window outside", "one of each")
+             "a window outside", "one of each", "an element of each")
 """Of one update, or of one for each line."""
 
 FORMS = ("one by one", "sorted", "in memory")
@@ -98,8 +108,9 @@ def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(scatter, name, value)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "form"), [
+    (name, form) for name in PROGRAMS for form in FORMS
+    if form == FORMS[0] or not name.startswith("products")])  # which no memory makes
 def test_as_jax(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     take(form, monkeypatch)
     fn, args = PROGRAMS[name]
@@ -116,6 +127,13 @@ def test_as_jax(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     want = jax.tree.leaves(jax.jit(fn)(*args))
     for got, other in zip(evaluate(simple, args), want, strict=True):
         same(got, other)
+
+
+def test_products_of_many_lines_are_xlas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scatter, "DENSE", 0)
+    (op,) = (o for o in graph_of(*[PROGRAMS["products"][0], *PROGRAMS["products"][1]]).ops
+             if isinstance(o, ops.Scatter))
+    assert scatter.refusal(op) == "5 updates of 9 lines of 4 are multiplied by no memory"
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
@@ -165,7 +183,7 @@ def test_an_embeddings_gradient_is_sorted(lines: int, updates: int, alike: int,
 
 
 @pytest.mark.parametrize(("fn", "args", "reason"), [
-    (lambda x, i, u: x.at[i].mul(u), (x(9, 4), I5, x(5, 4)), "that is no sum, maximum or minimum"),
+    (lambda x, i: x.at[i].apply(jnp.sin), (x(9, 4), I5), "that is no sum, product, maximum"),
     (lambda x, i, u: lax.scatter_add(x, i, u, lax.ScatterDimensionNumbers((1,), (), (0,))),
      (x(9), np.asarray([[1], [4]], np.int32), x(2, 3)), "windows that are not whole lines"),
     (lambda x, i, u: x.at[i].add(u), (x(1 << 17, 64, dtype=jnp.bfloat16),

@@ -47,7 +47,8 @@ MOST_WIDENED = 1 << 22
 
 _NARROW = (DType.F16, DType.BF16)
 _IN_MEMORY = (DType.F32, DType.S32, DType.U32)
-_KINDS = ("add", "maximum", "minimum", "set")
+_KINDS = ("add", "multiply", "maximum", "minimum", "set")
+"""Products (`x.at[i].mul`) are of few lines, of one update or of a window: memory makes none."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class _Lines:
 
     Attributes:
       batch, lines, window: dimensions that updates share, that indices choose of, that an update
-        has all of. rest: of size 1.
+        has all of (where an index says at which place, that is 0, or it is outside). rest: of
+        size 1.
       b, v, t, w: how much they are together; t: updates.
     """
 
@@ -78,8 +80,8 @@ def refusal(op: ops.Scatter) -> str:
     """Why ``op`` stays as it is; empty if it is expanded."""
     kind = _kind(op)
     if kind is None:
-        return "a scatter of several arrays, or that is no sum, maximum or minimum, is not " \
-            "generated"
+        return "a scatter of several arrays, or that is no sum, product, maximum or minimum, is " \
+            "not generated"
     if _is_window(op):
         return ""
     n = _lines(op)
@@ -90,6 +92,8 @@ def refusal(op: ops.Scatter) -> str:
         return f"a scatter of {t.dtype.value} is not generated"
     if n.t == 1 or (kind != "set" and n.b * n.v * n.t * n.w <= DENSE):
         return ""
+    if kind == "multiply":
+        return f"{n.t} updates of {n.v} lines of {n.w} are multiplied by no memory"
     if kind == "set":
         return _not_in_memory(n, kind, DType.S32)  # the last update of each line
     return "" if _in_order(n, kind, t.dtype) else _not_in_memory(n, kind, t.dtype)
@@ -180,10 +184,12 @@ def _is_window(op: ops.Scatter) -> bool:
 
 def _lines(op: ops.Scatter) -> _Lines | str:
     shape, update = op.args[0].type.dims, op.updates[0].type.dims
-    window = _window_dims(op)
-    part = [update[d] for d in op.update_window_dims]
-    lines, batch = op.scatter_dims_to_operand_dims, op.input_batching_dims
-    if set(lines) & set(window) or part != [shape[d] for d in window]:
+    indexed, batch = op.scatter_dims_to_operand_dims, op.input_batching_dims
+    part = {d: update[u] for d, u in zip(_window_dims(op), op.update_window_dims, strict=True)}
+    # The gradient of a lookup under `vmap` chooses windows of one line: (i, 0) of [lines, w].
+    lines = tuple(d for d in indexed if part.get(d, 1) == 1)
+    window = tuple(d for d in part if d not in lines)
+    if any(part[d] != shape[d] for d in window):
         return "a scatter of windows that are not whole lines is not generated"
     rest = tuple(d for d in op.inserted_window_dims if d not in lines)
     if any(shape[d] != 1 for d in rest):
@@ -191,8 +197,8 @@ def _lines(op: ops.Scatter) -> _Lines | str:
     indices = op.scatter_indices.type.dims
     b = math.prod(shape[d] for d in batch)
     t = math.prod(indices[d] for d in _index_dims(op)) // max(b, 1)
-    return _Lines(batch, lines, tuple(window), rest, b, math.prod(shape[d] for d in lines), t,
-                  math.prod(part))
+    return _Lines(batch, lines, window, rest, b, math.prod(shape[d] for d in lines), t,
+                  math.prod(shape[d] for d in window))
 
 
 def _operand(op: ops.Scatter, n: _Lines, scope: Scope) -> Value:
@@ -240,8 +246,11 @@ def _indices(op: ops.Scatter, n: _Lines, scope: Scope) -> Value:
     shape = op.args[0].type.dims
     line = scope.splat(0, TensorType((n.b, n.t), DType.S32))
     good = scope.splat(True, TensorType((n.b, n.t), DType.PRED))
-    for d, v in zip(n.lines, _components(op, (n.b, n.t), scope), strict=True):
-        good = scope.elementwise("and", good, inside(v, shape[d] - 1, scope))
+    components = _components(op, (n.b, n.t), scope)
+    for d, v in zip(op.scatter_dims_to_operand_dims, components, strict=True):
+        good = scope.elementwise("and", good, inside(v, shape[d] - 1 if d in n.lines else 0, scope))
+        if d not in n.lines:
+            continue
         v = scope.convert(v, DType.S32)
         line = scope.elementwise("multiply", line, scope.splat(shape[d], line.type))
         line = scope.elementwise("add", line, v)
@@ -299,8 +308,9 @@ def _one(n: _Lines, kind: str, operand: Value, index: Value, update: Value,
 def _dense(n: _Lines, kind: str, operand: Value, index: Value, update: Value,
            scope: Scope) -> Value:
     shape, dtype = (n.b, n.v, n.t, n.w), operand.type.dtype
-    wide = DType.F32 if kind == "add" and dtype in _NARROW else dtype
-    none = 0 if kind == "add" else lowest(dtype) if kind == "maximum" else highest(dtype)
+    wide = DType.F32 if kind in ("add", "multiply") and dtype in _NARROW else dtype
+    none = 0 if kind == "add" else 1 if kind == "multiply" \
+        else lowest(dtype) if kind == "maximum" else highest(dtype)
     x = scope.broadcast_in_dim(scope.convert(update, wide), shape, (0, 2, 3))
     x = scope.elementwise("select", _hits(n, index, shape, scope), x, scope.splat(none, x.type))
     found = scope.reduce(x, scope.constant(none, wide), kind, (2,))
