@@ -7,13 +7,20 @@ BERT's twelve layers are written once. Of a region with many, kernels are compil
 and a second text (codegen/retries.py) is only one of a part. What it costs is a launch, where a
 grid barrier would be: nothing that has a kernel for long.
 
-The cut is where the least is alive, in the order of the program. What crosses is divided anew
-afterwards (region_cut.py).
+A kernel takes its share of the text, in the order of the program, and of what has none further on
+as much as there is:
+
+    forward x 12 | head, backward | backward x 11 | updates      BERT-base's step, lines of the text
+           2789    2400             2236            2550
+
+Of cuts with that the one is taken where the least is alive. What crosses is divided anew afterwards
+(region_cut.py).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 from jaxmono.fusion.demand import is_view
@@ -30,13 +37,15 @@ BERT-base's training step 9351 and 11414, Stable Diffusion's UNet 16171 and 1524
 NOTE = "begins where it does because a kernel of this and what is in front of it would take the " \
     "compiler minutes"
 """Of a kernel that `divided` began."""
-MOST_LINES = 5000
-"""Of a kernel, about: NVRTC takes 170 s of a core for the UNet's, 5 for BERT-base's."""
-LEAST_US = 150.0
+MOST_LINES = 2500
+"""Of a kernel, about: NVRTC takes 5 s of a core for BERT-base's, 170 for the UNet's."""
+LEAST_US = 50.0
 """That a part would take at the GPU's full rates, in truth two to five times as long: a launch more
 is less than 2 % of it."""
 _ASIDE = 0.25
-"""Of `MOST_LINES`, how far from them a cut may be."""
+"""How much longer than its share a kernel may be; of `MOST_LINES`, what it has at least."""
+_NEAR = 0.3
+"""Of the share, lines that may be left for the next kernels where less is alive."""
 
 
 def divided(graph: Graph, members: Sequence[int], device: Device) -> list[list[int]]:
@@ -62,10 +71,12 @@ def _cut(graph: Graph, members: Sequence[int], device: Device) -> int:
              and min(lines[at - 1], behind[at]) >= _ASIDE * MOST_LINES]
     if not legal:
         return 0
-    # As near to `MOST_LINES` as can be: one op, a loop, may have more than the whole window.
-    aside = max(_ASIDE * MOST_LINES, min(abs(lines[at - 1] - MOST_LINES) for at in legal))
-    alive = _alive(graph, own)
-    return min((alive[at], at) for at in legal if abs(lines[at - 1] - MOST_LINES) <= aside)[1]
+    share = lines[-1] / math.ceil(lines[-1] / MOST_LINES)
+    # One op, a loop, may have more than that.
+    most = max((1 + _ASIDE) * share, min(lines[at - 1] for at in legal))
+    fit = [at for at in legal if lines[at - 1] <= most]
+    least, alive = min(behind[at] for at in fit), _alive(graph, own)
+    return min((alive[at], at) for at in fit if behind[at] <= least + _NEAR * share)[1]
 
 
 def _lines(graph: Graph, own: Sequence[Op]) -> list[int]:

@@ -81,6 +81,23 @@ def test_it_is_cut_where_the_least_is_alive() -> None:
         assert [v.type.dims for v in r.outputs] == [(16, 8)]
 
 
+def test_equal_layers_are_not_cut() -> None:
+    """Of a loss's gradients those of all layers have the same text: forward, and backward. What is
+    in front of these and behind them is cut, and they are in one of the parts."""
+    def loss(x: X, w: X, *others: X) -> X:
+        x = tower(x, *others[:8])
+        for _ in range(12):
+            x = tower(x, w, w.T)
+        return jnp.sum(tower(x, *others[8:]) ** 2)
+
+    graph = raw(jax.grad(loss, argnums=1), f32(16, 8), f32(8, 50), *arguments(WIDTHS[:8])[1:])
+    regions = checked(graph)
+    assert len(regions) > 1
+    kinds = [{region_size._kind(graph, graph.ops[i]) for i in r.op_indices} for r in regions]
+    assert max(len(a & b) for a in kinds for b in kinds if a is not b) \
+        < min(map(len, kinds)) / 2
+
+
 def test_equal_layers_are_one_kernel_however_many() -> None:
     assert len(checked(raw(tower, *arguments((12,) * 40)))) == 1
 
@@ -131,9 +148,10 @@ def test_every_trip_of_a_loop_takes_time(trips: int, several: bool,
     monkeypatch.setattr(region_size, "LEAST_US", 100.0)
 
     def fn(x: X, *weights: X) -> X:
-        for w in weights[:2], weights[-2:]:
-            x = jax.lax.fori_loop(0, trips, lambda _, x, w=w: tower(x, *w), x)
-            x = tower(x, *weights)
+        half = len(weights) // 2
+        for part in weights[:half], weights[half:]:
+            x = jax.lax.fori_loop(0, trips, lambda _, x, w=part[:2]: tower(x, *w), x)
+            x = tower(x, *part)
         return x
 
     assert (len(checked(raw(fn, *arguments(WIDTHS)))) > 1) == several
