@@ -19,9 +19,9 @@ class UnknownWorkload(ValueError):
     """No workload has that name; the message lists those that come near, and all."""
 
 
-FURTHER = ("kernels", "exact", "quantised", "reduces", "depthwise", "loops", "recurrences",
-           "control", "random_bits", "scatters", "gates", "streams", "training", "mixed",
-           "stock_vision", "stock_sequences", "stock_small", "science", "graphs",
+FURTHER = ("kernels", "exact", "quantised", "reduces", "depthwise", "loops", "nested",
+           "recurrences", "control", "random_bits", "scatters", "gates", "streams", "training",
+           "mixed", "stock_vision", "stock_sequences", "stock_small", "science", "graphs",
            "everyday")
 """Files whose workloads are measured only where they are asked for."""
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.rules import (
+    control,
     cumulative,
     ragged_dot,
     reduce_window,
@@ -55,7 +56,6 @@ F8_DTYPES = (DType.F8E4M3FN, DType.F8E5M2)
 MAX_RANK = 16
 
 REFUSED_OPS: dict[type[Op], str] = {
-    ops.Case: "XLA chooses the branch; kernels may be in it",
     ops.RngBitGenerator: "random bit generation is not generated yet",
     ops.CustomCall: "a custom call runs code that jaxmono cannot see",
     ops.Unknown: "jaxmono does not know this op",
@@ -89,6 +89,8 @@ def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING, *, same_bits: bool 
     if (reason := REFUSED_OPS.get(type(op))) is not None:
         return reason
     if isinstance(op, ops.While) and (reason := _refused_loop(op, producer, same_bits)):
+        return reason
+    if isinstance(op, ops.Case) and (reason := _refused_branches(op, producer, same_bits)):
         return reason
     if isinstance(op, ops.Elementwise) and (reason := REFUSED_ELEMENTWISE.get(op.kind)):
         return reason
@@ -129,6 +131,12 @@ def _refused_loop(op: ops.While, producer: Mapping[Value, Op], same_bits: bool) 
     return loop_refusal(op, producer) or next(
         (f"{o.opcode} in it: {r}" for o in op.body.ops
          if (r := refusal(o, inside, same_bits=same_bits))), None)
+
+
+def _refused_branches(op: ops.Case, producer: Mapping[Value, Op], same_bits: bool) -> str | None:
+    return control.refusal(op) or next(
+        (f"{o.opcode} in a branch: {r}" for g in op.branches for o in g.ops
+         if (r := refusal(o, {**producer, **g.producer}, same_bits=same_bits))), None)
 
 
 def matrix_dtype(op: ops.DotGeneral) -> DType | None:

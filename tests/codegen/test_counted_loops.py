@@ -62,13 +62,25 @@ def newton(x: X, w: X) -> X:
     return lax.fori_loop(0, 5, lambda _, y: 0.5 * (y + (x[0] @ w[:, :4]) / y), jnp.ones((4, 4)))
 
 
+def layers_in_time(x: X, w: X) -> X:
+    """A loop over layers in one over time, and a step that is taken or not."""
+    def layer(h: X, m: X) -> tuple[X, X]:
+        h = lax.cond(h.sum() > 30, lambda h: h / 2, lambda h: h, jnp.tanh(h @ m) + h)
+        return h, h.mean()
+
+    def step(h: X, now: X) -> tuple[X, X]:
+        return lax.scan(layer, h + now, w.reshape(16, 3, 16).swapaxes(0, 1))
+
+    return lax.scan(step, jnp.zeros(x.shape[1:], x.dtype), x)
+
+
 @pytest.mark.parametrize(("fn", "dtype"), [(gru, F32), (two_ways, BF16), (lstm, BF16),
-                                           (training, F32), (newton, F32)])
+                                           (training, F32), (newton, F32), (layers_in_time, F32)])
 def test_as_the_reference_in_any_order_of_threads(fn: Any, dtype: Any) -> None:
     rng = np.random.default_rng(0)
     x = jnp.asarray(np.abs(rng.standard_normal((6, 4, 48))), dtype)
     w = jnp.asarray(np.abs(rng.standard_normal((16, 48))) / 8, dtype)
-    if fn is newton:
+    if fn in (newton, layers_in_time):
         x = x[..., :16]
     if fn is lstm:
         x, w = x[..., :16], jnp.concatenate([w, w])[:, :32].repeat(2, 1)

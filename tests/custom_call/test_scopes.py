@@ -188,8 +188,8 @@ def test_a_whole_loop_is_worth_a_launch() -> None:
         return lax.cond(jnp.sum(x) > 0, lambda: six(x, w), lambda: six(x + 1, w))
 
     def nested(x: jax.Array, w: jax.Array) -> jax.Array:
-        return lax.while_loop(lambda s: s[1] < 3, lambda s: (six(s[0], w), s[1] + 1),
-                              (x, jnp.int32(0)))[0]
+        return lax.while_loop(lambda s: (s[1] < 3) & (jnp.sum(s[0]) < 1e9),
+                              lambda s: (six(s[0], w), s[1] + 1), (x, jnp.int32(0)))[0]
 
     for fun, op, end, count in ((branches, "stablehlo.case", "})", 2),
                                 (nested, "stablehlo.while", "}\n", 1)):

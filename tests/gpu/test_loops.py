@@ -13,6 +13,7 @@ from test_layers_in_a_loop import inputs, layers
 
 import jaxmono
 from benchmarks.workloads.loops import ctc
+from benchmarks.workloads.nested import controlled_steps, deep_rnn, pendulums, policy_update
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 
@@ -94,3 +95,26 @@ def test_a_loss_over_frames_and_its_gradient() -> None:
                 a, b, c = (np.asarray(v, np.float64) for v in (a, b, c))
                 error, allowed = np.linalg.norm(a - c), np.linalg.norm(b - c)
                 assert error <= 1.5 * allowed + 1e-6 * np.linalg.norm(c)
+
+
+@pytest.mark.parametrize(("fn", "shapes", "dtype"), [
+    (pendulums, [(512,), (512,), (30, 512)], F32),
+    (deep_rnn, [(20, 8, 64), (3, 64, 64)], BF16), (deep_rnn, [(20, 8, 64), (3, 64, 64)], F32),
+    (controlled_steps, [(32, 64), (64, 64)], F32),
+    (policy_update, [(4, 128, 17), (4, 128), (17, 64), (64, 64), (64, 6)], F32)])
+def test_loops_in_loops_are_one_kernel(fn: Any, shapes: Any, dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    compiled = None
+    for _ in range(3):
+        args = [jnp.asarray(rng.standard_normal(s) / max(1, len(s) > 1 and s[-2]) ** 0.5, dtype)
+                for s in shapes]
+        with jax.default_matmul_precision("highest"):
+            exact = jax.tree.leaves(jax.jit(fn)(*(a.astype(F32) for a in args)))
+        theirs = jax.tree.leaves(jax.jit(fn)(*args))
+        compiled = compiled or jaxmono.jit(fn).lower(*args).compile()
+        assert compiled.explain().kernels == 1
+        for _ in range(3):
+            for a, b, c in zip(jax.tree.leaves(compiled(*args)), theirs, exact, strict=True):
+                a, b, c = (np.asarray(v, np.float64) for v in (a, b, c))
+                error, allowed = np.linalg.norm(a - c), np.linalg.norm(b - c)
+                assert error <= 1.5 * allowed + 2e-6 * np.linalg.norm(c)

@@ -219,7 +219,7 @@ def stacked(x: X, w: X) -> X:
      "how often the loop runs is only known when it does"),
     (lambda x, w: lax.fori_loop(0, x[0, 0, 0].astype(int), lambda _, c: c @ w, x[0]), SHAPES,
      "how often the loop runs is only known when it does"),
-    (nested, SHAPES, "another loop"),
+    (nested, SHAPES, None),
     (rnn, (Spec((MAX_OPS, 1, 8), F32), SHAPES[1]), f"a kernel takes loops of up to {MAX_OPS}"),
     (stacked, (Spec((100, 1, 3), F32), Spec((3, 3), F32)), "its 100 trips write 300 pieces"),
     (stacked, (Spec((100, 4, 8), F32), SHAPES[1]), None),

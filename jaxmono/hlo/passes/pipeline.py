@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
 from jaxmono.hlo import ops
-from jaxmono.hlo.ir import Graph
+from jaxmono.hlo.ir import Graph, Op
 from jaxmono.hlo.passes.algebraic import algebraic
 from jaxmono.hlo.passes.align import align
 from jaxmono.hlo.passes.associative_scan import associative_scan
@@ -18,6 +18,7 @@ from jaxmono.hlo.passes.dead_code import dead_code
 from jaxmono.hlo.passes.dequantise import dequantise
 from jaxmono.hlo.passes.expand import expand
 from jaxmono.hlo.passes.folded_algorithms import folded_algorithms
+from jaxmono.hlo.passes.inner_loops import inner_loops
 from jaxmono.hlo.passes.looked_up import looked_up
 from jaxmono.hlo.passes.outer_products import outer_products
 
@@ -79,9 +80,17 @@ def simplify(graph: Graph, without: Collection[str] = ()) -> Graph:
 
 
 def _in_loops(graph: Graph, without: Collection[str]) -> Graph:
-    """Likewise what loops do in each trip."""
+    """Likewise what loops do in each trip, with the loops in it taken apart."""
     if not any(isinstance(o, ops.While) for o in graph.ops):
         return graph
-    changed = [dataclasses.replace(o, body=simplify(o.body, without))
-               if isinstance(o, ops.While) else o for o in graph.ops]
-    return Graph(graph.inputs, tuple(changed), graph.outputs, graph.name)
+    return Graph(graph.inputs, tuple(_in_loop(o, graph, without) for o in graph.ops),
+                 graph.outputs, graph.name)
+
+
+def _in_loop(o: Op, graph: Graph, without: Collection[str]) -> Op:
+    if not isinstance(o, ops.While):
+        return o
+    body = simplify(o.body, without)
+    if (flat := inner_loops(body, graph.producer)) is not body:
+        body = simplify(flat, without)
+    return dataclasses.replace(o, body=body)

@@ -33,6 +33,8 @@ from jaxmono.hlo.types import DType, TensorType
 MAX_OPS = 40960
 """Of all trips of a loop. The user waits for the planner, which takes 7 seconds of a slow core for
 the 35000 ops of an LSTM's 1000 trips. Trips that XLA runs have a launch each at least."""
+MAX_INNER = 2048
+"""Of all trips of a loop inside of another one, which are written one behind the other."""
 MAX_PIECES = 256
 """Of what trips write to places of their own and is put together behind the last one: code chooses
 among the pieces, for each element."""
@@ -58,9 +60,10 @@ def refusal(loop: ops.While, producer: Mapping[Value, Op]) -> str | None:
     found = counted(loop, producer)
     if isinstance(found, str):
         return found
-    if any(isinstance(o, ops.While | ops.Case) for o in loop.body.ops):
-        return "a loop in which there is another loop, or a branch, is not generated yet"
-    count = found.trips * sum(map(_size, loop.body.ops))
+    known = {**producer, **loop.body.producer}
+    if (reason := next(filter(None, (_refused_inside(o, known) for o in loop.body.ops)), None)):
+        return reason
+    count = found.trips * sum(_size(o, known) for o in loop.body.ops)
     if count > MAX_OPS:
         return f"its {found.trips} trips are {count} ops; a kernel takes loops of up to {MAX_OPS}"
     pieces = found.trips * sum(collected(loop, found, i) is not None
@@ -75,9 +78,28 @@ def refusal(loop: ops.While, producer: Mapping[Value, Op]) -> str | None:
     return None
 
 
-def _size(op: Op) -> int:
+def _refused_inside(op: Op, producer: Mapping[Value, Op]) -> str | None:
+    """Why a loop in a loop's body is not taken apart (inner_loops.py)."""
+    if not isinstance(op, ops.While):
+        return None
+    if isinstance(found := counted(op, producer), str):
+        return found
+    count = _size(op, producer)
+    return None if count <= MAX_INNER else f"the {found.trips} trips of a loop in it are " \
+        f"{count} ops; a kernel takes loops of up to {MAX_INNER} in others"
+
+
+def _size(op: Op, producer: Mapping[Value, Op]) -> int:
     """In ops, once it is simplified."""
-    return expanded(op) if isinstance(op, ops.TopK) else not isinstance(op, ops.Constant)
+    if isinstance(op, ops.TopK):
+        return expanded(op)
+    if isinstance(op, ops.While):
+        found, known = counted(op, producer), {**producer, **op.body.producer}
+        trips = found.trips if isinstance(found, Counted) else 1
+        return trips * sum(_size(o, known) for o in op.body.ops)
+    if isinstance(op, ops.Case):
+        return sum(_size(o, producer) for g in op.branches for o in g.ops)
+    return not isinstance(op, ops.Constant)
 
 
 def _made_weights(loop: ops.While, found: Counted, op: Op, producer: Mapping[Value, Op]) -> bool:
