@@ -1,30 +1,28 @@
 """Regions that the compiler would take minutes for: several kernels in place of one.
 
-    a UNet of 346 contractions, 78 of them different      ──►   6 kernels, one behind the other
+    a UNet of 346 contractions, 78 of them different      ──►   8 kernels, one behind the other
 
 NVRTC takes about as long as the text is, and that is as long as the program has different parts:
 BERT's twelve layers are written once. Of a region with many, kernels are compiled side by side,
 and a second text (codegen/retries.py) is only one of a part. What it costs is a launch, where a
 grid barrier would be: nothing that has a kernel for long.
 
-A kernel takes its share of the text, in the order of the program, and of what has none further on
-as much as there is:
+A region is cut into halves of about as much text, and these again: where equal layers are all in
+one of them, since what both halves have is compiled twice. Of such cuts the one is taken where the
+least is alive. What crosses is divided anew afterwards (region_cut.py).
 
-    forward x 12 | head, backward | backward x 11 | updates      BERT-base's step, lines of the text
-           2789    2400             2236            2550
-
-Of cuts with that the one is taken where the least is alive. What crosses is divided anew afterwards
-(region_cut.py).
+    forward x 12, head, backward | backward x 11          BERT-base's training step: 9351 lines are
+                            4740   4769                   9509 in two kernels
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 
 from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.plan import Device
+from jaxmono.fusion.region_order import when_ready
 from jaxmono.fusion.region_time import shortest_us
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -37,46 +35,49 @@ BERT-base's training step 9351 and 11414, Stable Diffusion's UNet 16171 and 1524
 NOTE = "begins where it does because a kernel of this and what is in front of it would take the " \
     "compiler minutes"
 """Of a kernel that `divided` began."""
-MOST_LINES = 2500
+MOST_LINES = 3000
 """Of a kernel, about: NVRTC takes 5 s of a core for BERT-base's, 170 for the UNet's."""
-LEAST_US = 50.0
+LEAST_US = 150.0
 """That a part would take at the GPU's full rates, in truth two to five times as long: a launch more
-is less than 2 % of it."""
+is less than 1 % of it (ResNet-50 b32 took 971 us of an H200 as one kernel, 972 as two)."""
 _ASIDE = 0.25
-"""How much longer than its share a kernel may be; of `MOST_LINES`, what it has at least."""
-_NEAR = 0.3
-"""Of the share, lines that may be left for the next kernels where less is alive."""
+"""How much longer than `MOST_LINES` a kernel may be."""
+_GAIN = 0.9
+"""Of a region's lines, which the longer half may have."""
+_NEAR = 0.1
+"""How much longer than the best one that half may be where less is alive."""
+_SIDE_BY_SIDE = 1.3
+"""Of a region's time, which its halves may take one behind the other: networks beside each other
+share stages (CLIP's two, of whose kernel at batch 1 nothing else is half of the time)."""
 
 
 def divided(graph: Graph, members: Sequence[int], device: Device) -> list[list[int]]:
     """The ops of a region, as one or several regions, each of which reads of earlier ones only.
     ``members``: positions in ``graph.ops``, ascending.
     """
-    parts: list[list[int]] = []
-    left = list(members)
-    while at := _cut(graph, left, device):
-        parts.append(left[:at])
-        left = left[at:]
-    return [*parts, left]
+    return [sorted(half) for half in _halves(graph, when_ready(graph, members), device)]
+
+
+def _halves(graph: Graph, members: list[int], device: Device) -> list[list[int]]:
+    at = _cut(graph, members, device)
+    return [*_halves(graph, members[:at], device), *_halves(graph, members[at:], device)] \
+        if at else [members]
 
 
 def _cut(graph: Graph, members: Sequence[int], device: Device) -> int:
-    """How many of the ops the first kernel takes; 0 for all of them."""
+    """How many of the ops the first half takes; 0 for all of them."""
     own = [graph.ops[i] for i in members]
     lines = _lines(graph, own)
     if lines[-1] < (1 + _ASIDE) * MOST_LINES:
         return 0
     behind, (first, rest) = _lines(graph, own[::-1])[::-1], shortest_us(own, device)
-    legal = [at for at in range(1, len(own)) if min(first[at], rest[at]) >= LEAST_US
-             and min(lines[at - 1], behind[at]) >= _ASIDE * MOST_LINES]
-    if not legal:
+    longer = {at: n for at in range(1, len(own)) if min(first[at], rest[at]) >= LEAST_US
+              and first[at] + rest[at] <= _SIDE_BY_SIDE * first[-1]
+              and (n := max(lines[at - 1], behind[at])) <= _GAIN * lines[-1]}
+    if not longer:
         return 0
-    share = lines[-1] / math.ceil(lines[-1] / MOST_LINES)
-    # One op, a loop, may have more than that.
-    most = max((1 + _ASIDE) * share, min(lines[at - 1] for at in legal))
-    fit = [at for at in legal if lines[at - 1] <= most]
-    least, alive = min(behind[at] for at in fit), _alive(graph, own)
-    return min((alive[at], at) for at in fit if behind[at] <= least + _NEAR * share)[1]
+    most, alive = (1 + _NEAR) * min(longer.values()), _alive(graph, own)
+    return min((alive[at], at) for at, n in longer.items() if n <= most)[1]
 
 
 def _lines(graph: Graph, own: Sequence[Op]) -> list[int]:
