@@ -18,7 +18,8 @@ from pathlib import Path
 from jaxmono import _config
 from jaxmono.fusion import support
 from jaxmono.hlo import ir, ops
-from jaxmono.hlo.passes.rules import control, reduce_window, scatter, sort, top_k
+from jaxmono.hlo.passes import branches
+from jaxmono.hlo.passes.rules import reduce_window, scatter, sort, top_k
 from jaxmono.hlo.types import DType
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,8 +68,8 @@ def supported_ops() -> str:
         f"cumulative ones, and padded ones whose reducer is not a single op; more than "
         f"{top_k.MOST} largest elements of a line, or of types of 64 bits; max pools' "
         f"gradients with windows of more than {reduce_window.MAX_CHAIN // 2} elements; "
-        f"branches of more than {control.MOST_OPS} ops, or of values of more than "
-        f"{control.MOST_ELEMENTS >> 10} thousand elements; "
+        f"branches of more than {branches.MOST_OPS} ops, or of values of more than "
+        f"{branches.MOST_ELEMENTS >> 10} thousand elements; "
         f"scatters of several arrays, by many products, of windows that are no "
         f"whole lines, of many updates in other types than f32, 16-bit floats and 32-bit integers, "
         f"or of more than some thousand in 16 bits to more than {scatter.MOST_WIDENED >> 20} "

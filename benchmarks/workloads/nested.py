@@ -24,7 +24,7 @@ def pendulums(angle: jax.Array, speed: jax.Array, push: jax.Array) -> jax.Array:
     """Frames of 20 steps each. angle, speed: [n]; push: [frames, n]; the result: [frames, n]."""
     def step(_: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         angle, speed = state
-        return angle + 0.01 * speed, speed - 0.01 * (9.8 * jnp.sin(angle) + 0.1 * speed)
+        return angle + 0.01 * speed, speed - 0.01 * (jnp.sin(angle) + speed)
 
     def frame(state: tuple[jax.Array, jax.Array], push: jax.Array,
               ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:

@@ -46,7 +46,9 @@ def compared(graph: Graph) -> set[Value]:
     what is compared for equality; also through ops that pass a value on. (The gradient of a maximum
     looks for it among its operands.)"""
     found: set[Value] = set()
-    for o in reversed(graph.ops):
+    for o in reversed(list(graph.walk())):  # what is inside of an op before it
+        if isinstance(o, ops.While):
+            found.update(a for a, v in zip(o.args, o.body.inputs, strict=True) if v in found)
         if not o.results:
             continue
         if o.results[0] in found and (is_view(o) or isinstance(o, ops.Convert) or (

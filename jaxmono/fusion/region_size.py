@@ -37,7 +37,7 @@ NOTE = "begins where it does because a kernel of this and what is in front of it
 """Of a kernel that `divided` began."""
 MOST_LINES = 3000
 """Of a kernel, about: NVRTC takes 5 s of a core for BERT-base's, 170 for the UNet's."""
-LEAST_US = 150.0
+LEAST_US = 100.0
 """That a part would take at the GPU's full rates, in truth two to five times as long: a launch more
 is less than 1 % of it (ResNet-50 b32 took 971 us of an H200 as one kernel, 972 as two)."""
 _ASIDE = 0.25

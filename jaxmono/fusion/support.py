@@ -14,8 +14,8 @@ from collections.abc import Mapping
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
+from jaxmono.hlo.passes import branches
 from jaxmono.hlo.passes.rules import (
-    control,
     cumulative,
     ragged_dot,
     reduce_window,
@@ -134,7 +134,7 @@ def _refused_loop(op: ops.While, producer: Mapping[Value, Op], same_bits: bool) 
 
 
 def _refused_branches(op: ops.Case, producer: Mapping[Value, Op], same_bits: bool) -> str | None:
-    return control.refusal(op) or next(
+    return branches.refusal(op) or next(
         (f"{o.opcode} in a branch: {r}" for g in op.branches for o in g.ops
          if (r := refusal(o, {**producer, **g.producer}, same_bits=same_bits))), None)
 

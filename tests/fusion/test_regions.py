@@ -261,6 +261,17 @@ def test_what_is_compared_may_have_been_passed_on() -> None:
     assert {o.kind for o in made if isinstance(o, ops.Elementwise)} == {"sqrt", "abs", "negate"}
 
 
+def test_what_is_compared_in_a_branch_or_a_loop() -> None:
+    def fn(x: Any, y: Any) -> Any:
+        a, b = jnp.sin(x), jnp.cos(y)
+        chosen = jax.lax.cond(x[0] > 0, lambda: jnp.where(a == y, y, 0), lambda: y * 0)
+        return chosen, jax.lax.fori_loop(0, 3, lambda _, c: (c == c.max()) + c * 0.5, b)
+
+    graph = raw(fn, f32(8), f32(8))
+    made = [graph.producer.get(v) for v in compared(graph)]
+    assert {"sine", "cosine"} <= {o.kind for o in made if isinstance(o, ops.Elementwise)}
+
+
 def test_inputs_that_are_updated_are_read_before_that() -> None:
     """Else the whole would be copied first, or the update could not be in place."""
     def fn(cache: Any, x: Any, w: Any, p: Any) -> Any:

@@ -17,8 +17,7 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.importer import import_module
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph
-from jaxmono.hlo.passes import simplify
-from jaxmono.hlo.passes.rules import control
+from jaxmono.hlo.passes import branches, simplify
 from jaxmono.hlo.passes.unroll import MAX_INNER, MAX_OPS, unroll
 from jaxmono.hlo.verify import verify
 
@@ -124,6 +123,52 @@ def test_what_is_too_much(inner: Callable[[X], X], reason: str) -> None:
     assert support.refusal(loop, graph.producer) == reason
 
 
+def made_layers(x: X, w: X) -> X:
+    """The weights of a trip, which an inner loop multiplies by, lie in no array that is given."""
+    def layer(h: X, m: X) -> X:
+        return lax.fori_loop(0, 3, lambda _, h: jnp.tanh(h @ m), h), None
+
+    return lax.scan(layer, x, w * 2)[0]
+
+
+@pytest.mark.parametrize(("fn", "args", "reason"), [
+    (made_layers, (f32(4, 256), f32(4, 256, 256)), "takes other weights in each trip"),
+    (lambda x: lax.fori_loop(0, 20, lambda _, x: lax.fori_loop(
+        0, 100, lambda _, v: jnp.sort(v) * 0.5 + 1, x), x), (f32(64),), "its 20 trips are "),
+    (lambda x: lax.fori_loop(0, 2000, lambda _, v: jnp.sort(v) * 0.5 + 1, x), (f32(64),),
+     "its 2000 trips are ")])
+def test_what_is_refused_once_inner_loops_are_taken_apart(fn: Callable[..., X], args: Any,
+                                                          reason: str) -> None:
+    graph = graph_of(fn, *args)
+    (loop,) = (o for o in graph.ops if isinstance(o, ops.While))
+    assert reason in (support.refusal(loop, graph.producer) or "")
+
+
+def test_branches_are_selected_as_they_were_found_little() -> None:
+    """What is in them has many more ops when it is expanded."""
+    def powers(v: X) -> X:
+        for _ in range(12):
+            v = abs(v) ** -2.5 + v
+        return v
+
+    args = np.bool_(True), np.abs(f32(8)) + 1
+    fn = lambda p, x: lax.cond(p, powers, jnp.cos, x)  # noqa: E731
+    same(flat(fn, *args), args, jax.jit(fn)(*args))
+
+
+def test_small_counters_begin_anew() -> None:
+    def fn(x: X) -> X:
+        def frame(c: X, now: X) -> X:
+            i, c = lax.fori_loop(0, 10, lambda _, s: (s[0] + jnp.uint8(1), s[1] + s[0]),
+                                 (jnp.uint8(250), c))
+            return c + now, i
+
+        return lax.scan(frame, jnp.zeros(8), x)
+
+    args = (f32(3, 8),)
+    same(flat(fn, *args), args, jax.jit(fn)(*args))
+
+
 def test_trips_that_only_the_data_know_stay() -> None:
     def fn(x: X) -> X:
         return lax.fori_loop(0, 3, lambda _, c: lax.while_loop(
@@ -158,8 +203,8 @@ def test_the_branch_of_a_predicate(p: bool) -> None:
 
 
 @pytest.mark.parametrize(("fn", "size"), [
-    (lambda p, x: lax.cond(p, jnp.sin, jnp.cos, x), control.MOST_ELEMENTS + 1),
-    (lambda p, x: lax.cond(p, lambda v: sum(jnp.sin(v * i) for i in range(control.MOST_OPS)),
+    (lambda p, x: lax.cond(p, jnp.sin, jnp.cos, x), branches.MOST_ELEMENTS + 1),
+    (lambda p, x: lax.cond(p, lambda v: sum(jnp.sin(v * i) for i in range(branches.MOST_OPS)),
                            jnp.cos, x), 8),
     (lambda p, x: lax.cond(p, lambda v: jnp.outer(v, v) @ v, jnp.cos, x), 8),
     (lambda p, x: lax.cond(p, lambda v: lax.while_loop(lambda u: u[0] < 3, lambda u: u + 1, v),
@@ -169,7 +214,6 @@ def test_branches_that_are_much_are_xlas(fn: Callable[..., X], size: int) -> Non
     graph = graph_of(fn, np.bool_(False), f32(size))
     (case,) = (o for o in graph.ops if isinstance(o, ops.Case))
     assert support.refusal(case, graph.producer) == "XLA chooses the branch; kernels may be in it"
-    assert any(isinstance(o, ops.Case) for o in simplify(graph).ops)
 
 
 def test_what_no_kernel_takes_is_named_in_a_branch() -> None:

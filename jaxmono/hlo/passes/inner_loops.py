@@ -26,7 +26,7 @@ def inner_loops(body: Graph, producer: Mapping[Value, Op]) -> Graph:
     """A loop's body without those of its loops that are counted.
 
     Args:
-      producer: of the graph that the loop is in: constants are there.
+      producer: of the graph that the loop is in, and of those around it: constants are there.
     """
     if not any(isinstance(o, ops.While) for o in body.ops):
         return body
@@ -48,8 +48,9 @@ def _trips(walk: Builder, body: Graph, state: list[Value], found: Counted) -> li
     for number in range(found.trips):
         given = dict(zip(body.inputs, state, strict=True))
         for i, start in found.starts.items():
-            t = body.inputs[i].type
-            given[body.inputs[i]] = walk.constant(np.full(t.dims, start + number, t.dtype.numpy))
+            t = body.inputs[i].type  # of 8 bits it may begin anew
+            value = np.full(t.dims, start + number).astype(t.dtype.numpy)
+            given[body.inputs[i]] = walk.constant(value)
         for o in copy_ops(body.ops, given):
             walk.append(o)
         state = [given.get(v, v) for v in body.outputs]

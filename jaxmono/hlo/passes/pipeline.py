@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
 from jaxmono.hlo import ops
-from jaxmono.hlo.ir import Graph, Op
+from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.algebraic import algebraic
 from jaxmono.hlo.passes.align import align
 from jaxmono.hlo.passes.associative_scan import associative_scan
+from jaxmono.hlo.passes.branches import branches
 from jaxmono.hlo.passes.canonicalise import canonicalise
 from jaxmono.hlo.passes.channels_last import channels_last
 from jaxmono.hlo.passes.common_subexpressions import common_subexpressions
@@ -28,6 +29,8 @@ PASSES: tuple[Pass, ...] = (
     # Imported graphs carry much that nothing uses (masks for dropout at rate 0, keys); every
     # later pass is faster without it.
     dead_code,
+    # As they were when they were found little enough: `expand` may make many ops of one.
+    branches,
     # Before anything changes the form of what it looks at.
     associative_scan,
     # Literals first: the algebraic rules ask whether an operand is a splat, and jnp writes
@@ -68,6 +71,11 @@ def simplify(graph: Graph, without: Collection[str] = ()) -> Graph:
     Args:
       without: names of `OPTIONAL` passes to leave out; other names are not looked at.
     """
+    return _simplify(graph, without, {})
+
+
+def _simplify(graph: Graph, without: Collection[str], around: Mapping[Value, Op]) -> Graph:
+    """``around``: producers of what is in front of the loops that the graph is in."""
     out = [OPTIONAL[name] for name in without if name in OPTIONAL]
     passes = [run for run in PASSES if run not in out]
     for _ in range(MAX_ROUNDS):
@@ -76,21 +84,24 @@ def simplify(graph: Graph, without: Collection[str] = ()) -> Graph:
             graph = run(graph)
         if graph is before:
             break
-    return dead_code(_in_loops(graph, without))
+    return dead_code(_in_loops(graph, without, {**around, **graph.producer}))
 
 
-def _in_loops(graph: Graph, without: Collection[str]) -> Graph:
-    """Likewise what loops do in each trip, with the loops in it taken apart."""
+def _in_loops(graph: Graph, without: Collection[str], known: Mapping[Value, Op]) -> Graph:
     if not any(isinstance(o, ops.While) for o in graph.ops):
         return graph
-    return Graph(graph.inputs, tuple(_in_loop(o, graph, without) for o in graph.ops),
-                 graph.outputs, graph.name)
+    changed = [in_loop(o, known, without) if isinstance(o, ops.While) else o for o in graph.ops]
+    return Graph(graph.inputs, tuple(changed), graph.outputs, graph.name)
 
 
-def _in_loop(o: Op, graph: Graph, without: Collection[str]) -> Op:
-    if not isinstance(o, ops.While):
-        return o
-    body = simplify(o.body, without)
-    if (flat := inner_loops(body, graph.producer)) is not body:
-        body = simplify(flat, without)
-    return dataclasses.replace(o, body=body)
+def in_loop(loop: ops.While, producer: Mapping[Value, Op],
+            without: Collection[str] = ()) -> ops.While:
+    """What a loop does in each trip, simplified, with the loops in it taken apart.
+
+    Args:
+      producer: of the graph that the loop is in, and of those around it.
+    """
+    body = _simplify(loop.body, without, producer)
+    if (flat := inner_loops(body, producer)) is not body:
+        body = _simplify(flat, without, producer)
+    return dataclasses.replace(loop, body=body)

@@ -26,6 +26,7 @@ from jaxmono.hlo.passes.counted import Collected, Counted, collected, counted, s
 from jaxmono.hlo.passes.dead_code import dead_code
 from jaxmono.hlo.passes.in_turn import NONE, Turn, turn
 from jaxmono.hlo.passes.on_the_way import on_the_way, source
+from jaxmono.hlo.passes.pipeline import in_loop
 from jaxmono.hlo.passes.rules.top_k import expanded
 from jaxmono.hlo.rewrite import Builder, copy_ops
 from jaxmono.hlo.types import DType, TensorType
@@ -51,6 +52,8 @@ MAX_WEIGHTS = 1 << 16
 there, which suits what a recurrent network reads, and not a layer's weights."""
 MAX_CHAIN = 128
 """Element-wise ops of all trips that are one chain."""
+_GROWS = (ops.While, ops.Sort, ops.Scan, ops.ReduceWindow)
+"""Ops of which others are made before a loop is taken apart."""
 _POINTWISE = (ops.Elementwise, ops.Compare, ops.Convert, ops.Constant, ops.BroadcastInDim)
 _MOVES = (ops.Reshape, ops.Transpose, ops.BroadcastInDim, ops.Convert)
 
@@ -63,9 +66,14 @@ def refusal(loop: ops.While, producer: Mapping[Value, Op]) -> str | None:
     known = {**producer, **loop.body.producer}
     if (reason := next(filter(None, (_refused_inside(o, known) for o in loop.body.ops)), None)):
         return reason
-    count = found.trips * sum(_size(o, known) for o in loop.body.ops)
-    if count > MAX_OPS:
-        return f"its {found.trips} trips are {count} ops; a kernel takes loops of up to {MAX_OPS}"
+    if (reason := _too_many(found, loop.body, known)):
+        return reason
+    if any(isinstance(o, _GROWS) for o in loop.body.ops):
+        # As it is asked about again: by what it is then.
+        loop = in_loop(loop, producer)
+        found, known = counted(loop, producer), {**producer, **loop.body.producer}
+        if isinstance(found, str) or (reason := _too_many(found, loop.body, known)):
+            return found if isinstance(found, str) else reason
     pieces = found.trips * sum(collected(loop, found, i) is not None
                                and not _lie_together(v.type, found)
                                for i, v in enumerate(loop.args))
@@ -76,6 +84,12 @@ def refusal(loop: ops.While, producer: Mapping[Value, Op]) -> str | None:
         return "a product in it takes other weights in each trip, and they lie in no array that " \
             "the program is given"
     return None
+
+
+def _too_many(found: Counted, body: Graph, known: Mapping[Value, Op]) -> str | None:
+    count = found.trips * sum(_size(o, known) for o in body.ops)
+    return None if count <= MAX_OPS else \
+        f"its {found.trips} trips are {count} ops; a kernel takes loops of up to {MAX_OPS}"
 
 
 def _refused_inside(op: Op, producer: Mapping[Value, Op]) -> str | None:

@@ -48,7 +48,8 @@ MOST_WIDENED = 1 << 22
 _NARROW = (DType.F16, DType.BF16)
 _IN_MEMORY = (DType.F32, DType.S32, DType.U32)
 _KINDS = ("add", "multiply", "maximum", "minimum", "set")
-"""Products (`x.at[i].mul`) are of few lines, of one update or of a window: memory makes none."""
+"""Products (`x.at[i].mul`) are of few lines, of one update or of a window: memory makes none. Those
+of floats have at most one update a line (``unique_indices``)."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,9 @@ def refusal(op: ops.Scatter) -> str:
     t = op.args[0].type
     if t.dtype.is_float and t.dtype.itemsize == 1 and kind != "set":
         return f"a scatter of {t.dtype.value} is not generated"
+    if kind == "multiply" and t.dtype.is_float and n.t > 1 and not op.unique_indices:
+        return "several updates may be multiplied with a line, and in another order than one by " \
+            "one they could overflow"
     if n.t == 1 or (kind != "set" and n.b * n.v * n.t * n.w <= DENSE):
         return ""
     if kind == "multiply":
