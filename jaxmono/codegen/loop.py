@@ -18,7 +18,6 @@ from jaxmono.codegen.loop_schedule import LoopSchedule, choose_loop, flat_loop
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.padded_copy import emit_padded_copy, padded_copy
-from jaxmono.codegen.prefix import emit_prefix, prefix_bytes, prefix_of, prefix_tasks
 from jaxmono.codegen.schedule import reads_few, roots, store_offset, widest_input
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.stencil_loop import emit_ahead, every_place, place_of
@@ -39,14 +38,11 @@ class LoopCode:
     def tasks(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
         form = sig.form
         assert isinstance(form, LoopForm)
-        if (op := prefix_of(sig)) is not None:
-            return prefix_tasks(op, schedule, threads)
         flat, _ = flat_loop(form, schedule.lanes, schedule.order, schedule.places)
         return math.ceil(flat.size / (threads * schedule.lanes * schedule.unroll))
 
     def shared_bytes(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
-        op = prefix_of(sig)
-        return 0 if op is None else prefix_bytes(op, threads)
+        return 0
 
     def workspace_bytes(self, sig: Sig, schedule: LoopSchedule) -> int:
         return 0
@@ -60,8 +56,6 @@ class LoopCode:
     def can_flag(self, sig: Sig, schedule: LoopSchedule, result: bool, number: int) -> bool:
         form = sig.form
         assert isinstance(form, LoopForm)
-        if prefix_of(sig) is not None:
-            return False
         flat, env = flat_loop(form, schedule.lanes, schedule.order, schedule.places)
         (first, *more) = roots(sig, form.stores, env)
         if not result and not reads_few(sig.body, (first, *more), number):
@@ -83,9 +77,6 @@ class LoopCode:
     def emit_body(self, w: Writer, sig: Sig, schedule: LoopSchedule, function: Function) -> None:
         form = sig.form
         assert isinstance(form, LoopForm)
-        if (op := prefix_of(sig)) is not None:
-            emit_prefix(w, sig, op, schedule, function)
-            return
         lanes, unroll = schedule.lanes, schedule.unroll
         flat, env = flat_loop(form, lanes, schedule.order, schedule.places)
         t = "int" if flat.size < 2**31 - 2**20 else "long long"

@@ -109,6 +109,18 @@ def _in_turn(sig: Sig) -> bool:
     return any(isinstance(o, ops.Stored) and o.in_turn for o in sig.body.ops)
 
 
+def vector_lanes(sig: Sig, *, streaming: bool) -> int:
+    """Elements of a vector as wide as can be, by what a loop loads and stores alone."""
+    form = sig.form
+    assert isinstance(form, LoopForm)
+    flat, env = flat_loop(form)
+    values, offsets = roots(sig, form.stores, env), sinks(sig, form.stores, env)
+    lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[not streaming])
+    if not streaming and loads_first(sig.body, values, flat, lanes):
+        lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[0])
+    return lanes
+
+
 def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
                 beside: bool = False, streaming: bool = False) -> LoopSchedule:
     """Vectors as wide as possible, of stencils as wide as it pays; unrolled as far as every SM
@@ -123,15 +135,7 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     assert isinstance(form, LoopForm)
     flat, env = flat_loop(form)
     values, offsets = roots(sig, form.stores, env), sinks(sig, form.stores, env)
-    lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[not streaming])
-    if not streaming and loads_first(sig.body, values, flat, lanes):
-        lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[0])
-    if isinstance(made := sig.body.producer.get(values[0][0]), ops.Prefix):
-        n = made.result.type.dims[-1]
-        while n % lanes or made.row % lanes:
-            lanes //= 2
-        n = made.row or n  # a vector for each thread, or several
-        return LoopSchedule(lanes, math.ceil(n / (threads * lanes)))
+    lanes = vector_lanes(sig, streaming=streaming)
     if any(weight(o) >= _HEAVY for o in sig.body.ops):
         while lanes > 1 and 2 * flat.size * siblings <= device.sm_count * threads * lanes:
             lanes //= 2

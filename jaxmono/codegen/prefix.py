@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 
 from jaxmono.codegen.emit import BodyEmitter
-from jaxmono.codegen.loop_schedule import LoopSchedule, flat_loop
+from jaxmono.codegen.loop import LoopCode
+from jaxmono.codegen.loop_schedule import LoopSchedule, flat_loop, vector_lanes
 from jaxmono.codegen.names import compute, literal
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.schedule import roots, store_offset
-from jaxmono.codegen.sig_code import Function
+from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import LoopForm, Sig
 from jaxmono.hlo import ops
@@ -31,19 +32,40 @@ def prefix_of(sig: Sig) -> ops.Prefix | None:
     return made if isinstance(made, ops.Prefix) else None
 
 
-def prefix_tasks(op: ops.Prefix, schedule: LoopSchedule, threads: int) -> int:
-    *lines, n = op.result.type.dims
-    return math.ceil(math.prod(lines) * _pieces(op) / _rows(n, op, schedule, threads))
+class PrefixCode(LoopCode):
+    """`SigCode` of such loops."""
+
+    def choose(self, sig: Sig, request: Request) -> LoopSchedule:
+        """A vector for each thread, or several."""
+        op, lanes = _op(sig), vector_lanes(sig, streaming=request.streaming)
+        n = op.result.type.dims[-1]
+        while n % lanes or op.row % lanes:
+            lanes //= 2
+        return LoopSchedule(lanes, math.ceil((op.row or n) / (request.threads * lanes)))
+
+    def tasks(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
+        op = _op(sig)
+        *lines, n = op.result.type.dims
+        return math.ceil(math.prod(lines) * _pieces(op) / _rows(n, op, schedule, threads))
+
+    def shared_bytes(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
+        return 2 * threads // 32 * _op(sig).args[0].type.dtype.itemsize
+
+    def can_flag(self, sig: Sig, schedule: LoopSchedule, result: bool, number: int) -> bool:
+        return False
+
+    def emit_body(self, w: Writer, sig: Sig, schedule: LoopSchedule, function: Function) -> None:
+        _emit(w, sig, _op(sig), schedule, function)
 
 
-def prefix_bytes(op: ops.Prefix, threads: int) -> int:
-    """Of shared memory."""
-    return 2 * threads // 32 * op.args[0].type.dtype.itemsize
+def _op(sig: Sig) -> ops.Prefix:
+    op = prefix_of(sig)
+    assert op is not None
+    return op
 
 
-def emit_prefix(w: Writer, sig: Sig, op: ops.Prefix, schedule: LoopSchedule,
-                function: Function) -> None:
-    """The body of the device function."""
+def _emit(w: Writer, sig: Sig, op: ops.Prefix, schedule: LoopSchedule,
+          function: Function) -> None:
     form = sig.form
     assert isinstance(form, LoopForm)
     lanes, several, threads = schedule.lanes, schedule.unroll, function.threads
@@ -111,3 +133,6 @@ def _pieces(op: ops.Prefix) -> int:
 def _rows(n: int, op: ops.Prefix, schedule: LoopSchedule, threads: int) -> int:
     """Of a task."""
     return 1 if op.row or schedule.unroll > 1 else threads * schedule.lanes // n
+
+
+register("loop", PrefixCode(), when=lambda sig: prefix_of(sig) is not None)

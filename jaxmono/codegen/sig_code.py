@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 from jaxmono.codegen.errors import CodegenError
@@ -150,22 +151,33 @@ class Tunable(Protocol):
 
 
 _REGISTRY: dict[str, SigCode] = {}
+_SPECIAL: dict[str, list[tuple[Callable[[Sig], bool], SigCode]]] = {}
 
 
-def register(kind: str, code: SigCode) -> None:
-    """Makes ``code`` the generator of Sigs of a kind ("loop", "row", "dot", "attention")."""
-    _REGISTRY[kind] = code
+def register(kind: str, code: SigCode, when: Callable[[Sig], bool] | None = None) -> None:
+    """Makes ``code`` the generator of Sigs of a kind ("loop", "row", "dot", "attention"), of those
+    alone for which ``when`` holds where it is given."""
+    if when is None:
+        _REGISTRY[kind] = code
+    else:
+        _SPECIAL.setdefault(kind, []).append((when, code))
 
 
-_MODULES = ("loop", "row", "contractions")
+_MODULES = ("loop", "prefix", "row", "contractions")
 """Modules of this room that register kinds when they are imported."""
 
 
 def code_for(sig: Sig) -> SigCode:
     """The generator of a Sig's kind."""
-    for module in _MODULES if sig.kind not in _REGISTRY else ():
-        importlib.import_module(f"jaxmono.codegen.{module}")
+    _load()
     if sig.kind not in _REGISTRY:
         raise CodegenError(f"no generator for {sig.kind} groups ({sig.name}); the planner should "
                            "have left them to XLA")
-    return _REGISTRY[sig.kind]
+    special = (code for when, code in _SPECIAL.get(sig.kind, ()) if when(sig))
+    return next(special, _REGISTRY[sig.kind])
+
+
+@lru_cache(maxsize=1)
+def _load() -> None:
+    for module in _MODULES:
+        importlib.import_module(f"jaxmono.codegen.{module}")
