@@ -19,13 +19,18 @@ from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.counted import trip_count
 
 
-def shortest_us(own: Sequence[Op], device: Device) -> tuple[list[float], list[float]]:
-    """Microseconds of the first n ops, and of all but these, for each n."""
+def shortest_us(own: Sequence[Op], device: Device, *, moved: bool = True,
+                ) -> tuple[list[float], list[float]]:
+    """Microseconds of the first n ops, and of all but these, for each n.
+
+    Args:
+      moved: whether what they read counts.
+    """
     flops = list(accumulate(map(_flops, own), initial=0))
     ahead = _in_a_row((o, o.results, o.uses) for o in reversed(own))[::-1]
 
-    def least(moved: int, flops: int, stages: int) -> float:
-        return max(moved / device.read_bytes_per_us, flops / device.matrix_flops_per_us,
+    def least(read: int, flops: int, stages: int) -> float:
+        return max(moved * read / device.read_bytes_per_us, flops / device.matrix_flops_per_us,
                    stages * device.phase_us)
 
     return list(map(least, _read_before(own), flops, _stages_of(own))), \

@@ -14,6 +14,7 @@ from test_regions import raw, run
 
 import jaxmono
 from jaxmono.fusion import region_size
+from jaxmono.fusion.plan import Device
 from jaxmono.fusion.regions import Region, find_regions
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph
@@ -79,6 +80,20 @@ def test_several_kernels_compute_what_one_does() -> None:
 def test_it_is_cut_where_the_least_is_alive() -> None:
     for r in checked(raw(tower, *arguments(WIDTHS)))[:-1]:
         assert [v.type.dims for v in r.outputs] == [(16, 8)]
+
+
+def test_networks_beside_each_other_are_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def two(x: X, *weights: X) -> X:
+        half = len(weights) // 2
+        return tower(x, *weights[:half]) + tower(x * 2, *weights[half:])
+
+    graph = raw(two, *arguments(WIDTHS))
+    stages = [region_size.shortest_us([graph.ops[i] for i in r.op_indices], Device(), moved=False)
+              [0][-1] for r in checked(graph)]
+    whole = region_size.shortest_us(graph.ops, Device(), moved=False)[0][-1]
+    assert sum(stages) <= 1.5 * whole
+    monkeypatch.setattr(region_size, "_SIDE_BY_SIDE", 9.0)
+    assert len(checked(graph)) > len(stages)
 
 
 def test_equal_layers_are_not_cut() -> None:
