@@ -49,7 +49,7 @@ _NEAR = 0.1
 _SIDE_BY_SIDE = 1.15
 """Of a region's time but for what it reads, which its halves may take one behind the other.
 Networks beside each other share stages: CLIP's two, whose kernel at batch 1 takes as long as its
-stages, stay together; at batch 32, where products take longer, two kernels took 0.97 of the time."""
+stages, stay together; at batch 32, where products take longer, two took 0.97 of the time."""
 
 
 def divided(graph: Graph, members: Sequence[int], device: Device) -> list[list[int]]:
