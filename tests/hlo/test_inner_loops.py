@@ -18,7 +18,7 @@ from jaxmono.hlo.importer import import_module
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.passes import branches, simplify
-from jaxmono.hlo.passes.unroll import MAX_INNER, MAX_OPS, unroll
+from jaxmono.hlo.passes.unroll import MAX_INNER, MAX_OPS, MAX_WAITS, unroll
 from jaxmono.hlo.verify import verify
 
 X = Any
@@ -135,6 +135,9 @@ def made_layers(x: X, w: X) -> X:
     (made_layers, (f32(4, 256), f32(4, 256, 256)), "takes other weights in each trip"),
     (lambda x: lax.fori_loop(0, 20, lambda _, x: lax.fori_loop(
         0, 100, lambda _, v: jnp.sort(v) * 0.5 + 1, x), x), (f32(64),), "its 20 trips are "),
+    (lambda x, w: lax.fori_loop(0, 40, lambda _, x: lax.fori_loop(
+        0, 13, lambda _, v: jnp.tanh(v @ w), x), x), (f32(4, 8), f32(8, 8)),
+     f"are 520 products and reductions; a kernel takes up to {MAX_WAITS}"),
     (lambda x: lax.fori_loop(0, 2000, lambda _, v: jnp.sort(v) * 0.5 + 1, x), (f32(64),),
      "its 2000 trips are ")])
 def test_what_is_refused_once_inner_loops_are_taken_apart(fn: Callable[..., X], args: Any,
