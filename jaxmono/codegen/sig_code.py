@@ -150,17 +150,13 @@ class Tunable(Protocol):
         ...
 
 
-_REGISTRY: dict[str, SigCode] = {}
-_SPECIAL: dict[str, list[tuple[Callable[[Sig], bool], SigCode]]] = {}
+_REGISTRY: dict[str, list[tuple[Callable[[Sig], bool], SigCode]]] = {}
 
 
-def register(kind: str, code: SigCode, when: Callable[[Sig], bool] | None = None) -> None:
-    """Makes ``code`` the generator of Sigs of a kind ("loop", "row", "dot", "attention"), of those
-    alone for which ``when`` holds where it is given."""
-    if when is None:
-        _REGISTRY[kind] = code
-    else:
-        _SPECIAL.setdefault(kind, []).append((when, code))
+def register(kind: str, code: SigCode, when: Callable[[Sig], bool] = lambda _: True) -> None:
+    """Makes ``code`` the generator of Sigs of a kind ("loop", "row", "dot", "attention"), before
+    others of that kind, where ``when`` holds."""
+    _REGISTRY.setdefault(kind, []).insert(0, (when, code))
 
 
 _MODULES = ("loop", "prefix", "row", "contractions")
@@ -170,11 +166,11 @@ _MODULES = ("loop", "prefix", "row", "contractions")
 def code_for(sig: Sig) -> SigCode:
     """The generator of a Sig's kind."""
     _load()
-    if sig.kind not in _REGISTRY:
-        raise CodegenError(f"no generator for {sig.kind} groups ({sig.name}); the planner should "
-                           "have left them to XLA")
-    special = (code for when, code in _SPECIAL.get(sig.kind, ()) if when(sig))
-    return next(special, _REGISTRY[sig.kind])
+    for when, code in _REGISTRY.get(sig.kind, ()):
+        if when(sig):
+            return code
+    raise CodegenError(f"no generator for {sig.kind} groups ({sig.name}); the planner should "
+                       "have left them to XLA")
 
 
 @lru_cache(maxsize=1)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxmono.fusion.chains import SAME_ELEMENT
+from jaxmono.fusion.loops import ONE_ELEMENT
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op
 
-_LIGHT = (*SAME_ELEMENT, ops.BroadcastInDim, ops.Constant, ops.Iota, ops.Reshape, ops.Transpose)
+_LIGHT = (*ONE_ELEMENT, ops.BroadcastInDim)
 
 
 def when_ready(graph: Graph, members: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Regions that the compiler would take minutes for: several kernels in place of one.
+"""Regions that the compiler would take long for: several kernels in place of one.
 
     a UNet of 346 contractions, 78 of them different      ──►   11 kernels, one behind the other
 
@@ -33,7 +33,7 @@ ResNet-50 b32 3933 and 3930, GoogLeNet b32 9049 and 7496, Inception v3 b32 7397 
 BERT-base's training step 9351 and 11414, Stable Diffusion's UNet 16171 and 15247, BERT-base b1
 1786 and 1544."""
 NOTE = "begins where it does because a kernel of this and what is in front of it would take the " \
-    "compiler minutes"
+    "compiler longer than both"
 """Of a kernel that `divided` began."""
 MOST_LINES = 3000
 """Of a kernel, about: NVRTC takes 5 s of a core for BERT-base's, 170 for the UNet's."""

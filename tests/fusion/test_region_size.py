@@ -14,7 +14,6 @@ from test_regions import raw, run
 
 import jaxmono
 from jaxmono.fusion import region_size
-from jaxmono.fusion.plan import Device
 from jaxmono.fusion.regions import Region, find_regions
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph
@@ -88,12 +87,9 @@ def test_networks_beside_each_other_are_one_kernel(monkeypatch: pytest.MonkeyPat
         return tower(x, *weights[:half]) + tower(x * 2, *weights[half:])
 
     graph = raw(two, *arguments(WIDTHS))
-    stages = [region_size.shortest_us([graph.ops[i] for i in r.op_indices], Device(), moved=False)
-              [0][-1] for r in checked(graph)]
-    whole = region_size.shortest_us(graph.ops, Device(), moved=False)[0][-1]
-    assert sum(stages) <= 1.5 * whole
+    assert len(checked(graph)) == 1
     monkeypatch.setattr(region_size, "_SIDE_BY_SIDE", 9.0)
-    assert len(checked(graph)) > len(stages)
+    assert len(checked(graph)) > 1
 
 
 def test_equal_layers_are_not_cut() -> None:

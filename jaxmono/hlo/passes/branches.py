@@ -58,5 +58,6 @@ def _selected(op: ops.Case, scope: Scope) -> Sequence[Value] | None:
 
 
 def branches(graph: Graph) -> Graph:
-    """Selects among the branches of every `Case` that has no `refusal`, those in loops as well."""
+    """Selects among the branches of every `Case` that has no `refusal`, those in loops as well, or
+    that has one only since what is inside of its own branches has been selected."""
     return apply_rules(graph, {ops.Case: (_selected,)})

@@ -134,19 +134,19 @@ def _places(body: Graph, found: Counted, start: Value) -> list[int]:
             needed.append(o)
             wanted.update(o.uses)
     if start in starts:
-        return [int(_counted_to(start, starts[start] + t)) for t in range(found.trips)]
+        return [int(counted_to(start, starts[start] + t)) for t in range(found.trips)]
     if start not in body.producer or any(v.type.rank for v in wanted):
         return []
     part, inputs = subgraph(body, needed, [start])
     if any(v not in starts for v in inputs):
         return []
-    return [int(evaluate(part, [_counted_to(v, starts[v] + t) for v in inputs])[0])
+    return [int(evaluate(part, [counted_to(v, starts[v] + t) for v in inputs])[0])
             for t in range(found.trips)]
 
 
-def _counted_to(counter: Value, n: int) -> np.ndarray[Any, Any]:
+def counted_to(counter: Value, n: int) -> np.ndarray[Any, Any]:
     """``n`` as a counter has it: of 8 or 16 bits it may begin anew."""
-    return np.asarray(n).astype(counter.type.dtype.numpy)
+    return np.full(counter.type.dims, n).astype(counter.type.dtype.numpy)
 
 
 def _number(v: Value, producer: Mapping[Value, Op]) -> int | None:

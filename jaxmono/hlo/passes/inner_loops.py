@@ -14,11 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
-from jaxmono.hlo.passes.counted import Counted, counted
+from jaxmono.hlo.passes.counted import Counted, counted, counted_to
 from jaxmono.hlo.rewrite import Builder, copy_ops
 
 
@@ -48,9 +46,8 @@ def _trips(walk: Builder, body: Graph, state: list[Value], found: Counted) -> li
     for number in range(found.trips):
         given = dict(zip(body.inputs, state, strict=True))
         for i, start in found.starts.items():
-            t = body.inputs[i].type  # of 8 bits it may begin anew
-            value = np.full(t.dims, start + number).astype(t.dtype.numpy)
-            given[body.inputs[i]] = walk.constant(value)
+            counter = body.inputs[i]
+            given[counter] = walk.constant(counted_to(counter, start + number))
         for o in copy_ops(body.ops, given):
             walk.append(o)
         state = [given.get(v, v) for v in body.outputs]
