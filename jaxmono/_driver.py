@@ -208,7 +208,8 @@ def _result(scope: Scope, parts: Mapping[Scope, Sequence[tuple[Region, Built]]])
     return CompileResult(tuple(region for region, _ in parts[scope]),
                          tuple(b.program for _, b in parts[scope] if b.program is not None),
                          {op: results for op, results in inside.items()
-                          if any(r is not None and r.all_programs() for r in results)})
+                          if any(r is not None and r.all_programs() for r in results)},
+                         instead=scope.imported)
 
 
 def _begun(job: Job, config: Config, pool: Compilers) -> Callable[[], Built]:

@@ -4,17 +4,19 @@ and branches that XLA runs.
     f { a, while { b, top_k, c }, d }        f: regions a and d;  the loop's body: b and c
 
 A loop or a branch that cannot enter a kernel as a whole is no reason to leave what it runs to XLA.
+Where trips are short, a kernel takes several of them each time that XLA asks (_trips.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from jaxmono._measure import is_free, live_ops, work
+from jaxmono._trips import Find, Several, with_several_trips
 from jaxmono.fusion.plan import Device
-from jaxmono.fusion.regions import Refusals, Region, find_regions
+from jaxmono.fusion.regions import Region, find_regions
 from jaxmono.hlo import ops
 from jaxmono.hlo.importer import Imported
 from jaxmono.hlo.ir import Graph, Op
@@ -26,6 +28,7 @@ class Scope:
     """One block.
 
     Attributes:
+      imported: the block; its loops may have been changed (`_trips.with_several_trips`).
       live: an ordered set.
       regions: what becomes kernels, in program order.
       refused: the live ops that stay with XLA, with the reason.
@@ -71,15 +74,13 @@ def find_scopes(imported: Imported, mode: str, device: Device, *, same_bits: boo
       same_bits: of `support.refusal`.
     """
     return _scope(imported, partial(find_regions, mode=mode, device=device, same_bits=same_bits),
-                  1, "", {})
+                  1, "", {}, device)
 
 
-_Find = Callable[..., tuple[tuple[Region, ...], Refusals]]
-
-
-def _scope(imported: Imported, find: _Find, runs: int, within: str,
-           kept: Mapping[Op, str]) -> Scope:
+def _scope(imported: Imported, find: Find, runs: int, within: str, kept: Mapping[Op, str],
+           device: Device) -> Scope:
     """``find``: regions of a graph, but for what is ``kept``."""
+    imported, several = with_several_trips(imported, find, device)
     graph = imported.graph
     live = live_ops(graph)
     regions, reasons = find(graph, kept=kept)
@@ -95,15 +96,22 @@ def _scope(imported: Imported, find: _Find, runs: int, within: str,
     inner: dict[Op, tuple[Scope | None, ...]] = {}
     for op, _ in refused:
         where = f"{op.opcode} at {op.loc}"
-        if isinstance(op, ops.While):
+        if op in several:
+            inner[op] = None, _repeated(several[op], runs, where)
+        elif isinstance(op, ops.While):
             counts = dict.fromkeys(steps(op.body), _COUNTS)
             inner[op] = None, _scope(origins[op].regions[1], find, runs * trip_count(op), where,
-                                     counts)
+                                     counts, device)
         elif isinstance(op, ops.Case):
             counted = max(op.branches, key=lambda g: work(g.ops).flops)
-            inner[op] = tuple(_scope(region, find, runs * (region.graph is counted), where, {})
-                              for region in origins[op].regions)
+            inner[op] = tuple(_scope(region, find, runs * (region.graph is counted), where, {},
+                                     device) for region in origins[op].regions)
     return Scope(imported, live, regions, tuple(refused), runs, within, inner)
+
+
+def _repeated(found: Several, runs: int, within: str) -> Scope:
+    return Scope(found.imported, dict.fromkeys(found.imported.graph.ops), (found.region,), (), runs,
+                 within, {})
 
 
 def _worth_a_launch(graph: Graph, region: Region) -> bool:

@@ -20,7 +20,7 @@ class UnknownWorkload(ValueError):
 
 
 FURTHER = ("kernels", "exact", "quantised", "reduces", "depthwise", "loops", "nested",
-           "recurrences", "control", "random_bits", "scatters", "gates", "streams", "training",
+           "solvers", "recurrences", "control", "random_bits", "scatters", "gates", "streams", "training",
            "mixed", "stock_vision", "stock_sequences", "stock_small", "science", "graphs",
            "everyday")
 """Files whose workloads are measured only where they are asked for."""

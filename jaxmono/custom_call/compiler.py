@@ -42,12 +42,14 @@ class CompileResult:
       programs: one per region.
       inside: the same of what ops of this graph run, in the order of `Origin.regions`; None where
         nothing changes. Empty, as ``regions``: the whole function stays with XLA.
+      instead: what the regions are of, where that is not what was imported.
       report: the compiler's own account; the lowering does not look at it.
     """
 
     regions: tuple[Region, ...] = ()
     programs: tuple[Program, ...] = ()
     inside: Mapping[Op, tuple[CompileResult | None, ...]] = field(default_factory=dict)
+    instead: Imported | None = None
     report: Any = None
 
     def all_programs(self) -> tuple[Program, ...]:

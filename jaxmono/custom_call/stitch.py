@@ -57,7 +57,7 @@ def rewrite(function: ir.Operation, imported: Imported, made: CompileResult) -> 
     Raises:
       CompileError: regions and programs do not fit each other or the function.
     """
-    _fill(function.regions[0].blocks[0], imported, made, {}, function.location)
+    _fill(function.regions[0].blocks[0], made.instead or imported, made, {}, function.location)
 
 
 def _fill(block: ir.Block, imported: Imported, made: CompileResult,
@@ -87,7 +87,8 @@ def _fill(block: ir.Block, imported: Imported, made: CompileResult,
                 for copied, inner, within in zip(new.regions, origins[step].regions, inside,
                                                  strict=True):
                     if within is not None:
-                        _fill(copied.blocks[0], inner, within, values, location)
+                        _fill(copied.blocks[0], within.instead or inner, within, values,
+                              location)
             for value, result in pairs:
                 values.setdefault(value, result)
         outputs = [values[v] for v in imported.graph.outputs]

@@ -16,7 +16,7 @@ others that cost less than what would cross as well (region_cut.py).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.plan import Device
@@ -49,6 +49,17 @@ class Region:
         """The region as a Graph of its own (the same Values; inputs and outputs in order)."""
         return Graph(self.inputs, tuple(graph.ops[i] for i in self.op_indices), self.outputs,
                      graph.name)
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated(Region):
+    """A graph that is run several times, if its outputs ask for it (several_trips.py)."""
+
+    several: Graph = field(default_factory=lambda: Graph((), (), ()))
+
+    def subgraph(self, graph: Graph) -> Graph:
+        """Of inputs and outputs alike."""
+        return self.several
 
 
 Refusals = list[tuple[Op, str]]

@@ -191,6 +191,8 @@ def neutral(o: ops.Reduce) -> object | None:
         return -0.0 if t.is_float else 0  # -0 + x is x, also for x = -0
     if kind == "multiply":
         return 1
+    if kind in ("or", "and") and not t.is_float:
+        return 0 if kind == "or" else np.invert(np.zeros((), t.numpy))
     return None
 
 
@@ -199,7 +201,7 @@ def why_ordered(o: ops.Reduce) -> str:
     kind = binary_kind(o.body)
     if len(o.args) > 1 or kind is None:
         return "its body is more than one op"
-    return f"{kind} is no sum, product, minimum or maximum"
+    return f"{kind} is no sum, product, minimum, maximum, and, or"
 
 
 def _limits(t: DType) -> tuple[int, int]:

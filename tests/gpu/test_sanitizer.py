@@ -82,7 +82,14 @@ KERNELS = {
         "messages_4096_16384:1:f32", "order_1_4096:1:f32", "bodies_1024:1:f32"]),
         "racecheck": ["ordered", *graphs]},
     # What threads of a block tell each other of their rows; places of the largest.
-    "loops in loops": ["controlled_16_256_64:1:f32", "policy_4_4_512_64:1:f32"],
+    "loops in loops": {"memcheck": (nested := ["controlled_16_256_64:1:f32",
+                                               "policy_4_4_512_64:1:f32"]),
+                       "racecheck": ["ordered", *nested]},
+    # Some trips of loops that end when they are done.
+    "trips that are asked for": {
+        "memcheck": (asked := ["integrated_256_64:1:f32", "roots_65536:1:f32",
+                               "components_256:1:f32", "written_1_1024_8192:1"]),
+        "racecheck": ["ordered", *asked]},
     "along rows, pools": ["summed_1024_4096:1:f32", "summed_256_2048:1", "nucleus_4_1000:1:f32",
                           "resampled_4096_8:1:f32", "pool_gradients_32_56_64:1",
                           "digits_128:1:f32"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.extend.mlir import ir
@@ -50,6 +50,11 @@ class Origin:
             for region in new.regions:
                 _replace_uses(region, inner)
         return new
+
+    def remap(self, mapping: Mapping[Value, Value]) -> Origin:
+        """That of a copy of the Graph op on mapped values (blocks inside stay as they were)."""
+        return replace(self, operands=tuple(mapping.get(v, v) for v in self.operands),
+                       captures=tuple((old, mapping.get(v, v)) for old, v in self.captures))
 
 
 @dataclass(frozen=True, eq=False)
