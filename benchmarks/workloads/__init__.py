@@ -19,8 +19,8 @@ class UnknownWorkload(ValueError):
     """No workload has that name; the message lists those that come near, and all."""
 
 
-FURTHER = ("kernels", "exact", "quantised", "reduces", "depthwise", "loops", "nested",
-           "solvers", "recurrences", "control", "random_bits", "scatters", "gates", "streams", "training",
+FURTHER = ("kernels", "exact", "quantised", "reduces", "depthwise", "loops", "nested", "solvers",
+           "recurrences", "control", "random_bits", "scatters", "gates", "streams", "training",
            "mixed", "stock_vision", "stock_sequences", "stock_small", "science", "graphs",
            "everyday")
 """Files whose workloads are measured only where they are asked for."""

@@ -75,7 +75,8 @@ def _resident(plan: Plan, sigs: Mapping[str, Any], target: Target, device: Devic
 
 
 def _only_streams(plan: Plan) -> bool:
-    return plan.barriers <= _FEW_BARRIERS and all(s.kind in _STREAMING for s in plan.sigs)
+    return plan.barriers <= _FEW_BARRIERS and plan.repeat is None \
+        and all(s.kind in _STREAMING for s in plan.sigs)
 
 
 def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
@@ -92,7 +93,8 @@ def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
     shared = min(target.shared_bytes, device.shared_bytes)
     first = {g.sig.key for stage in plan.stages[:1] for g in stage.groups}
     streams, rounds = _only_streams(plan), _rounds(plan)
-    return {s.key: Request(device, target.threads, shared, siblings[s.key], target.wgmma,
+    return {s.key: Request(device, target.threads, shared, siblings[s.key],
+                           target.wgmma and plan.repeat is None,  # of whose end no producer knows
                            beside[s.key], s.key not in first, streams, rounds) for s in plan.sigs}
 
 

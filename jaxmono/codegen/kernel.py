@@ -40,7 +40,7 @@ from jaxmono.codegen.producers import (
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Function, code_for
 from jaxmono.codegen.writer import Writer
-from jaxmono.codegen.written import Written, whole
+from jaxmono.codegen.written import Written
 from jaxmono.fusion.flags import flagged_params
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
 from jaxmono.hlo.ir import Value
@@ -167,7 +167,7 @@ class _Assembly:
             read_only=frozenset(v for v, ro in zip(body.inputs, read_only, strict=True) if ro),
             threads=self.schedule.threads, behind=self._is_behind(sig),
             given=frozenset(v for i, v in enumerate(body.inputs) if all(
-                whole(self.plan, g.params[i]).place is Place.INPUT
+                self.written.stays(g.params[i])
                 for g in self.plan.groups if g.sig.key == sig.key)),
             flagged=frozenset(v for v, f in zip(body.inputs, flagged, strict=False) if f))
 
@@ -359,7 +359,7 @@ class _Assembly:
             if not self.cooperative:
                 w.line("launch_order();", "what runs before it in the stream may not be done")
             if not self.roles:
-                self._stages(w)
+                self._trips(w)
                 if self.plan.open:
                     w.line("launch_ends(&flags, epoch);")
                 return
@@ -370,6 +370,21 @@ class _Assembly:
             with w.block("else"):
                 w.line("registers_increase<CONSUMER_REGISTERS>();")
                 self._stages(w)
+
+    def _trips(self, w: Writer) -> None:
+        """The stages, again and again where the kernel is a loop."""
+        if (repeat := self.plan.repeat) is None:
+            self._stages(w)
+            return
+        going = self.plan.outputs[repeat.going]
+        with w.block(f"for (int again = 0; again < {repeat.trips}; ++again)"):
+            self._stages(w)
+            w.line()
+            w.line("grid_barrier(&barrier_state);")
+            w.line(f"const bool going = still_going(p.buf[{self._reference(going.id)[0]}]);")
+            if going.first == 0:
+                w.line("grid_barrier(&barrier_state);", "the next trip's first stage writes it")
+            w.line("if (!going) break;")
 
     def _stages(self, w: Writer) -> None:
         """The stages as the threads that compute run them."""

@@ -28,8 +28,10 @@ with each took 79 us of an H100."""
 
 def open_borders(plan: Plan, schedule: KernelSchedule) -> Plan:
     """The plan with flags for what its schedules allow; itself where nothing is gained, or where
-    producer warps run ahead, which know grid barriers only."""
-    if plan.open or plan.barriers < 2 or any(has_producers(s, schedule.sigs) for s in plan.sigs):
+    producer warps run ahead, which know grid barriers only; in a loop, whose trips would find the
+    flags of the one before."""
+    if plan.open or plan.repeat or plan.barriers < 2 \
+            or any(has_producers(s, schedule.sigs) for s in plan.sigs):
         return plan
 
     def can(sig: Sig, result: bool, number: int) -> bool:

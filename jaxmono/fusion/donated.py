@@ -27,10 +27,10 @@ Pair = tuple[Value, Value]
 """An output and the input whose place it takes."""
 
 
-def take_places(form: Formulation, aliases: Sequence[tuple[int, int]],
+def take_places(form: Formulation, aliases: Sequence[tuple[int, int]], *, longer: bool = False,
                 ) -> tuple[Formulation, tuple[str, ...]]:
-    """The formulation with the (output, input) pairs of ``aliases`` that are possible, and why the
-    others are not."""
+    """The formulation with the (output, input) pairs of ``aliases`` that are possible, in as many
+    stages (or in more, where it may be ``longer``), and why the others are not."""
     graph = form.state.graph
     refused: dict[str, list[tuple[int, int]]] = {}
     found: dict[Pair, tuple[int, int]] = {}
@@ -47,7 +47,7 @@ def take_places(form: Formulation, aliases: Sequence[tuple[int, int]],
             refused.setdefault(why, []).append((o, i))
         else:
             found[v, u] = (o, i)
-    form, late = _in_time(form, writer, list(found))
+    form, late = _in_time(form, writer, list(found), longer=longer)
     for pair in late:
         refused.setdefault("others read the input until more stages are done", []).append(
             found[pair])
@@ -80,8 +80,8 @@ def _why_not(form: Formulation, d: Draft | None, v: Value, u: Value,
     return ""
 
 
-def _in_time(form: Formulation, writer: Mapping[Value, Draft], pairs: Sequence[Pair],
-             ) -> tuple[Formulation, list[Pair]]:
+def _in_time(form: Formulation, writer: Mapping[Value, Draft], pairs: Sequence[Pair], *,
+             longer: bool) -> tuple[Formulation, list[Pair]]:
     """The formulation in which readers come before writers, and the pairs for which they cannot in
     as many stages."""
     last = max(form.level.values(), default=0)
@@ -91,7 +91,7 @@ def _in_time(form: Formulation, writer: Mapping[Value, Draft], pairs: Sequence[P
         updates = {**form.updates, **{u: writer[v] for v, u in some}}
         before = dependences(form.groups, form.reads, updates, parts)
         level = raised(form.groups, before, form.level)
-        if level is None or max(level.values(), default=0) > last:
+        if level is None or (max(level.values(), default=0) > last and not longer):
             return None
         groups = sorted(form.groups, key=level.__getitem__)
         return replace(form, groups=groups, before=before, level=level, updates=updates,
@@ -101,7 +101,7 @@ def _in_time(form: Formulation, writer: Mapping[Value, Draft], pairs: Sequence[P
     early, late, taken = list[Pair](), list[Pair](), list[Pair]()
     for v, u in pairs:
         before = [form.level[d] for d in readers.get(u, ()) if d is not writer[v]]
-        (early if max(before, default=-1) < ends[writer[v]] else late).append((v, u))
+        (early if longer or max(before, default=-1) < ends[writer[v]] else late).append((v, u))
     best, todo = form, [early] if early else []
     while todo:
         some = todo.pop()

@@ -288,6 +288,15 @@ class Loop:
     trips: int
 
 
+@dataclass(frozen=True)
+class Repeat:
+    """All stages again, with a grid barrier in between, while output ``going`` is true: up to
+    ``trips`` times, at least once. Outputs lie where the inputs of the same numbers do."""
+
+    going: int
+    trips: int
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """One kernel's worth of work.
@@ -299,6 +308,7 @@ class Plan:
       open: borders without a grid barrier (`fusion.flags`), by the stage in front; what crosses no
         other border has flags.
       flagged_bytes: of all words of flagged buffers.
+      repeat: whether the kernel is a loop.
     """
 
     graph: Graph
@@ -311,6 +321,7 @@ class Plan:
     notes: tuple[str, ...] = field(default=())
     open: frozenset[int] = frozenset()
     flagged_bytes: int = 0
+    repeat: Repeat | None = None
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
@@ -323,8 +334,8 @@ class Plan:
 
     @property
     def barriers(self) -> int:
-        """Grid barriers executed by one launch."""
-        return max(len(self.stages) - 1, 0) - len(self.open)
+        """Grid barriers executed by one launch, or by a trip of its loop."""
+        return max(len(self.stages) - 1, 0) - len(self.open) + (self.repeat is not None)
 
     @property
     def inputs(self) -> tuple[Buffer, ...]:

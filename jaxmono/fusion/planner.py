@@ -21,6 +21,7 @@ from jaxmono.fusion.formulate import Formulation, formulate
 from jaxmono.fusion.plan import Buffer, Device, DotForm, Group, Place, Plan, Sig, Stage
 from jaxmono.fusion.prepare import prepare
 from jaxmono.fusion.recompute import recompute
+from jaxmono.fusion.repeat import one_trip, repeated
 from jaxmono.fusion.roll import find_loops
 from jaxmono.fusion.split_reduce import split_reduces
 from jaxmono.fusion.stacks import pieces, stacks
@@ -60,6 +61,15 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
     if mode not in MODES:
         raise NotImplementedError(f"mode={mode!r} is not built yet; available: "
                                   f"{', '.join(MODES)}")
+    if (trip := one_trip(graph)) is not None:
+        pairs = tuple((i, i) for i in range(len(graph.outputs)))
+        return repeated(trip, lambda g: _planned(g, device, pairs, without, longer=True))
+    return _planned(graph, device, aliases, without)
+
+
+def _planned(graph: Graph, device: Device, aliases: tuple[tuple[int, int], ...],
+             without: Collection[str], *, longer: bool = False) -> Plan:
+    """``longer``: an output may wait for a stage of its own to take its place."""
     for o in graph.ops:
         if (reason := refusal(o, graph.producer)) is not None:
             raise PlanError(f"{o.opcode} at {o.loc}: {reason}; leave it to XLA (regions.cut)")
@@ -93,7 +103,7 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
         if rest is not graph:
             graph, form = rest, formed(rest, form.state.after, form.state.begun)
             refused = (*refused, *more)
-    form, copied = take_places(form, aliases)
+    form, copied = take_places(form, aliases, longer=longer)
     plan = _assemble(graph, device, form)
     notes = [*plan.notes, *_rounded(plan), *dict.fromkeys(refused), *copied]
     plan = dataclasses.replace(plan, notes=tuple(notes))

@@ -28,7 +28,7 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.fingerprint import fingerprint
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.dead_code import dead_code
-from jaxmono.hlo.rewrite import Builder, binary_kind, copy_ops
+from jaxmono.hlo.rewrite import Builder, binary_kind, copy_ops, is_splat
 from jaxmono.hlo.types import DType, TensorType
 
 _COUNT = TensorType((), DType.S32)
@@ -88,6 +88,51 @@ def _alone(graph: Graph, v: Value) -> Graph:
 def _equal(a: Graph, b: Graph) -> bool:
     """Whether graphs compute the same of the same inputs."""
     return a.captures == b.captures and fingerprint(a) == fingerprint(b)
+
+
+def all_trips(loop: ops.While, inputs: tuple[Value, ...], producer: Mapping[Value, Op],
+              ) -> Graph:
+    """The loop itself, which carries whether it goes on, as a graph of its own.
+
+        s, g = while (s, g) { s = f(s);  g = p(s) }        g is true at first
+
+    Args:
+      inputs: what the loop carries, then the answer of its condition.
+      producer: of the graph that the loop is in: constants are taken along.
+
+    Returns:
+      A graph of what changes, in front, and of all else that the loop reads; its outputs are the
+      next values of what changes.
+    """
+    body, (*carried, goes_on) = loop.body, inputs
+    changes = [i for i, v in enumerate(body.outputs) if v is not body.inputs[i]]
+    b, mapping = Builder(loop.loc), dict[Value, Value]()
+    inside = tuple(Value(v.type) for v in (*(carried[i] for i in changes), goes_on))
+    mapping.update((body.inputs[i], v) for i, v in zip(changes, inside[:-1], strict=True))
+    same = [i for i in range(len(carried)) if i not in changes]
+    known = [(body.inputs[i], loop.args[i], carried[i]) for i in same]
+    known += [(v, v, v) for v in dict.fromkeys((*body.captures, *loop.cond.captures))]
+    for v, source, otherwise in known:
+        made = producer.get(source)
+        if isinstance(made, ops.Constant) and is_splat(made.value):
+            (mapping[v],) = b.append(made.clone({}, fresh_results=True))
+        else:
+            mapping[v] = otherwise
+    for o in copy_ops(body.ops, mapping):
+        b.append(o)
+    out = [mapping.get(v, v) for v in body.outputs]
+    mapping.update(zip(loop.cond.inputs, out, strict=True))
+    for o in copy_ops(loop.cond.ops, mapping):
+        b.append(o)
+    (answer,) = loop.cond.outputs
+    outputs = (*(out[i] for i in changes), mapping.get(answer, answer))
+    trip = dead_code(Graph(inside, tuple(b.ops), outputs, body.name))
+    asks = tuple(Value(v.type) for v in inside)
+    begin = (*(carried[i] for i in changes), goes_on)
+    whole = ops.While(results=tuple(Value(v.type) for v in begin), args=begin, body=trip,
+                      cond=Graph(asks, (), asks[-1:]), loc=loop.loc)
+    rest = (v for v in trip.captures if v not in begin)
+    return Graph((*begin, *rest), (whole,), whole.results, body.name)
 
 
 def several_trips(loop: ops.While, what: Asked, inputs: tuple[Value, ...], trips: int) -> Graph:

@@ -71,7 +71,7 @@ def refusal(loop: ops.While, producer: Mapping[Value, Op]) -> str | None:
     if isinstance(found, str):
         return found
     known = {**producer, **loop.body.producer}
-    if (reason := next(filter(None, (_refused_inside(o, known) for o in loop.body.ops)), None)):
+    if (reason := next(filter(None, (refused_inside(o, known) for o in loop.body.ops)), None)):
         return reason
     if (reason := _too_many(found, loop.body, known)):
         return reason
@@ -109,7 +109,7 @@ def _waits_often(found: Counted, body: Graph) -> str | None:
         f"reductions; a kernel takes up to {MAX_WAITS} where there are such loops"
 
 
-def _refused_inside(op: Op, producer: Mapping[Value, Op]) -> str | None:
+def refused_inside(op: Op, producer: Mapping[Value, Op]) -> str | None:
     """Why a loop in a loop's body is not taken apart (inner_loops.py)."""
     if not isinstance(op, ops.While):
         return None
