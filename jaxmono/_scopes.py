@@ -4,19 +4,19 @@ and branches that XLA runs.
     f { a, while { b, top_k, c }, d }        f: regions a and d;  the loop's body: b and c
 
 A loop or a branch that cannot enter a kernel as a whole is no reason to leave what it runs to XLA.
-Where trips are short, a kernel takes several of them each time that XLA asks (_trips.py).
+Loops that nobody can take apart may be kernels of their own (_trips.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 from jaxmono._measure import is_free, live_ops, work
-from jaxmono._trips import Find, Several, with_several_trips
+from jaxmono._trips import NOTE, with_whole_loops
 from jaxmono.fusion.plan import Device
-from jaxmono.fusion.regions import Region, find_regions
+from jaxmono.fusion.regions import Refusals, Region, find_regions
 from jaxmono.hlo import ops
 from jaxmono.hlo.importer import Imported
 from jaxmono.hlo.ir import Graph, Op
@@ -28,7 +28,7 @@ class Scope:
     """One block.
 
     Attributes:
-      imported: the block; its loops may have been changed (`_trips.with_several_trips`).
+      imported: the block; its loops may have been changed (`_trips.with_whole_loops`).
       live: an ordered set.
       regions: what becomes kernels, in program order.
       refused: the live ops that stay with XLA, with the reason.
@@ -73,18 +73,23 @@ def find_scopes(imported: Imported, mode: str, device: Device, *, same_bits: boo
       mode: of `jaxmono.jit`.
       same_bits: of `support.refusal`.
     """
-    return _scope(imported, partial(find_regions, mode=mode, device=device, same_bits=same_bits),
-                  1, "", {}, device)
+    whole = partial(with_whole_loops, device=device, same_bits=same_bits)
+    find = partial(find_regions, mode=mode, device=device, same_bits=same_bits)
+    return _scope(imported, find, whole if mode != "stitch" else lambda x: (x, {}), 1, "", {})
 
 
-def _scope(imported: Imported, find: Find, runs: int, within: str, kept: Mapping[Op, str],
-           device: Device) -> Scope:
-    """``find``: regions of a graph, but for what is ``kept``."""
-    imported, several = with_several_trips(imported, find, device)
+_Find = Callable[..., tuple[tuple[Region, ...], Refusals]]
+_Loops = Callable[[Imported], tuple[Imported, Mapping[Op, Region]]]
+
+
+def _scope(imported: Imported, find: _Find, loops: _Loops, runs: int, within: str,
+           kept: Mapping[Op, str]) -> Scope:
+    """``find``: regions of a graph, but for what is ``kept``. ``loops``: those that are kernels."""
+    imported, whole = loops(imported)
     graph = imported.graph
     live = live_ops(graph)
-    regions, reasons = find(graph, kept=kept)
-    refused = [(op, reason) for op, reason in reasons if op in live]
+    regions, reasons = find(graph, kept={**kept, **dict.fromkeys(whole, NOTE)})
+    refused = [(op, reason) for op, reason in reasons if op in live and op not in whole]
     if within:
         small = [region for region in regions if not _worth_a_launch(graph, region)]
         regions = tuple(region for region in regions if region not in small)
@@ -92,26 +97,20 @@ def _scope(imported: Imported, find: Find, runs: int, within: str, kept: Mapping
         dropped = dict.fromkeys(graph.ops[i] for region in small for i in region.op_indices)
         refused += [(op, _SMALL) for op in dropped
                     if op in live and op not in taken and not is_free(op)]
+    regions += tuple(whole.values())
     origins = dict(zip(graph.ops, imported.origins, strict=True))
     inner: dict[Op, tuple[Scope | None, ...]] = {}
     for op, _ in refused:
         where = f"{op.opcode} at {op.loc}"
-        if op in several:
-            inner[op] = None, _repeated(several[op], runs, where)
-        elif isinstance(op, ops.While):
+        if isinstance(op, ops.While):
             counts = dict.fromkeys(steps(op.body), _COUNTS)
-            inner[op] = None, _scope(origins[op].regions[1], find, runs * trip_count(op), where,
-                                     counts, device)
+            inner[op] = None, _scope(origins[op].regions[1], find, loops, runs * trip_count(op),
+                                     where, counts)
         elif isinstance(op, ops.Case):
             counted = max(op.branches, key=lambda g: work(g.ops).flops)
-            inner[op] = tuple(_scope(region, find, runs * (region.graph is counted), where, {},
-                                     device) for region in origins[op].regions)
+            inner[op] = tuple(_scope(region, find, loops, runs * (region.graph is counted), where,
+                                     {}) for region in origins[op].regions)
     return Scope(imported, live, regions, tuple(refused), runs, within, inner)
-
-
-def _repeated(found: Several, runs: int, within: str) -> Scope:
-    return Scope(found.imported, dict.fromkeys(found.imported.graph.ops), (found.region,), (), runs,
-                 within, {})
 
 
 def _worth_a_launch(graph: Graph, region: Region) -> bool:

@@ -45,6 +45,8 @@ from jaxmono.fusion.flags import flagged_params
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
 from jaxmono.hlo.ir import Value
 
+FEW_TASKS = 4
+"""Of each stage of a loop, up to which one block has them all: a barrier of the grid takes 1 us."""
 _WIDE_SUMS = 128
 """Of a thread, from which on nothing stays in registers that can be found again (`fresh` in
 device/opaque.cuh)."""
@@ -249,7 +251,7 @@ class _Assembly:
         if declared := w.declared():
             w.lines += [*declared.splitlines(), ""]
         w.lines += self.dispatch.tables()
-        if self.plan.barriers:
+        if self.plan.barriers and self.meets:
             w.lines += ["JM_STATE GridBarrier barrier_state;", ""]
         if self.plan.open:
             w.lines += [f"JM_STATE FlaggedState<{self.plan.flagged_bytes}> flags;", ""]
@@ -261,14 +263,30 @@ class _Assembly:
     @property
     def cooperative(self) -> bool:
         """Whether blocks wait for each other."""
-        return self.plan.barriers > 0 or any(u.counters or u.mail for u in self.units.values())
+        return (self.plan.barriers > 0 and self.meets) \
+            or any(u.counters or u.mail for u in self.units.values())
 
     @property
     def threads(self) -> int:
         return self.schedule.threads + (PRODUCERS if self.roles else 0)
 
     @property
+    def meets(self) -> bool:
+        """Whether there may be several blocks."""
+        return self.plan.repeat is None or self.roles or self._most_tasks > FEW_TASKS \
+            or any(u.counters or u.mail for u in self.units.values())
+
+    @property
+    def meet(self) -> str:
+        """What all threads call between two stages."""
+        return "grid_barrier(&barrier_state)" if self.meets else "syncthreads()"
+
+    @property
     def max_blocks(self) -> int:
+        return self._most_tasks if self.meets else 1
+
+    @property
+    def _most_tasks(self) -> int:
         return max([sum(self._of(g).tasks for g in s.groups) for s in self.plan.stages] + [1])
 
     def _function(self, w: Writer, u: Unit) -> None:
@@ -377,14 +395,12 @@ class _Assembly:
             self._stages(w)
             return
         going = self.plan.outputs[repeat.going]
-        with w.block(f"for (int again = 0; again < {repeat.trips}; ++again)"):
+        with w.block(f"while (still_going(p.buf[{self._reference(going.id)[0]}]))"):
+            if going.first == 0:
+                w.line(f"{self.meet};", "the first stage writes what has just been read")
             self._stages(w)
             w.line()
-            w.line("grid_barrier(&barrier_state);")
-            w.line(f"const bool going = still_going(p.buf[{self._reference(going.id)[0]}]);")
-            if going.first == 0:
-                w.line("grid_barrier(&barrier_state);", "the next trip's first stage writes it")
-            w.line("if (!going) break;")
+            w.line(f"{self.meet};")
 
     def _stages(self, w: Writer) -> None:
         """The stages as the threads that compute run them."""
@@ -435,7 +451,11 @@ class _Assembly:
             told = ["true" if x else "false" for x in (b.frees, has_load(b.calls))]
             of, frees, loads, both = "roles->", *(f"<{x}>" for x in (*told, ", ".join(told)))
         if not any(c.unit.prefetch is not None for c in b.calls):
-            w.line(f"{of}grid_barrier{both}(&barrier_state);")
+            w.line(f"{of}grid_barrier{both}(&barrier_state);" if self.meets else f"{self.meet};")
+            return
+        if not self.meets:
+            w.line(f"{self.meet};")
+            self.halves.request(w, n, i, b, self.own, self.dispatch.emit)
             return
         ticket = w.fresh("ticket")
         w.line(f"const uint32_t {ticket} = {of}grid_arrive{frees}(&barrier_state);")

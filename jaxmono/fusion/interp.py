@@ -40,12 +40,12 @@ def run_plan(plan: Plan, inputs: Sequence[Array], *, seed: int = 0,
     """
     machine = _Machine(plan, inputs, accumulate)
     rng = np.random.default_rng(seed)
-    for _ in range(plan.repeat.trips if plan.repeat else 1):
+    while plan.repeat is None or machine.view(plan.outputs[plan.repeat.going]):
         for number, stage in enumerate(plan.stages):
             for i in rng.permutation(len(stage.groups)):
                 machine.run(stage.groups[i])
             machine.poison(number)
-        if plan.repeat and not machine.view(plan.outputs[plan.repeat.going]):
+        if plan.repeat is None:
             break
     return [machine.view(b).copy() for b in plan.outputs]
 

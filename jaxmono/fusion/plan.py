@@ -290,11 +290,10 @@ class Loop:
 
 @dataclass(frozen=True)
 class Repeat:
-    """All stages again, with a grid barrier in between, while output ``going`` is true: up to
-    ``trips`` times, at least once. Outputs lie where the inputs of the same numbers do."""
+    """All stages again and again, with a grid barrier in between, while output ``going`` is true,
+    which is there at first. Outputs lie where the inputs of the same numbers do."""
 
     going: int
-    trips: int
 
 
 @dataclass(frozen=True, eq=False)

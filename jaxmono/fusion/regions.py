@@ -38,12 +38,14 @@ class Region:
       inputs: values read from outside, in order of first use.
       outputs: values that something outside needs, in order.
       note: why it begins where it does, if something is worth telling.
+      same: results of its ops that are values from outside, as pairs.
     """
 
     op_indices: tuple[int, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     note: str = ""
+    same: tuple[tuple[Value, Value], ...] = ()
 
     def subgraph(self, graph: Graph) -> Graph:
         """The region as a Graph of its own (the same Values; inputs and outputs in order)."""
@@ -52,14 +54,14 @@ class Region:
 
 
 @dataclass(frozen=True, eq=False)
-class Repeated(Region):
-    """A graph that is run several times, if its outputs ask for it (several_trips.py)."""
+class Whole(Region):
+    """A loop, as the graph of its own that it has been made (`hlo/passes/whole_loop.py`)."""
 
-    several: Graph = field(default_factory=lambda: Graph((), (), ()))
+    loop: Graph = field(default_factory=lambda: Graph((), (), ()))
 
     def subgraph(self, graph: Graph) -> Graph:
-        """Of inputs and outputs alike."""
-        return self.several
+        """That graph, whose inputs and outputs have other Values."""
+        return self.loop
 
 
 Refusals = list[tuple[Op, str]]

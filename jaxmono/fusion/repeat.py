@@ -20,10 +20,6 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.rewrite import Builder, copy_ops
 
-MOST_TRIPS = 1024
-"""Of a launch: behind them XLA asks whether to go on, so that a program that never ends is no
-kernel that never does."""
-
 
 def one_trip(graph: Graph) -> Graph | None:
     """The trip of a graph that is one loop and carries whether it goes on; None for others.
@@ -55,7 +51,7 @@ def repeated(trip: Graph, plan: Callable[[Graph], Plan]) -> Plan:
         made = plan(_copied(trip, left))
     if (left := _elsewhere(made)):
         raise PlanError(f"the loop's value {left[0]} is made where no trip finds it again")
-    return dataclasses.replace(made, repeat=Repeat(len(trip.outputs) - 1, MOST_TRIPS))
+    return dataclasses.replace(made, repeat=Repeat(len(trip.outputs) - 1))
 
 
 def _elsewhere(plan: Plan) -> list[int]:

@@ -91,7 +91,7 @@ def _check_buffers(plan: Plan) -> None:
         if plan.repeat is not None and b.alias != b.index:
             raise PlanError(f"output {b.index} of a loop is not where input {b.index} is")
     if plan.repeat is not None:
-        if plan.repeat.trips < 1 or not 0 <= plan.repeat.going < len(plan.outputs):
+        if not 0 <= plan.repeat.going < len(plan.outputs):
             raise PlanError(f"{plan.repeat} is of no output of the plan")
         if plan.open:
             raise PlanError("the trips of a loop would find the flags of the one before")

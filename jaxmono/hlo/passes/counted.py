@@ -116,6 +116,11 @@ def collected(loop: ops.While, found: Counted, i: int) -> Collected | None:
     return Collected(update, tuple(places.index(p) for p in range(found.trips)))
 
 
+def all_collected(loop: ops.While, found: Counted) -> dict[int, Collected]:
+    """Those of a loop, by their places."""
+    return {i: c for i in range(len(loop.args)) if (c := collected(loop, found, i)) is not None}
+
+
 def sliced(loop: ops.While, found: Counted, op: ops.DynamicSlice) -> list[int]:
     """Which place of dimension 0 each trip reads; empty if that is not known, or not all it
     reads."""

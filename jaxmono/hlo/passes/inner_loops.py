@@ -16,15 +16,17 @@ from collections.abc import Mapping
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
-from jaxmono.hlo.passes.counted import Counted, counted, counted_to
+from jaxmono.hlo.passes.counted import Counted, all_collected, counted, counted_to
+from jaxmono.hlo.passes.in_turn import Turn, turn
 from jaxmono.hlo.rewrite import Builder, copy_ops
 
 
-def inner_loops(body: Graph, producer: Mapping[Value, Op]) -> Graph:
+def inner_loops(body: Graph, producer: Mapping[Value, Op], *, whole: bool = False) -> Graph:
     """A loop's body without those of its loops that are counted.
 
     Args:
       producer: of the graph that the loop is in, and of those around it: constants are there.
+      whole: whether the body is a kernel's; then those whose trips threads take in turn stay.
     """
     if not any(isinstance(o, ops.While) for o in body.ops):
         return body
@@ -32,7 +34,8 @@ def inner_loops(body: Graph, producer: Mapping[Value, Op]) -> Graph:
     for o in body.ops:
         walk.loc = o.loc
         found = counted(o, known) if isinstance(o, ops.While) else ""
-        if isinstance(o, ops.While) and isinstance(found, Counted):
+        if isinstance(o, ops.While) and isinstance(found, Counted) and not (
+                whole and isinstance(turn(o, found, all_collected(o, found)), Turn)):
             begin = [mapping.get(v, v) for v in o.args]
             inside = o.body.remap(mapping)
             mapping.update(zip(o.results, _trips(walk, inside, begin, found), strict=True))

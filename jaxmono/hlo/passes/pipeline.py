@@ -102,6 +102,7 @@ def in_loop(loop: ops.While, producer: Mapping[Value, Op],
       producer: of the graph that the loop is in, and of those around it.
     """
     body = _simplify(loop.body, without, producer)
-    if (flat := inner_loops(body, producer)) is not body:
+    whole = not loop.cond.ops  # it carries whether it goes on (whole_loop.py)
+    if (flat := inner_loops(body, producer, whole=whole)) is not body:
         body = _simplify(flat, without, producer)
     return dataclasses.replace(loop, body=body)

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
-from jaxmono.hlo.passes.counted import Collected, Counted, collected, counted, sliced
+from jaxmono.hlo.passes.counted import Counted, all_collected, collected, counted, sliced
 from jaxmono.hlo.passes.dead_code import dead_code
 from jaxmono.hlo.passes.in_turn import NONE, Turn, turn
 from jaxmono.hlo.passes.on_the_way import on_the_way, source
@@ -189,15 +189,11 @@ def told(graph: Graph) -> tuple[str, ...]:
         if not isinstance(o, ops.While) or not isinstance(found, Counted) \
                 or _is_chain(o.body, found.trips):
             continue
-        several = turn(o, found, _all_collected(o, found))
+        several = turn(o, found, all_collected(o, found))
         out.append(f"each of the {found.trips} trips of the loop at {o.loc} has stages of its own: "
                    f"{several}" if isinstance(several, str) else
                    f"{several.trips} of {found.trips} trips of the loop at {o.loc} are a stage")
     return tuple(out)
-
-
-def _all_collected(loop: ops.While, found: Counted) -> dict[int, Collected]:
-    return {i: c for i in range(len(loop.args)) if (c := collected(loop, found, i)) is not None}
 
 
 class _Trips:
@@ -207,7 +203,7 @@ class _Trips:
                  groups: Iterator[int]) -> None:
         self.walk, self.body, self.found, self.groups = walk, loop.body, found, groups
         self.chain = _is_chain(loop.body, found.trips)
-        self.collected = _all_collected(loop, found)
+        self.collected = all_collected(loop, found)
         several = NONE if self.chain else turn(loop, found, self.collected)
         self.turn = several if isinstance(several, Turn) else NONE
         self.group = 0  # the number of what a turn of several trips makes

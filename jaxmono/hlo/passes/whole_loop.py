@@ -1,0 +1,188 @@
+"""A loop as a graph of its own, which carries whether it goes on.
+
+    while p(s):                    g = p(s)
+      s = f(s)            ──►      while g:
+                                     s = f(s);  g = p(s)
+
+Nobody knows how often such a loop runs, so XLA asks from the host, trip by trip. In a graph of its
+own a kernel asks (fusion/repeat.py). Of a loop under `jax.vmap` a trip leaves alone what is done,
+so several may pass, with all that they carry in registers, before anybody asks:
+
+    while any(p(s)):                   q = p(s);  g = any(q)
+      s = select(p(s), f(s), s)        while g:
+                               ──►       for _ in range(24):
+                                           s = select(q, f(s), s);  q = q and p(s)
+                                         g = any(q)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jaxmono.hlo import ops
+from jaxmono.hlo.fingerprint import fingerprint
+from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.passes.dead_code import dead_code
+from jaxmono.hlo.rewrite import Builder, binary_kind, copy_ops, is_splat
+from jaxmono.hlo.types import DType
+
+IN_REGISTERS = 24
+"""Trips of such a loop at a time."""
+_MOVES = (ops.BroadcastInDim, ops.Reshape)
+_BY_ITSELF = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.Constant,
+              ops.BroadcastInDim, ops.Iota, ops.Reshape)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a loop asks, as values of its condition that it carries from now on.
+
+    Attributes:
+      carried: the answer, behind what it is an ``any`` of where several trips may pass.
+      known: values of the body that are the same as ``carried[0]`` then.
+    """
+
+    carried: tuple[Value, ...]
+    known: frozenset[Value] = frozenset()
+
+    @property
+    def rarely(self) -> bool:
+        """Whether several trips may pass before anybody asks."""
+        return len(self.carried) > 1
+
+
+def asked(loop: ops.While) -> Asked:
+    """What ``loop`` asks."""
+    body, cond = loop.body, loop.cond
+    answer = Asked(cond.outputs)
+    whether = cond.producer.get(cond.outputs[0])
+    if not isinstance(whether, ops.Reduce) or len(whether.args) != 1 \
+            or binary_kind(whether.body) != "or" \
+            or not all(isinstance(o, _BY_ITSELF) for o in body.ops):
+        return answer
+    each, known = whether.args[0], dict[Value, bool]()
+    alone = _alone(cond, each)
+    for v, old in zip(body.outputs, body.inputs, strict=True):
+        if v is old:
+            continue
+        made = body.producer.get(v)
+        if v.type.dims != each.type.dims or not isinstance(made, ops.Elementwise) \
+                or made.kind != "select" or made.args[2] is not old:
+            return answer
+        p = made.args[0]
+        while isinstance(o := body.producer.get(p), _MOVES):
+            p = o.operand
+        if p not in known:
+            known[p] = p in body.producer and p.type == each.type \
+                and _equal(_alone(body, p), alone)
+        if not known[p]:
+            return answer
+    return Asked((each, *cond.outputs), frozenset(known))
+
+
+def _alone(graph: Graph, v: Value) -> Graph:
+    return dead_code(Graph(graph.inputs, graph.ops, (v,)))
+
+
+def _equal(a: Graph, b: Graph) -> bool:
+    """Whether graphs compute the same of the same inputs."""
+    return a.captures == b.captures and fingerprint(a) == fingerprint(b)
+
+
+def changing(loop: ops.While) -> list[int]:
+    """The places of what a trip changes."""
+    return [i for i, v in enumerate(loop.body.outputs) if v is not loop.body.inputs[i]]
+
+
+def whole_loop(loop: ops.While, what: Asked, inputs: Sequence[Value],
+               producer: Mapping[Value, Op]) -> Graph:
+    """The loop as a graph of its own.
+
+    Args:
+      inputs: what it carries, then ``what.carried``.
+      producer: of the graph that the loop is in: constants are taken along.
+
+    Returns:
+      A graph of what is `changing` and ``what.carried``, and then of all else that the loop reads;
+      its outputs are the last values of the former.
+    """
+    b, changes = Builder(loop.loc), changing(loop)
+    begin = (*(inputs[i] for i in changes), *inputs[len(loop.args):])
+    state = tuple(Value(v.type) for v in begin)
+    same = _unchanged(b, loop, inputs, producer)
+    now = dict(zip(changes, state, strict=False))
+    if what.rarely:
+        now, each = _some_trips(b, loop, what, now, state[-2], same)
+        asks = (each, _any(b, loop, each))
+    else:
+        now = _trip(b, loop, now, same)
+        asks = tuple(_asks(b, loop, now, same, what.carried))
+    trip = dead_code(Graph(state, tuple(b.ops), (*now.values(), *asks), loop.body.name))
+    inside = tuple(Value(v.type) for v in begin)
+    whole = ops.While(results=tuple(Value(v.type) for v in begin), args=begin, body=trip,
+                      cond=Graph(inside, (), inside[-1:]), loc=loop.loc)
+    rest = (v for v in trip.captures if v not in begin)
+    return Graph((*begin, *rest), (whole,), whole.results, loop.body.name)
+
+
+def _unchanged(b: Builder, loop: ops.While, inputs: Sequence[Value],
+               producer: Mapping[Value, Op]) -> dict[Value, Value]:
+    """What the loop reads and does not change, by values of its body and condition."""
+    changes, mapping = set(changing(loop)), dict[Value, Value]()
+    known = [(v, v) for v in dict.fromkeys((*loop.body.captures, *loop.cond.captures))]
+    for i, v in enumerate(loop.args):
+        if i not in changes:
+            known += [(loop.body.inputs[i], v), (loop.cond.inputs[i], v)]
+            mapping |= {loop.body.inputs[i]: inputs[i], loop.cond.inputs[i]: inputs[i]}
+    for v, source in known:
+        made = producer.get(source)
+        if isinstance(made, ops.Constant) and is_splat(made.value):
+            (mapping[v],) = b.append(made.clone({}, fresh_results=True))
+    return mapping
+
+
+def _trip(b: Builder, loop: ops.While, now: Mapping[int, Value], same: Mapping[Value, Value],
+          known: Iterable[Value] = (), answer: Value | None = None) -> dict[int, Value]:
+    """What changes, by its place, behind a trip; ``known`` values of the body are ``answer``."""
+    mapping = {**same, **{loop.body.inputs[i]: v for i, v in now.items()}}
+    given = set(known)
+    if answer is not None:
+        mapping.update(dict.fromkeys(given, answer))
+    for o in copy_ops([o for o in loop.body.ops if given.isdisjoint(o.results)], mapping):
+        b.append(o)
+    return {i: mapping.get(loop.body.outputs[i], loop.body.outputs[i]) for i in now}
+
+
+def _asks(b: Builder, loop: ops.While, now: Mapping[int, Value], same: Mapping[Value, Value],
+          wanted: Iterable[Value]) -> list[Value]:
+    mapping = {**same, **{loop.cond.inputs[i]: v for i, v in now.items()}}
+    for o in copy_ops(loop.cond.ops, mapping):
+        b.append(o)
+    return [mapping.get(v, v) for v in wanted]
+
+
+def _any(b: Builder, loop: ops.While, each: Value) -> Value:
+    made = loop.cond.producer[loop.cond.outputs[0]]
+    assert isinstance(made, ops.Reduce)
+    return b.emit1(ops.Reduce, made.result.type, args=(each,),
+                   inits=(b.constant(False, DType.PRED),), body=made.body,
+                   dimensions=made.dimensions)
+
+
+def _some_trips(b: Builder, loop: ops.While, what: Asked, now: Mapping[int, Value], each: Value,
+                same: Mapping[Value, Value]) -> tuple[dict[int, Value], Value]:
+    """`IN_REGISTERS` trips, and who goes on then, as a loop that is counted."""
+    begin = (b.constant(0, DType.S32), *now.values(), each)
+    counter, *state = inside = tuple(Value(v.type) for v in begin)
+    trip = Builder(loop.loc)
+    then = _trip(trip, loop, dict(zip(now, state, strict=False)), same, what.known, state[-1])
+    (still,) = _asks(trip, loop, then, same, what.carried[:1])
+    number = trip.elementwise("add", counter, trip.constant(1, DType.S32))
+    outputs = (number, *then.values(), trip.elementwise("and", state[-1], still))
+    count, asks = Builder(), tuple(Value(v.type) for v in begin)
+    less = count.compare("LT", asks[0], count.constant(IN_REGISTERS, DType.S32))
+    _, *out = b.emit(ops.While, [v.type for v in begin], args=begin,
+                     cond=Graph(asks, tuple(count.ops), (less,)),
+                     body=dead_code(Graph(inside, tuple(trip.ops), outputs)))
+    return dict(zip(now, out, strict=False)), out[-1]
