@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from jaxmono._measure import is_free, live_ops, work
-from jaxmono._trips import NOTE, with_whole_loops
+from jaxmono._trips import NOTE, Loops, whole_loops
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.regions import Refusals, Region, find_regions
 from jaxmono.hlo import ops
@@ -28,7 +28,7 @@ class Scope:
     """One block.
 
     Attributes:
-      imported: the block; its loops may have been changed (`_trips.with_whole_loops`).
+      imported: the block; its loops may have been changed (`_trips.whole_loops`).
       live: an ordered set.
       regions: what becomes kernels, in program order.
       refused: the live ops that stay with XLA, with the reason.
@@ -73,23 +73,28 @@ def find_scopes(imported: Imported, mode: str, device: Device, *, same_bits: boo
       mode: of `jaxmono.jit`.
       same_bits: of `support.refusal`.
     """
-    whole = partial(with_whole_loops, device=device, same_bits=same_bits)
+    loops = partial(whole_loops, device=device, same_bits=same_bits)
     find = partial(find_regions, mode=mode, device=device, same_bits=same_bits)
-    return _scope(imported, find, whole if mode != "stitch" else lambda x: (x, {}), 1, "", {})
+    return _scope(imported, find, loops if mode != "stitch" else _none, 1, "", {})
+
+
+def _none(imported: Imported) -> Loops:
+    return Loops(imported, {}, {})
 
 
 _Find = Callable[..., tuple[tuple[Region, ...], Refusals]]
-_Loops = Callable[[Imported], tuple[Imported, Mapping[Op, Region]]]
+_Loops = Callable[[Imported], Loops]
 
 
 def _scope(imported: Imported, find: _Find, loops: _Loops, runs: int, within: str,
            kept: Mapping[Op, str]) -> Scope:
     """``find``: regions of a graph, but for what is ``kept``. ``loops``: those that are kernels."""
-    imported, whole = loops(imported)
-    graph = imported.graph
+    found = loops(imported)
+    imported, whole, graph = found.imported, found.regions, found.imported.graph
     live = live_ops(graph)
     regions, reasons = find(graph, kept={**kept, **dict.fromkeys(whole, NOTE)})
-    refused = [(op, reason) for op, reason in reasons if op in live and op not in whole]
+    refused = [(op, "; ".join([reason, *filter(None, [found.refused.get(op)])]))
+               for op, reason in reasons if op in live and op not in whole]
     if within:
         small = [region for region in regions if not _worth_a_launch(graph, region)]
         regions = tuple(region for region in regions if region not in small)

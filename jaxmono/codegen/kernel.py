@@ -27,6 +27,7 @@ from jaxmono.codegen.doubled import Halves, eligible
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.includes import needed
 from jaxmono.codegen.names import FlaggedName, storage
+from jaxmono.codegen.one_block import in_one_block
 from jaxmono.codegen.producers import (
     Boundary,
     boundaries,
@@ -45,8 +46,6 @@ from jaxmono.fusion.flags import flagged_params
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
 from jaxmono.hlo.ir import Value
 
-FEW_TASKS = 4
-"""Of each stage of a loop, up to which one block has them all: a barrier of the grid takes 1 us."""
 _WIDE_SUMS = 128
 """Of a thread, from which on nothing stays in registers that can be found again (`fresh` in
 device/opaque.cuh)."""
@@ -100,6 +99,7 @@ class _Assembly:
         self.w = Writer()
         self.units = {s.key: self._unit(i, s) for i, s in enumerate(plan.sigs)}
         self.roles = any(u.load is not None for u in self.units.values())
+        self.meets = not in_one_block(plan, schedule)  # blocks do
         self.workspace_at = math.ceil(plan.scratch_bytes / UNIT) * UNIT
         self.scratch_bytes = plan.scratch_bytes
         most = max((sum(self._of(g).workspace for g in s.groups) for s in plan.stages), default=0)
@@ -271,22 +271,14 @@ class _Assembly:
         return self.schedule.threads + (PRODUCERS if self.roles else 0)
 
     @property
-    def meets(self) -> bool:
-        """Whether there may be several blocks."""
-        return self.plan.repeat is None or self.roles or self._most_tasks > FEW_TASKS \
-            or any(u.counters or u.mail for u in self.units.values())
-
-    @property
     def meet(self) -> str:
         """What all threads call between two stages."""
         return "grid_barrier(&barrier_state)" if self.meets else "syncthreads()"
 
     @property
     def max_blocks(self) -> int:
-        return self._most_tasks if self.meets else 1
-
-    @property
-    def _most_tasks(self) -> int:
+        if not self.meets:
+            return 1
         return max([sum(self._of(g).tasks for g in s.groups) for s in self.plan.stages] + [1])
 
     def _function(self, w: Writer, u: Unit) -> None:
@@ -366,7 +358,8 @@ class _Assembly:
             w.line("unsigned char* const smem = dynamic_shared();")
             w.line("(void)smem;")
             if self.plan.open:
-                w.line("const uint32_t epoch = this_launch(&flags);")
+                often = "" if self.plan.repeat else "const "
+                w.line(f"{often}uint32_t epoch = this_launch(&flags);")
             if self.turns:
                 w.line("int own = block_id();")
             if self.roles:
@@ -379,7 +372,8 @@ class _Assembly:
             if not self.roles:
                 self._trips(w)
                 if self.plan.open:
-                    w.line("launch_ends(&flags, epoch);")
+                    last = "epoch - 1" if self.plan.repeat else "epoch"
+                    w.line(f"launch_ends(&flags, {last});")
                 return
             w.line("Place at;")
             with w.block("if (thread_id() >= CONSUMERS)"):
@@ -396,11 +390,13 @@ class _Assembly:
             return
         going = self.plan.outputs[repeat.going]
         with w.block(f"while (still_going(p.buf[{self._reference(going.id)[0]}]))"):
-            if going.first == 0:
-                w.line(f"{self.meet};", "the first stage writes what has just been read")
+            if self.plan.meets_first:
+                w.line(f"{self.meet};", "no later barrier is in front of who writes it")
             self._stages(w)
             w.line()
             w.line(f"{self.meet};")
+            if self.plan.open:
+                w.line("++epoch;", "that of the next trip's values")
 
     def _stages(self, w: Writer) -> None:
         """The stages as the threads that compute run them."""

@@ -337,6 +337,13 @@ class Plan:
         return max(len(self.stages) - 1, 0) - len(self.open) + (self.repeat is not None)
 
     @property
+    def meets_first(self) -> bool:
+        """Whether the blocks of a loop have to meet before each trip: no barrier in it keeps those
+        that are ahead from writing whether it goes on where others still read it."""
+        return self.repeat is not None and self.open.issuperset(
+            range(self.outputs[self.repeat.going].first))
+
+    @property
     def inputs(self) -> tuple[Buffer, ...]:
         return tuple(b for b in self.buffers if b.place is Place.INPUT)
 

@@ -90,11 +90,8 @@ def _check_buffers(plan: Plan) -> None:
                             f"{b.type} is not {plan.inputs[b.alias].type}")
         if plan.repeat is not None and b.alias != b.index:
             raise PlanError(f"output {b.index} of a loop is not where input {b.index} is")
-    if plan.repeat is not None:
-        if not 0 <= plan.repeat.going < len(plan.outputs):
-            raise PlanError(f"{plan.repeat} is of no output of the plan")
-        if plan.open:
-            raise PlanError("the trips of a loop would find the flags of the one before")
+    if plan.repeat is not None and not 0 <= plan.repeat.going < len(plan.outputs):
+        raise PlanError(f"{plan.repeat} is of no output of the plan")
 
 
 def span(plan: Plan, b: Buffer) -> Span:
