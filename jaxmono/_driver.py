@@ -192,8 +192,8 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
                 continue
             taken.append(Taken(mine, scope.runs, scope.within, (region.note, copies)))
             counted.update(mine)
-            parts[scope].append((Region(region.op_indices, region.inputs, region.outputs,
-                                        region.same), built[-1]))
+            parts[scope].append((Region(region.op_indices, region.inputs, region.outputs),
+                                 built[-1]))
     outcome = Outcome(graph.name, name, platform, options, facts, tuple(built), tuple(taken),
                       tuple(refused), tuple(root.live), note)
     _log.info("%s: %d kernels (%d cached), %d ops left to XLA, %.3f s", name, len(built),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from jaxmono._measure import is_free, live_ops, work
-from jaxmono._trips import NOTE, Loops, whole_loops
+from jaxmono._trips import Loops, whole_loops
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.regions import Refusals, Region, find_regions
 from jaxmono.hlo import ops
@@ -90,19 +90,19 @@ def _scope(imported: Imported, find: _Find, loops: _Loops, runs: int, within: st
            kept: Mapping[Op, str]) -> Scope:
     """``find``: regions of a graph, but for what is ``kept``. ``loops``: those that are kernels."""
     found = loops(imported)
-    imported, whole, graph = found.imported, found.regions, found.imported.graph
+    imported, graph = found.imported, found.imported.graph
     live = live_ops(graph)
-    regions, reasons = find(graph, kept={**kept, **dict.fromkeys(whole, NOTE)})
+    regions, reasons = find(graph, kept=kept, whole=found.whole)
     refused = [(op, "; ".join([reason, *filter(None, [found.refused.get(op)])]))
-               for op, reason in reasons if op in live and op not in whole]
+               for op, reason in reasons if op in live]
     if within:
-        small = [region for region in regions if not _worth_a_launch(graph, region)]
+        small = [region for region in regions if not _worth_a_launch(graph, region)
+                 and found.whole.keys().isdisjoint(graph.ops[i] for i in region.op_indices)]
         regions = tuple(region for region in regions if region not in small)
         taken = {graph.ops[i] for region in regions for i in region.op_indices}
         dropped = dict.fromkeys(graph.ops[i] for region in small for i in region.op_indices)
         refused += [(op, _SMALL) for op in dropped
                     if op in live and op not in taken and not is_free(op)]
-    regions += tuple(whole.values())
     origins = dict(zip(graph.ops, imported.origins, strict=True))
     inner: dict[Op, tuple[Scope | None, ...]] = {}
     for op, _ in refused:

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from jaxmono._measure import is_free, live_ops, op_name
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.region_time import shortest_us
-from jaxmono.fusion.regions import Region, Whole
 from jaxmono.fusion.support import refusal
 from jaxmono.hlo import ops
 from jaxmono.hlo.importer import Imported
 from jaxmono.hlo.importer.asked_loop import ask_first
-from jaxmono.hlo.ir import Op, Value
+from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.unroll import refused_inside
 from jaxmono.hlo.passes.whole_loop import asked, changing, whole_loop
 
@@ -23,7 +23,8 @@ MOST_US = 20.0
 launch what little it does. Longer trips are kernels of their own, with producer warps, which know
 no such loops."""
 MOST_OPS = 4096
-NOTE = "repeats its stages until the loop ends"
+JOINED_US = 4.0
+"""Likewise, of what is in front of a loop in the same kernel."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,13 +32,13 @@ class Loops:
     """What becomes of the loops of a block that nobody can take apart.
 
     Attributes:
-      imported: the block, in which those that are kernels carry whether they go on.
-      regions: these kernels, by loop.
-      refused: why others are none.
+      imported: the block, in which those that kernels end with carry whether they go on.
+      whole: these loops, and whether what is in front of each goes with it.
+      refused: why others are in no kernel.
     """
 
     imported: Imported
-    regions: Mapping[Op, Region]
+    whole: Mapping[Op, bool]
     refused: Mapping[Op, str]
 
 
@@ -47,26 +48,37 @@ def whole_loops(imported: Imported, device: Device, *, same_bits: bool = False) 
     Args:
       same_bits: of `support.refusal`.
     """
-    found, refused = dict[Op, Region](), dict[Op, str]()
-    for loop in live_ops(imported.graph):
-        producer = imported.graph.producer
-        if not isinstance(loop, ops.While) or refusal(loop, producer, same_bits=same_bits) is None:
+    refused = dict[tuple[Value, ...], str]()
+    made = list[tuple[Value, ...]]()
+    for results in [o.results for o in live_ops(imported.graph) if isinstance(o, ops.While)]:
+        graph = imported.graph
+        loop = next(o for o in graph.ops if o.results == results)
+        assert isinstance(loop, ops.While)
+        if refusal(loop, graph.producer, same_bits=same_bits) is None:
             continue
-        if (why := _why_not(loop, producer, device, same_bits=same_bits)) is not None:
-            refused[loop] = why
+        why = _why_not(loop, graph.producer, device, same_bits=same_bits)
+        if why is not None:
+            refused[results] = why
             continue
         what = asked(loop)
-        imported, new = ask_first(imported, loop, what.carried)
-        outside = [Value(v.type, v.hint) for v in new.args]
-        graph = whole_loop(loop, what, outside, producer)
-        args = dict(zip(outside, new.args, strict=True))
-        results = (*(new.results[i] for i in changing(loop)), *new.results[len(loop.args):])
-        same = tuple((v, u) for v, u in zip(new.results, new.args, strict=True)
-                     if v not in results)
-        found[new] = Whole((), tuple(args.get(v, v) for v in graph.inputs), results, NOTE, same,
-                           graph)
-    return Loops(imported, {op: replace(r, op_indices=(imported.graph.ops.index(op),))
-                            for op, r in found.items()}, refused)
+        imported, new = ask_first(imported, loop, changing(loop), what.carried, partial(
+            whole_loop, loop, what, producer=graph.producer))
+        made.append(new.results)
+    graph = imported.graph
+    by_results = {o.results: o for o in graph.ops}
+    return Loops(imported, {by_results[r]: _is_light(graph, by_results[r], device) for r in made},
+                 {by_results[r]: why for r, why in refused.items()})
+
+
+def _is_light(graph: Graph, loop: Op, device: Device) -> bool:
+    """Whether all in front of a loop is little."""
+    wanted, found = set(loop.uses), list[Op]()
+    for o in reversed(graph.ops):
+        if not wanted.isdisjoint(o.results):
+            found.append(o)
+            wanted.update(o.uses)
+    found = [o for o in reversed(found) if all(v.type.is_static for v in (*o.uses, *o.results))]
+    return shortest_us(found, replace(device, phase_us=0.0))[0][-1] <= JOINED_US
 
 
 def _why_not(loop: ops.While, producer: Mapping[Value, Op], device: Device, *,

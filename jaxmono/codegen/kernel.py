@@ -41,7 +41,7 @@ from jaxmono.codegen.producers import (
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Function, code_for
 from jaxmono.codegen.writer import Writer
-from jaxmono.codegen.written import Written
+from jaxmono.codegen.written import Written, whole
 from jaxmono.fusion.flags import flagged_params
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
 from jaxmono.hlo.ir import Value
@@ -169,7 +169,7 @@ class _Assembly:
             read_only=frozenset(v for v, ro in zip(body.inputs, read_only, strict=True) if ro),
             threads=self.schedule.threads, behind=self._is_behind(sig),
             given=frozenset(v for i, v in enumerate(body.inputs) if all(
-                self.written.stays(g.params[i])
+                whole(self.plan, g.params[i]).place is Place.INPUT
                 for g in self.plan.groups if g.sig.key == sig.key)),
             flagged=frozenset(v for v, f in zip(body.inputs, flagged, strict=False) if f))
 
@@ -182,7 +182,11 @@ class _Assembly:
         for i in ids:
             b = self.buffers[i]
             out.update((Place.PART.value, p) for p in self.parts.get(i, ()))
-            if b.place is Place.OUTPUT and b.alias is not None:
+            if b.before is not None:
+                out |= self._memory([b.before])
+            elif b.place is Place.STATE:
+                out.add((Place.OUTPUT.value, b.index))
+            elif b.place is Place.OUTPUT and b.alias is not None:
                 out.add(("input", b.alias))
             elif b.place in (Place.SCRATCH, Place.FLAGGED, Place.PART):
                 out.add((b.place.value, b.id))
@@ -201,7 +205,7 @@ class _Assembly:
             return pointer, begin + b.offset
         if b.place is Place.INPUT:
             return b.index, 0
-        if b.place is Place.OUTPUT:
+        if b.place in (Place.OUTPUT, Place.STATE):
             return self.inputs + b.index, 0
         if b.place is Place.SCRATCH:
             return self.inputs + self.outputs, b.offset
@@ -210,8 +214,7 @@ class _Assembly:
     # ---- text ----------------------------------------------------------------------------------
 
     def emit(self, header: str) -> Kernel:
-        self.spans = tuple(self._spans())
-        self.halves = Halves(self.spans, self.half)
+        self._of_spans([*self._spans()])
         sites = [c.unit.name for x in self.spans for calls in x.calls for c in calls]
         self.called_often = {name for name in sites if sites.count(name) > 1}
         self.dispatch = Dispatch(self.called_often, self.inputs + self.outputs)
@@ -370,10 +373,9 @@ class _Assembly:
             if not self.cooperative:
                 w.line("launch_order();", "what runs before it in the stream may not be done")
             if not self.roles:
-                self._trips(w)
+                self._all_stages(w)
                 if self.plan.open:
-                    last = "epoch - 1" if self.plan.repeat else "epoch"
-                    w.line(f"launch_ends(&flags, {last});")
+                    w.line("launch_ends(&flags, epoch);")
                 return
             w.line("Place at;")
             with w.block("if (thread_id() >= CONSUMERS)"):
@@ -383,20 +385,34 @@ class _Assembly:
                 w.line("registers_increase<CONSUMER_REGISTERS>();")
                 self._stages(w)
 
-    def _trips(self, w: Writer) -> None:
-        """The stages, again and again where the kernel is a loop."""
+    def _all_stages(self, w: Writer) -> None:
+        """The stages, those of a loop as often as it runs."""
         if (repeat := self.plan.repeat) is None:
             self._stages(w)
             return
-        going = self.plan.outputs[repeat.going]
-        with w.block(f"while (still_going(p.buf[{self._reference(going.id)[0]}]))"):
+        spans = self.spans
+        self._of_spans([x for x in spans if x.start < repeat.start])
+        self._stages(w)
+        w.line()
+        w.line(f"{self.meet};")
+        pointer, offset = self._reference(repeat.going)
+        going = f"pointer<const bool>(p.buf[{pointer}], {offset})" if offset \
+            else f"pointer<const bool>(p.buf[{pointer}])"
+        with w.block(f"while (still_going({going}))"):
+            if self.plan.open:
+                w.line("++epoch;", "that of this trip's values")
             if self.plan.meets_first:
                 w.line(f"{self.meet};", "no later barrier is in front of who writes it")
+            self._of_spans([x for x in spans if x.start >= repeat.start])
             self._stages(w)
             w.line()
             w.line(f"{self.meet};")
-            if self.plan.open:
-                w.line("++epoch;", "that of the next trip's values")
+
+    def _of_spans(self, spans: Sequence[Span]) -> None:
+        """What `_stages` emits: behind its last stage and in front of its first one, nothing is
+        fetched ahead."""
+        self.spans = tuple(spans)
+        self.halves = Halves(self.spans, self.half)
 
     def _stages(self, w: Writer) -> None:
         """The stages as the threads that compute run them."""
@@ -467,13 +483,13 @@ class _Assembly:
         w.comment(f"{which}: {', '.join(c.label for c in calls)}")
         if not total:
             return
-        first = span.start == 0 and i == 0 and span.trips == 1
+        first = n == 0 and i == 0 and span.trips == 1
         if has_load(calls) and not goes_on(self.spans, n, i):
             w.line("at.slot = 0;")
         with w.block(f"for (int t = {self.own}; t < {total}; t += num_blocks())"):
             if any(c.unit.prefetch is not None for c in calls):
                 # A span that begins the kernel has no barrier, and so no prefetch, before trip 0.
-                begins = span.start == 0 and i == 0
+                begins = n == 0 and i == 0
                 trip = " && trip > 0" if begins and not first else ""
                 w.line("const bool fetched = false;" if first
                        else f"const bool fetched = t == {self.own}{trip};")

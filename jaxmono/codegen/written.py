@@ -16,9 +16,9 @@ class Written:
     """What a plan's groups write over.
 
     Attributes:
-      inputs: those of which parts are updated, and those whose new values are read again, be it by
-        the next trip. Who reads another one in whose place an output comes is done in an earlier
-        stage, and is the last to read that memory there (fusion/donated.py).
+      inputs: those of which parts are updated, and those whose new values are read again. Who reads
+        another one in whose place an output comes is done in an earlier stage, and is the last to
+        read that memory there (fusion/donated.py).
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -26,14 +26,7 @@ class Written:
         again = {whole(plan, b).id for g in plan.groups for b in g.params}
         again.update(b for g in plan.groups for r, b in enumerate(g.results)
                      if updated_param(g.sig, r) is not None)
-        self.inputs = {b.alias for b in plan.outputs if b.alias is not None
-                       and (b.id in again or plan.repeat is not None)}
-
-    def stays(self, param: int) -> bool:
-        """Whether a param's contents are there when the launch begins, and stay until all that read
-        them did."""
-        b = whole(self._plan, param)
-        return b.place is Place.INPUT and not (self._plan.repeat and b.index in self.inputs)
+        self.inputs = {b.alias for b in plan.outputs if b.alias is not None and b.id in again}
 
     def is_read_only(self, g: Group, param: int) -> bool:
         """Whether nobody writes a param while the group may hold some of it, in a cache too."""

@@ -26,13 +26,11 @@ class Region:
       inputs: what the kernel reads, in the order of ``program.inputs``: inputs of the graph,
         results of ops that XLA runs, or outputs of other regions.
       outputs: what the kernel writes, in the order of ``program.outputs``.
-      same: results of its ops that are values from outside, as pairs.
     """
 
     op_indices: tuple[int, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    same: tuple[tuple[Value, Value], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,6 @@ a function that others call).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -79,8 +78,7 @@ def _fill(block: ir.Block, imported: Imported, made: CompileResult,
                 operands = [values[v] for v in region.inputs]
                 new = custom_call(made.programs[step], operands, location, here)
                 results = list(new.results)[:len(region.outputs)]
-                pairs = chain(zip(region.outputs, results, strict=True),
-                              ((v, values[outside]) for v, outside in region.same))
+                pairs = zip(region.outputs, results, strict=True)
             else:
                 new = origins[step].clone(values, here)
                 pairs = zip(step.results, new.results, strict=True)
@@ -214,7 +212,7 @@ def _schedule(imported: Imported, regions: Sequence[Region]) -> list[_Step]:
     graph = imported.graph
     makers: dict[Value, _Step] = dict(graph.producer)
     for i, region in enumerate(regions):
-        makers.update(dict.fromkeys((*region.outputs, *(v for v, _ in region.same)), i))
+        makers.update(dict.fromkeys(region.outputs, i))
     inside = {i for region in regions for i in region.op_indices}
     effects = [op for i, op in enumerate(graph.ops) if i not in inside and has_side_effect(op)]
     order: list[_Step] = []
@@ -242,6 +240,5 @@ def _schedule(imported: Imported, regions: Sequence[Region]) -> list[_Step]:
 
 def _operands(step: _Step, regions: Sequence[Region],
               makers: Mapping[Value, _Step]) -> list[Any]:
-    values = (*regions[step].inputs, *(v for _, v in regions[step].same)) \
-        if isinstance(step, int) else step.uses
+    values = regions[step].inputs if isinstance(step, int) else step.uses
     return list(dict.fromkeys(makers[v] for v in values if v in makers))

@@ -74,7 +74,8 @@ def _span(b: Buffer, buffers: Sequence[Buffer]) -> Span:
         return ("flagged", b.offset, b.offset + flagged_bytes(b))
     if b.place is Place.OUTPUT and b.alias is not None:
         return (f"input{b.alias}", 0, max(b.type.nbytes, 1))
-    return (f"{b.place.value}{b.index}", 0, max(b.type.nbytes, 1))
+    place = Place.OUTPUT if b.place is Place.STATE else b.place
+    return (f"{place.value}{b.index}", 0, max(b.type.nbytes, 1))
 
 
 def _aliased(spans: dict[int, Span], a: int, b: int) -> bool:

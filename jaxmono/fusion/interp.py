@@ -40,13 +40,17 @@ def run_plan(plan: Plan, inputs: Sequence[Array], *, seed: int = 0,
     """
     machine = _Machine(plan, inputs, accumulate)
     rng = np.random.default_rng(seed)
-    while plan.repeat is None or machine.view(plan.outputs[plan.repeat.going]):
-        for number, stage in enumerate(plan.stages):
+
+    def run(first: int, last: int) -> None:
+        for number, stage in enumerate(plan.stages[first:last], first):
             for i in rng.permutation(len(stage.groups)):
                 machine.run(stage.groups[i])
             machine.poison(number)
-        if plan.repeat is None:
-            break
+
+    count = len(plan.stages)
+    run(0, plan.repeat.start if plan.repeat else count)
+    while plan.repeat and machine.view(plan.buffers[plan.repeat.going]):
+        run(plan.repeat.start, count)
     return [machine.view(b).copy() for b in plan.outputs]
 
 
@@ -72,6 +76,8 @@ class _Machine:
     def raw(self, b: Buffer) -> Array:
         if b.place is Place.PART:
             return self.raw(self.plan.buffers[b.index])[b.offset:b.offset + b.type.nbytes]
+        if b.place is Place.STATE:
+            return self.bytes[self.plan.outputs[b.index].id]
         return (self.scratch[b.offset:b.offset + b.type.nbytes] if b.place is Place.SCRATCH
                 else self.bytes[b.id])
 

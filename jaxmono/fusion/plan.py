@@ -192,6 +192,8 @@ class Place(enum.Enum):
     SCRATCH = "scratch"
     FLAGGED = "flagged"
     """Words of the module: value and number of the launch (codegen/device/flagged.cuh)."""
+    STATE = "state"
+    """Memory of an output, of which a loop makes the next value there."""
     PART = "part"
     """Bytes of another buffer: all of it is written in such parts, or as a whole."""
     SHARED = "shared"
@@ -203,12 +205,14 @@ class Buffer:
     """Where one value lives.
 
     Attributes:
-      index: which program input or output, for those places; of a part, the id of the whole.
+      index: which program input or output, for those places (of a state, which output); of a part,
+        the id of the whole.
       offset: byte offset in the scratch allocation, or among the flagged words (multiple of 256);
         of a part, in the whole.
       first, last: stages during which the contents must stay (inputs: from -1; outputs: to the
         number of stages).
       alias: for an OUTPUT that updates an input in place, that input's index.
+      before: for what a trip of a loop leaves behind, the buffer that the trip found there.
     """
 
     id: int
@@ -219,6 +223,7 @@ class Buffer:
     first: int = -1
     last: int = -1
     alias: int | None = None
+    before: int | None = None
 
 
 # ---- order and synchronisation -----------------------------------------------------------------
@@ -290,9 +295,10 @@ class Loop:
 
 @dataclass(frozen=True)
 class Repeat:
-    """All stages again and again, with a grid barrier in between, while output ``going`` is true,
-    which is there at first. Outputs lie where the inputs of the same numbers do."""
+    """Stages from ``start`` on repeat, with a grid barrier in between, while the buffer ``going``
+    is true."""
 
+    start: int
     going: int
 
 
@@ -333,7 +339,7 @@ class Plan:
 
     @property
     def barriers(self) -> int:
-        """Grid barriers executed by one launch, or by a trip of its loop."""
+        """Grid barriers executed by one launch, of a loop's trips by one."""
         return max(len(self.stages) - 1, 0) - len(self.open) + (self.repeat is not None)
 
     @property
@@ -341,7 +347,7 @@ class Plan:
         """Whether the blocks of a loop have to meet before each trip: no barrier in it keeps those
         that are ahead from writing whether it goes on where others still read it."""
         return self.repeat is not None and self.open.issuperset(
-            range(self.outputs[self.repeat.going].first))
+            range(self.repeat.start, self.buffers[self.repeat.going].first))
 
     @property
     def inputs(self) -> tuple[Buffer, ...]:
@@ -349,7 +355,8 @@ class Plan:
 
     @property
     def outputs(self) -> tuple[Buffer, ...]:
-        return tuple(b for b in self.buffers if b.place is Place.OUTPUT)
+        return tuple(sorted((b for b in self.buffers if b.place is Place.OUTPUT),
+                            key=lambda b: b.index))
 
 
 @dataclass(frozen=True)

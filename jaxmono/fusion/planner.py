@@ -21,7 +21,7 @@ from jaxmono.fusion.formulate import Formulation, formulate
 from jaxmono.fusion.plan import Buffer, Device, DotForm, Group, Place, Plan, Sig, Stage
 from jaxmono.fusion.prepare import prepare
 from jaxmono.fusion.recompute import recompute
-from jaxmono.fusion.repeat import one_trip, repeated
+from jaxmono.fusion.repeat import whole_loop_of, with_loop
 from jaxmono.fusion.roll import find_loops
 from jaxmono.fusion.split_reduce import split_reduces
 from jaxmono.fusion.stacks import pieces, stacks
@@ -61,10 +61,16 @@ def make_plan(graph: Graph, device: Device, *, mode: str = "monolithic",
     if mode not in MODES:
         raise NotImplementedError(f"mode={mode!r} is not built yet; available: "
                                   f"{', '.join(MODES)}")
-    if (trip := one_trip(graph)) is not None:
-        pairs = tuple((i, i) for i in range(len(graph.outputs)))
-        return repeated(trip, lambda g: _planned(g, device, pairs, without, longer=True))
-    return _planned(graph, device, aliases, without)
+    if (loop := whole_loop_of(graph)) is None:
+        return _planned(graph, device, aliases, without)
+
+    def part(g: Graph, trip: bool) -> Plan:
+        own = tuple((i, i) for i in range(len(g.outputs))) if trip else ()
+        return _planned(g, device, own, without, longer=trip)
+
+    plan = with_loop(graph, loop, part)
+    verify(plan)
+    return plan
 
 
 def _planned(graph: Graph, device: Device, aliases: tuple[tuple[int, int], ...],

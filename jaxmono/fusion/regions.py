@@ -15,8 +15,8 @@ others that cost less than what would cross as well (region_cut.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.plan import Device
@@ -38,14 +38,12 @@ class Region:
       inputs: values read from outside, in order of first use.
       outputs: values that something outside needs, in order.
       note: why it begins where it does, if something is worth telling.
-      same: results of its ops that are values from outside, as pairs.
     """
 
     op_indices: tuple[int, ...]
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     note: str = ""
-    same: tuple[tuple[Value, Value], ...] = ()
 
     def subgraph(self, graph: Graph) -> Graph:
         """The region as a Graph of its own (the same Values; inputs and outputs in order)."""
@@ -53,22 +51,12 @@ class Region:
                      graph.name)
 
 
-@dataclass(frozen=True, eq=False)
-class Whole(Region):
-    """A loop, as the graph of its own that it has been made (`hlo/passes/whole_loop.py`)."""
-
-    loop: Graph = field(default_factory=lambda: Graph((), (), ()))
-
-    def subgraph(self, graph: Graph) -> Graph:
-        """That graph, whose inputs and outputs have other Values."""
-        return self.loop
-
-
 Refusals = list[tuple[Op, str]]
 
 COMPUTE_INTENSIVE = (ops.DotGeneral, ops.RaggedDot, ops.Convolution)
 
 _NOTHING: Mapping[Op, str] = {}
+_NO_LOOPS: Mapping[Op, bool] = {}
 _MOVES = "only moves data; not worth a kernel"
 _FOLDED = "depends on no argument, like the op beside it that stays with XLA"
 NOT_STITCHED = "mode='stitch' leaves contractions to XLA's libraries"
@@ -76,7 +64,7 @@ NOT_STITCHED = "mode='stitch' leaves contractions to XLA's libraries"
 
 def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
                  kept: Mapping[Op, str] = _NOTHING, *, same_bits: bool = False,
-                 ) -> tuple[tuple[Region, ...], Refusals]:
+                 whole: Mapping[Op, bool] = _NO_LOOPS) -> tuple[tuple[Region, ...], Refusals]:
     """Splits a graph (as imported, dead ops included).
 
     Args:
@@ -84,6 +72,7 @@ def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
       device: by default the cost model's own.
       kept: ops that stay with XLA whatever they are, with the reason.
       same_bits: of `support.refusal`.
+      whole: loops with which a region ends, and whether what is in front of them is in it.
 
     Returns:
       The regions in an order in which each only reads what earlier ones and XLA's ops make, and
@@ -92,7 +81,8 @@ def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
     live = _live(graph)
     reasons: dict[int, str] = {}
     for i in live:
-        why = kept.get(graph.ops[i]) or refusal(graph.ops[i], graph.producer, same_bits=same_bits)
+        why = kept.get(graph.ops[i]) or (None if graph.ops[i] in whole else refusal(
+            graph.ops[i], graph.producer, same_bits=same_bits))
         if why is not None:
             reasons[i] = why
         elif mode == "stitch" and _computes(graph.ops[i]):
@@ -100,7 +90,7 @@ def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
     reasons |= dict.fromkeys(_folded(graph, live, reasons), _FOLDED)
     free = {i for i in live if i not in reasons and _is_free(graph.ops[i])}
     _spread_free(graph, live, free, reasons)
-    color = _colors(graph, live, free, reasons)
+    color = _colors(graph, live, free, reasons, whole)
     members: dict[int, list[int]] = {}
     for i in sorted(color):
         members.setdefault(color[i], []).append(i)
@@ -108,9 +98,10 @@ def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
     notes: dict[int, str] = {}
     for c in sorted(members):
         if _worth_launching(graph, members[c]):
-            first, *others = divided(graph, members[c], device or Device())
-            chosen += [first, *others]
-            notes |= dict.fromkeys((indices[0] for indices in others), NOTE)
+            for apart in _with_one_loop(graph, members[c], whole):
+                first, *others = divided(graph, apart, device or Device())
+                chosen += [first, *others]
+                notes |= dict.fromkeys((indices[0] for indices in others), NOTE)
         else:
             reasons.update(dict.fromkeys(members[c], _MOVES))
     while True:
@@ -191,8 +182,14 @@ def _spread_free(graph: Graph, live: Sequence[int], free: set[int],
             made.update(o.results)
 
 
-def _colors(graph: Graph, live: Sequence[int], free: set[int],
-            reasons: dict[int, str]) -> dict[int, int]:
+def _with_one_loop(graph: Graph, members: list[int], whole: Collection[Op]) -> list[list[int]]:
+    """A region's ops, and apart from them those of its loops that it does not end with."""
+    _, *others = [i for i in members if graph.ops[i] in whole] or [-1]
+    return [[i for i in members if i not in others], *([i] for i in others)]
+
+
+def _colors(graph: Graph, live: Sequence[int], free: set[int], reasons: dict[int, str],
+            whole: Mapping[Op, bool]) -> dict[int, int]:
     """Region number of each supported op: how many changes between kernel and XLA lie before it.
 
     A kernel's op takes the largest number of its operands' kernels, or one more where an operand
@@ -207,21 +204,24 @@ def _colors(graph: Graph, live: Sequence[int], free: set[int],
     for i in rows:
         for p in before[i]:
             after[p].append(i)
-    early = _levels(rows, before, reasons)
-    late = _levels(rows[::-1], after, reasons)
+    ends = {i for i in rows if graph.ops[i] in whole}
+    begins = {i for i in ends if not whole[graph.ops[i]]}
+    early = _levels(rows, before, reasons, begins, ends)
+    late = _levels(rows[::-1], after, reasons, ends, begins)
     last = max(late.values(), default=0)
     late = {i: last - n for i, n in late.items()}
     return late if len(set(late.values())) < len(set(early.values())) else early
 
 
-def _levels(rows: Sequence[int], before: dict[int, list[int]],
-            reasons: dict[int, str]) -> dict[int, int]:
+def _levels(rows: Sequence[int], before: dict[int, list[int]], reasons: dict[int, str],
+            begins: set[int], ends: set[int]) -> dict[int, int]:
+    """``begins``, ``ends``: ops that have nothing in their region in front of them, or behind."""
     number: dict[int, int] = {}
     for i in rows:
         mine = i not in reasons
         # XLA's ops that follow no kernel can all run before the first one
-        number[i] = max((number[p] + (1 if mine and p in reasons else 0) for p in before[i]),
-                        default=0 if mine else -1)
+        number[i] = max((number[p] + (mine and (p in reasons or p in ends or i in begins))
+                         for p in before[i]), default=0 if mine else -1)
     return {i: n for i, n in number.items() if i not in reasons}
 
 

@@ -136,8 +136,8 @@ def plan_to_text(plan: Plan) -> str:
     lines += [f"loop: stages {x.start}..{x.start + x.period * x.trips - 1} are "
               f"{x.trips} times {x.period}" for x in plan.loops]
     if plan.repeat is not None:
-        lines.append(f"all stages again and again while output {plan.repeat.going} is true, a "
-                     "barrier behind the last one")
+        lines.append(f"stages from {plan.repeat.start} on repeat while b{plan.repeat.going} is "
+                     "true, a barrier behind the last one")
     lines += [f"note: {n}" for n in plan.notes]
     lines += [f"  {buffer_text(b)}" for b in plan.buffers]
     for i, stage in enumerate(plan.stages):

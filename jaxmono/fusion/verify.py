@@ -50,6 +50,7 @@ def verify(plan: Plan) -> None:
     _replay(plan)
     _check_edges(plan)
     _check_loops(plan)
+    _check_repeat(plan)
     _check_borders(plan)
     check_accumulated(plan)
 
@@ -88,10 +89,6 @@ def _check_buffers(plan: Plan) -> None:
         if b.alias is not None and plan.inputs[b.alias].type != b.type:
             raise PlanError(f"output {b.index} cannot take the place of input {b.alias}: "
                             f"{b.type} is not {plan.inputs[b.alias].type}")
-        if plan.repeat is not None and b.alias != b.index:
-            raise PlanError(f"output {b.index} of a loop is not where input {b.index} is")
-    if plan.repeat is not None and not 0 <= plan.repeat.going < len(plan.outputs):
-        raise PlanError(f"{plan.repeat} is of no output of the plan")
 
 
 def span(plan: Plan, b: Buffer) -> Span:
@@ -105,7 +102,8 @@ def span(plan: Plan, b: Buffer) -> Span:
         return ("flagged", b.offset, b.offset + flagged_bytes(b))
     if b.place is Place.OUTPUT and b.alias is not None:
         return (f"input {b.alias}", 0, b.type.nbytes)
-    return (f"{b.place.value} {b.index}", 0, b.type.nbytes)
+    place = Place.OUTPUT if b.place is Place.STATE else b.place
+    return (f"{place.value} {b.index}", 0, b.type.nbytes)
 
 
 def _parts(plan: Plan) -> dict[int, list[int]]:
@@ -166,7 +164,7 @@ def _check_memory(plan: Plan) -> None:
         for b in scratch[i + 1:]:
             if b.offset >= a.offset + a.type.nbytes:
                 break
-            if a.first <= b.last and b.first <= a.last:
+            if a.first <= b.last and b.first <= a.last and a.id != b.before and b.id != a.before:
                 raise PlanError(f"buffers b{a.id} and b{b.id} share scratch bytes and are both "
                                 f"live in stage {max(a.first, b.first)}")
     end = 0
@@ -323,7 +321,7 @@ def _replay(plan: Plan) -> None:
         for i in parts.get(b.id, (b.id,)):
             if i not in valid:
                 raise PlanError(f"output {b.index} (b{i}) is not written, or overwritten later")
-            if writes[i] != 1 and b.alias is None:
+            if writes[i] != 1 and b.alias is None and b.before is None:
                 raise PlanError(f"output {b.index} (b{i}) is written {writes[i]} times")
 
 
@@ -351,8 +349,8 @@ def _in_place(g: Group, param: int, result: int) -> bool:
 def _taken(plan: Plan, g: Group, param: int, result: int) -> bool:
     """Whether the group reads ``param`` only where it writes ``result``, which takes its place."""
     sig, b = g.sig, plan.buffers[result]
-    if b.alias is None or plan.buffers[param].id != plan.inputs[b.alias].id \
-            or isinstance(sig.form, AttentionForm) \
+    before = b.before if b.alias is None else plan.inputs[b.alias].id
+    if param != before or isinstance(sig.form, AttentionForm) \
             or (isinstance(sig.form, DotForm) and sig.form.reduced):
         return False
     roots = {sig.body.outputs[s.result]: s.index for s in sig.form.stores}
@@ -411,6 +409,39 @@ def _check_loops(plan: Plan) -> None:
         for i in range(x.start + x.period, end):
             if keys[i] != keys[i - x.period]:
                 raise PlanError(f"loop {x}: stage {i} is not like stage {i - x.period}")
+
+
+def _check_repeat(plan: Plan) -> None:
+    """What a trip reads and has not made itself is there in the next one, too: nobody writes over
+    it, or last of all somebody its next value."""
+    if plan.repeat is None:
+        return
+    if not 0 < plan.repeat.start < len(plan.stages) \
+            or plan.buffers[plan.repeat.going].before is None:
+        raise PlanError(f"{plan.repeat} is no loop of the plan")
+    if plan.repeat.start - 1 in plan.open:
+        raise PlanError("no barrier is in front of the loop")
+    spans = {b.id: span(plan, b) for b in plan.buffers}
+    touching = overlaps(spans)
+    written: dict[int, int] = {}  # by buffer, of the trip so far
+    found: dict[int, Group] = {}
+    for stage in plan.stages[plan.repeat.start:]:
+        for g in stage.groups:
+            found.update({b: g for b in g.params if b not in written})
+        for g in stage.groups:
+            for b in g.results:
+                for other in touching[b]:
+                    written.pop(other, None)
+                written[b] = 1
+    for new in (b for b in plan.buffers if b.before is not None):
+        if new.id not in written or spans[new.id] != spans[new.before]:
+            raise PlanError(f"b{new.id} is not what the next trip finds in b{new.before}")
+    for b, g in found.items():
+        over = [o for o in written if o in touching[b] or o == b]
+        if any(plan.buffers[o].before != b or spans[o] != spans[b] for o in over):
+            raise PlanError(f"{_name(g)} reads b{b}, which the trip before has written over")
+    if plan.repeat.going not in written:
+        raise PlanError("no trip tells whether the loop goes on")
 
 
 def _check_borders(plan: Plan) -> None:

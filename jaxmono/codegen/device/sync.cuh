@@ -9,7 +9,7 @@
 //                                              happens before what follows a counter_wait that sees it
 //   void counter_wait(uint32_t* c, uint32_t target)    all threads of a block: until *c has reached
 //                                              target (wraps: compared by difference)
-//   bool still_going(const void*)              all threads: a bool that another block may have written in front
+//   bool still_going(const bool*)              all threads: a bool that another block may have written in front
 //                                              of the last grid barrier
 //   void wait_until(predicate, what, ns = 0)   one thread; pauses so long, yields in the emulator
 //   void wait_together(predicate, what)        all lanes of a warp, until it holds in all of them
@@ -90,9 +90,9 @@ JM_DEVICE void grid_wait(GridBarrier* barrier, uint32_t ticket) {
 
 JM_DEVICE void grid_barrier(GridBarrier* barrier) { grid_wait(barrier, grid_arrive(barrier)); }
 
-JM_DEVICE bool still_going(const void* flag) {
+JM_DEVICE bool still_going(const bool* flag) {
   // The same in all lanes, and known to be by the compiler: barriers of the block follow.
-  return warp_all(*static_cast<const volatile unsigned char*>(flag) != 0);
+  return warp_all(*static_cast<const volatile bool*>(flag));
 }
 
 JM_DEVICE void counter_signal(uint32_t* counter, uint32_t n = 1) {

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,42 +46,47 @@ def _return(values: Sequence[ir.Value[Any]], block: ir.Block, where: ir.Location
                         ip=ir.InsertionPoint(block))
 
 
-def ask_first(imported: Imported, loop: ops.While, carried: Sequence[Value],
+def ask_first(imported: Imported, loop: ops.While, changes: Sequence[int],
+              carried: Sequence[Value], make: Callable[[Sequence[Value]], ops.While],
               ) -> tuple[Imported, ops.While]:
     """The graph with ``loop`` as one that carries values of its condition.
 
     Args:
+      changes: the places of what a trip changes: the rest is captured.
       carried: the last one is what the condition returns.
+      make: the loop, of what ``carried`` is in front of the first trip; it carries what changes,
+        then that, and its results are those of ``loop``, and others.
 
     Returns:
-      The graph and the loop in it, which hands on the same (the same Values), then ``carried``.
+      The graph, and the loop in it. What does not change is read where the loop had it from.
     """
-    at = imported.graph.ops.index(loop)
+    at, graph = imported.graph.ops.index(loop), imported.graph
     asks, body = imported.origins[at].regions
-    first, origins, mapping = _copied(asks, loop.args)
-    begin = (*loop.args, *(mapping.get(v, v) for v in carried))
-    inputs = tuple(Value(v.type, v.hint) for v in (*body.graph.inputs, *carried))
-    trip, of_trip, mapping = _copied(body, inputs[:len(loop.args)])
-    state = tuple(mapping.get(v, v) for v in body.graph.outputs)
-    question, of_question, mapping = _copied(asks, state)
-    outputs = (*state, *(mapping.get(v, v) for v in carried))
+    first, origins, mapping = _copied(asks, dict(zip(asks.graph.inputs, loop.args, strict=True)))
+    new = make([mapping.get(v, v) for v in carried])
+    inputs = tuple(Value(v.type, v.hint) for v in new.args)
+    now = dict(enumerate(loop.args)) | dict(zip(changes, inputs, strict=False))
+    trip, of_trip, mapping = _copied(body, dict(zip(body.graph.inputs, now.values(), strict=True)))
+    state = {i: mapping.get(v, v) for i, v in enumerate(body.graph.outputs)}
+    then = {i: state[i] if i in changes else v for i, v in now.items()}
+    question, of_question, mapping = _copied(
+        asks, dict(zip(asks.graph.inputs, then.values(), strict=True)))
+    outputs = (*(state[i] for i in changes), *(mapping.get(v, v) for v in carried))
     whole = Imported(Graph(inputs, (*trip, *question), outputs, body.graph.name),
                      (*of_trip, *of_question))
-    inside = tuple(Value(v.type) for v in begin)
-    cond = Imported(Graph(inside, (), inside[-1:], asks.graph.name), ())
-    new = ops.While(results=(*loop.results, *(Value(v.type) for v in carried)), args=begin,
-                    cond=cond.graph, body=whole.graph, loc=loop.loc)
-    origin = AskedLoop(imported.origins[at].operation, begin, (), (cond, whole))
-    graph = imported.graph
+    cond = Imported(Graph(inputs, (), inputs[-1:], asks.graph.name), ())
+    origin = AskedLoop(imported.origins[at].operation, new.args, (), (cond, whole))
     changed = Graph(graph.inputs, (*graph.ops[:at], *first, new, *graph.ops[at + 1:]),
                     graph.outputs, graph.name)
-    return replace(imported, graph=changed, origins=(
-        *imported.origins[:at], *origins, origin, *imported.origins[at + 1:])), new
+    same = {v: u for i, (v, u) in enumerate(zip(loop.results, loop.args, strict=True))
+            if i not in changes}
+    made = replace(imported, graph=changed, origins=(
+        *imported.origins[:at], *origins, origin, *imported.origins[at + 1:])).remap(same)
+    return made, next(o for o in made.graph.ops if o.results == new.results)
 
 
-def _copied(block: Imported, inputs: Sequence[Value],
+def _copied(block: Imported, mapping: dict[Value, Value],
             ) -> tuple[tuple[Op, ...], tuple[Origin, ...], dict[Value, Value]]:
-    """A block's ops once more, on other inputs, with where they are from."""
-    mapping: dict[Value, Value] = dict(zip(block.graph.inputs, inputs, strict=True))
+    """A block's ops once more, on other inputs, with where they are from, and the new values."""
     made = copy_ops(block.graph.ops, mapping)
     return made, tuple(o.remap(mapping) for o in block.origins), mapping

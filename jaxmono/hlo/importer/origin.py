@@ -52,9 +52,10 @@ class Origin:
         return new
 
     def remap(self, mapping: Mapping[Value, Value]) -> Origin:
-        """That of a copy of the Graph op on mapped values (blocks inside stay as they were)."""
+        """That of a copy of the Graph op on mapped values."""
         return replace(self, operands=tuple(mapping.get(v, v) for v in self.operands),
-                       captures=tuple((old, mapping.get(v, v)) for old, v in self.captures))
+                       captures=tuple((old, mapping.get(v, v)) for old, v in self.captures),
+                       regions=tuple(r.remap(mapping) for r in self.regions))
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +69,15 @@ class Imported:
     graph: Graph
     origins: tuple[Origin, ...]
     donated: tuple[tuple[int, int], ...] = ()
+
+    def remap(self, mapping: Mapping[Value, Value]) -> Imported:
+        """With values mapped that are read here or inside."""
+        if not mapping:
+            return self
+        graph = self.graph
+        return replace(self, origins=tuple(o.remap(mapping) for o in self.origins), graph=Graph(
+            graph.inputs, tuple(o.clone(mapping) for o in graph.ops),
+            tuple(mapping.get(v, v) for v in graph.outputs), graph.name))
 
 
 def _replace_uses(region: ir.Region, values: Mapping[ir.Value[Any], ir.Value[Any]]) -> None:

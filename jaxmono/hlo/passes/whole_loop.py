@@ -90,27 +90,29 @@ def _equal(a: Graph, b: Graph) -> bool:
     return a.captures == b.captures and fingerprint(a) == fingerprint(b)
 
 
+def is_whole(op: Op) -> bool:
+    """Whether an op is a loop that carries whether it goes on."""
+    return isinstance(op, ops.While) and not op.cond.ops \
+        and op.cond.outputs == op.cond.inputs[-1:]
+
+
 def changing(loop: ops.While) -> list[int]:
     """The places of what a trip changes."""
     return [i for i, v in enumerate(loop.body.outputs) if v is not loop.body.inputs[i]]
 
 
-def whole_loop(loop: ops.While, what: Asked, inputs: Sequence[Value],
-               producer: Mapping[Value, Op]) -> Graph:
-    """The loop as a graph of its own.
+def whole_loop(loop: ops.While, what: Asked, first: Sequence[Value],
+               producer: Mapping[Value, Op]) -> ops.While:
+    """The loop that carries what is `changing`, and then ``what.carried``.
 
     Args:
-      inputs: what it carries, then ``what.carried``.
+      first: what ``what.carried`` is in front of the first trip.
       producer: of the graph that the loop is in: constants are taken along.
-
-    Returns:
-      A graph of what is `changing` and ``what.carried``, and then of all else that the loop reads;
-      its outputs are the last values of the former.
     """
     b, changes = Builder(loop.loc), changing(loop)
-    begin = (*(inputs[i] for i in changes), *inputs[len(loop.args):])
-    state = tuple(Value(v.type) for v in begin)
-    same = _unchanged(b, loop, inputs, producer)
+    args = (*(loop.args[i] for i in changes), *first)
+    state = tuple(Value(v.type) for v in args)
+    same = _unchanged(b, loop, producer)
     now = dict(zip(changes, state, strict=False))
     if what.rarely:
         now, each = _some_trips(b, loop, what, now, state[-2], same)
@@ -119,27 +121,24 @@ def whole_loop(loop: ops.While, what: Asked, inputs: Sequence[Value],
         now = _trip(b, loop, now, same)
         asks = tuple(_asks(b, loop, now, same, what.carried))
     trip = dead_code(Graph(state, tuple(b.ops), (*now.values(), *asks), loop.body.name))
-    inside = tuple(Value(v.type) for v in begin)
-    whole = ops.While(results=tuple(Value(v.type) for v in begin), args=begin, body=trip,
-                      cond=Graph(inside, (), inside[-1:]), loc=loop.loc)
-    rest = (v for v in trip.captures if v not in begin)
-    return Graph((*begin, *rest), (whole,), whole.results, loop.body.name)
+    inside = tuple(Value(v.type) for v in args)
+    results = (*(loop.results[i] for i in changes), *(Value(v.type) for v in first))
+    return ops.While(results=results, args=args, body=trip, loc=loop.loc,
+                     cond=Graph(inside, (), inside[-1:]))
 
 
-def _unchanged(b: Builder, loop: ops.While, inputs: Sequence[Value],
-               producer: Mapping[Value, Op]) -> dict[Value, Value]:
+def _unchanged(b: Builder, loop: ops.While, producer: Mapping[Value, Op]) -> dict[Value, Value]:
     """What the loop reads and does not change, by values of its body and condition."""
-    changes, mapping = set(changing(loop)), dict[Value, Value]()
-    known = [(v, v) for v in dict.fromkeys((*loop.body.captures, *loop.cond.captures))]
+    changes = set(changing(loop))
+    known = {v: v for v in (*loop.body.captures, *loop.cond.captures)}
     for i, v in enumerate(loop.args):
         if i not in changes:
-            known += [(loop.body.inputs[i], v), (loop.cond.inputs[i], v)]
-            mapping |= {loop.body.inputs[i]: inputs[i], loop.cond.inputs[i]: inputs[i]}
-    for v, source in known:
+            known |= {loop.body.inputs[i]: v, loop.cond.inputs[i]: v}
+    for v, source in known.items():
         made = producer.get(source)
         if isinstance(made, ops.Constant) and is_splat(made.value):
-            (mapping[v],) = b.append(made.clone({}, fresh_results=True))
-    return mapping
+            (known[v],) = b.append(made.clone({}, fresh_results=True))
+    return known
 
 
 def _trip(b: Builder, loop: ops.While, now: Mapping[int, Value], same: Mapping[Value, Value],
