@@ -1,9 +1,10 @@
-"""Loops that end when they are done, a table of their own.
+"""Loops that end when they are done, or are long, a table of their own.
 
     python -m benchmarks.run --models=solver_table
 
 Iterations until they converge, steps of a length that errors tell, text until its end: how often
-these loops run depends on what they compute.
+these loops run depends on what they compute. And thousands of short trips: a simulation, a Markov
+chain, a small network's training.
 """
 
 from __future__ import annotations
@@ -149,6 +150,50 @@ def written(h: jax.Array, embed: jax.Array, w: jax.Array, u: jax.Array,
     return lax.while_loop(lambda s: (s[3] < 64) & ~jnp.all(s[4]), step, begin)[2]
 
 
+def diffused(x: jax.Array) -> jax.Array:
+    """5000 steps of heat on a plate. x: [h, w]."""
+    def step(_: jax.Array, x: jax.Array) -> jax.Array:
+        y = jnp.pad(x, 1, mode="edge")
+        return x + 0.1 * (y[2:, 1:-1] + y[:-2, 1:-1] + y[1:-1, 2:] + y[1:-1, :-2] - 4 * x)
+
+    return lax.fori_loop(0, 5000, step, x)
+
+
+def walked(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Metropolis et al. (1953): 2000 steps of n chains, and the mean of each step. x: [n, d]."""
+    key = jax.random.key(3)
+
+    def likely(x: jax.Array) -> jax.Array:
+        return -0.5 * jnp.sum(x * x, -1)
+
+    def step(state: tuple[jax.Array, jax.Array], i: jax.Array,
+             ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        x, now = state
+        first, second = jax.random.split(jax.random.fold_in(key, i))
+        new = x + 0.3 * jax.random.normal(first, x.shape, x.dtype)
+        then = likely(new)
+        taken = jnp.log(jax.random.uniform(second, now.shape, x.dtype)) < then - now
+        x = jnp.where(taken[:, None], new, x)
+        return (x, jnp.where(taken, then, now)), x.mean(0)
+
+    (x, _), means = lax.scan(step, (x, likely(x)), jnp.arange(2000))
+    return x, means
+
+
+def trained(x: jax.Array, y: jax.Array, w: jax.Array) -> jax.Array:
+    """2000 steps of Adam. x: [b, n]; y: [b, m]; w: [n, m]."""
+    def loss(w: jax.Array) -> jax.Array:
+        return jnp.mean((jnp.tanh(x @ w) - jnp.tanh(y)) ** 2)
+
+    def step(_: jax.Array, s: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        w, mean, square = s
+        g = jax.grad(loss)(w)
+        mean, square = 0.9 * mean + 0.1 * g, 0.99 * square + 0.01 * g * g
+        return w - 1e-3 * mean / (jnp.sqrt(square) + 1e-3), mean, square
+
+    return lax.fori_loop(0, 2000, step, (w, jnp.zeros_like(w), jnp.zeros_like(w)))[0]
+
+
 WORKLOADS: tuple[Workload, ...] = (
     _solver("least_squares_1024", "conjugate gradients, 1024 unknowns", least_squares,
             ((1024,),), ((16,),), {"a": (1024, 1024)}, {"a": (16, 16)}, dtype="f32"),
@@ -170,4 +215,10 @@ WORKLOADS: tuple[Workload, ...] = (
             written, ((1, 1024),), ((2, 16),),
             {"embed": (8192, 1024), "w": (1024, 1024), "u": (1024, 1024), "head": (1024, 8192)},
             {"embed": (32, 16), "w": (16, 16), "u": (16, 16), "head": (16, 32)}, search=True),
+    _solver("diffused_256", "heat on a plate of 256 x 256, 5000 steps", diffused, ((256, 256),),
+            ((8, 8),), {}, {}, dtype="f32"),
+    _solver("walked_128_8", "128 Markov chains in 8 dimensions, 2000 steps", walked, ((128, 8),),
+            ((4, 3),), {}, {}, dtype="f32"),
+    _solver("trained_256_32_8", "2000 steps of Adam, 256 entries, 32 x 8 weights", trained,
+            ((256, 32), (256, 8)), ((8, 4), (8, 2)), {"w": (32, 8)}, {"w": (4, 2)}, dtype="f32"),
 )
