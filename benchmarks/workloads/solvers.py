@@ -14,6 +14,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.ode import odeint
 from jax.scipy.sparse.linalg import cg
 
 from benchmarks.workloads.function import of_function
@@ -150,6 +151,24 @@ def written(h: jax.Array, embed: jax.Array, w: jax.Array, u: jax.Array,
     return lax.while_loop(lambda s: (s[3] < 64) & ~jnp.all(s[4]), step, begin)[2]
 
 
+def clustered(x: jax.Array) -> jax.Array:
+    """Lloyd (1982): 32 centres, until none moves. x: [n, d]; the result: [32, d]."""
+    def step(s: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+        centres, _, count = s
+        far = jnp.sum(x * x, 1)[:, None] - 2 * x @ centres.T + jnp.sum(centres * centres, 1)
+        one = jax.nn.one_hot(jnp.argmin(far, 1), 32, dtype=x.dtype)
+        new = (one.T @ x) / jnp.maximum(one.sum(0), 1)[:, None]
+        return new, jnp.max(jnp.abs(new - centres)), count + 1
+
+    return lax.while_loop(lambda s: (s[1] > 1e-4) & (s[2] < 100), step,
+                          (x[:32], jnp.ones((), x.dtype), jnp.asarray(0)))[0]
+
+
+def swung(y: jax.Array) -> jax.Array:
+    """Pendulums at 20 times, by Dormand and Prince (1980). y: [2, n]; the result: [20, 2, n]."""
+    return odeint(lambda y, _: jnp.stack([y[1], -jnp.sin(y[0])]), y, jnp.linspace(0.0, 5.0, 20))
+
+
 def diffused(x: jax.Array) -> jax.Array:
     """5000 steps of heat on a plate. x: [h, w]."""
     def step(_: jax.Array, x: jax.Array) -> jax.Array:
@@ -215,6 +234,10 @@ WORKLOADS: tuple[Workload, ...] = (
             written, ((1, 1024),), ((2, 16),),
             {"embed": (8192, 1024), "w": (1024, 1024), "u": (1024, 1024), "head": (1024, 8192)},
             {"embed": (32, 16), "w": (16, 16), "u": (16, 16), "head": (16, 32)}, search=True),
+    _solver("clustered_4096_16", "32 centres of 4096 points", clustered, ((4096, 16),),
+            ((64, 3),), {}, {}, dtype="f32"),
+    _solver("swung_1024", "1024 pendulums, with error control", swung, ((2, 1024),), ((2, 8),), {},
+            {}, dtype="f32"),
     _solver("diffused_256", "heat on a plate of 256 x 256, 5000 steps", diffused, ((256, 256),),
             ((8, 8),), {}, {}, dtype="f32"),
     _solver("walked_128_8", "128 Markov chains in 8 dimensions, 2000 steps", walked, ((128, 8),),
