@@ -361,8 +361,7 @@ class _Assembly:
             w.line("unsigned char* const smem = dynamic_shared();")
             w.line("(void)smem;")
             if self.plan.open:
-                often = "" if self.plan.repeat else "const "
-                w.line(f"{often}uint32_t epoch = this_launch(&flags);")
+                w.line("const uint32_t epoch = this_launch(&flags);")
             if self.turns:
                 w.line("int own = block_id();")
             if self.roles:
@@ -399,10 +398,8 @@ class _Assembly:
         going = f"pointer<const bool>(p.buf[{pointer}], {offset})" if offset \
             else f"pointer<const bool>(p.buf[{pointer}])"
         with w.block(f"while (still_going({going}))"):
-            if self.plan.open:
-                w.line("++epoch;", "that of this trip's values")
             if self.plan.meets_first:
-                w.line(f"{self.meet};", "no later barrier is in front of who writes it")
+                w.line(f"{self.meet};", "the first stage writes what has just been read")
             self._of_spans([x for x in spans if x.start >= repeat.start])
             self._stages(w)
             w.line()

@@ -419,8 +419,8 @@ def _check_repeat(plan: Plan) -> None:
     if not 0 < plan.repeat.start < len(plan.stages) \
             or plan.buffers[plan.repeat.going].before is None:
         raise PlanError(f"{plan.repeat} is no loop of the plan")
-    if plan.repeat.start - 1 in plan.open:
-        raise PlanError("no barrier is in front of the loop")
+    if plan.open:
+        raise PlanError("stages that repeat have barriers between them")
     spans = {b.id: span(plan, b) for b in plan.buffers}
     touching = overlaps(spans)
     written: dict[int, int] = {}  # by buffer, of the trip so far

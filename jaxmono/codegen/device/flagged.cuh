@@ -12,7 +12,7 @@
 //
 // Words are of the module, zero at load, and belong to one buffer for good. Every launch writes all of
 // them once, so a word is of this launch or of the one before, whatever 16 bits of the epoch say. No
-// launch has the number 0. Where the kernel is a loop, "launch" is a trip of it, behind a grid barrier. A word is read and written in one access of its own size or of several words:
+// launch has the number 0. A word is read and written in one access of its own size or of several words:
 // the hardware may tear an access of 16 bytes between words, never a word.
 #pragma once
 #include "jaxmono/kernel.cuh"
