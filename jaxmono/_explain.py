@@ -142,11 +142,12 @@ class Report:
 
     @property
     def coverage(self) -> Coverage:
-        """The share of the work in the planned kernels (1 for an empty program)."""
+        """The share of the work in the planned kernels (1 for an empty program, and at most: a loop
+        that is a kernel asks whether it begins, besides)."""
         taken = sum((k.work for k in self.planned), Work())
 
         def share(part: int, whole: int) -> float:
-            return part / whole if whole else 1.0
+            return min(part / whole, 1.0) if whole else 1.0
 
         return Coverage(share(taken.ops, self.total.ops), share(taken.bytes, self.total.bytes),
                         share(taken.flops, self.total.flops))

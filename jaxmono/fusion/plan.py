@@ -344,8 +344,8 @@ class Plan:
 
     @property
     def meets_first(self) -> bool:
-        """Whether the blocks of a loop have to meet before each trip: its first stage writes whether
-        it goes on, which others may still read."""
+        """Whether the blocks of a loop have to meet before each trip: its first stage writes
+        whether it goes on, which others may still read."""
         return self.repeat is not None \
             and self.buffers[self.repeat.going].first == self.repeat.start
 

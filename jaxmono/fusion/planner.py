@@ -110,14 +110,14 @@ def _planned(graph: Graph, device: Device, aliases: tuple[tuple[int, int], ...],
             graph, form = rest, formed(rest, form.state.after, form.state.begun)
             refused = (*refused, *more)
     form, copied = take_places(form, aliases, longer=longer)
-    plan = _assemble(graph, device, form)
+    plan = _assemble(graph, device, form, trip=longer)
     notes = [*plan.notes, *_rounded(plan), *dict.fromkeys(refused), *copied]
     plan = dataclasses.replace(plan, notes=tuple(notes))
     verify(plan)
     return plan
 
 
-def _assemble(graph: Graph, device: Device, form: Formulation) -> Plan:
+def _assemble(graph: Graph, device: Device, form: Formulation, *, trip: bool) -> Plan:
     outputs: dict[Value, list[int]] = {}
     for i, v in enumerate(graph.outputs):
         outputs.setdefault(v, []).append(i)
@@ -143,12 +143,12 @@ def _assemble(graph: Graph, device: Device, form: Formulation) -> Plan:
         stages.append(Stage(tuple(made)))
     buffers, scratch = table.finish()
     return Plan(graph, buffers, tuple(stages), sync_edges(buffers, stages), find_loops(stages),
-                scratch, max(len(form.groups) - 1, 0), _notes(form))
+                scratch, max(len(form.groups) - 1, 0), _notes(form, trip=trip))
 
 
-def _notes(form: Formulation) -> tuple[str, ...]:
+def _notes(form: Formulation, *, trip: bool) -> tuple[str, ...]:
     out: list[str] = []
-    if form.donated:
+    if form.donated and not trip:
         out.append(f"{len(form.donated)} outputs take the place of donated inputs")
     if form.state.folds:
         out.append(f"{form.state.folds} normalisations are recomputed by the contractions that "

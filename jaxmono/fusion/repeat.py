@@ -170,7 +170,9 @@ class _Joined:
         return Plan(
             self.graph, tuple(self.rows), tuple(stages), sync_edges(self.rows, stages), loops,
             total, self.front.barriers_before_merging + self.trip.barriers_before_merging + 1,
-            tuple(dict.fromkeys((*self.front.notes, *self.trip.notes))),
+            tuple(dict.fromkeys((
+                f"{len(self.trip.stages)} stages repeat until the loop ends", *self.front.notes,
+                *self.trip.notes))),
             repeat=Repeat(self.start, self.going))
 
 

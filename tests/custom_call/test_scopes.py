@@ -13,6 +13,7 @@ import pytest
 from jax import lax
 
 import jaxmono
+import jaxmono._trips
 from jaxmono._scopes import find_scopes
 from jaxmono.fusion.plan import Device
 from jaxmono.hlo import ops
@@ -22,6 +23,12 @@ UNROLL = importlib.import_module("jaxmono.hlo.passes.unroll")  # the package has
 N = 8
 X = np.random.default_rng(0).normal(size=(2, N)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(6, N, N)).astype(np.float32) / N**0.5
+
+
+@pytest.fixture(autouse=True)
+def loops_that_xla_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if trips were long: others are kernels of their own (test_whole_loops.py)."""
+    monkeypatch.setattr(jaxmono._trips, "MOST_US", -1.0)
 
 
 def layers(x: jax.Array, w: jax.Array, rows: slice = slice(None)) -> jax.Array:

@@ -39,7 +39,8 @@ class Asked:
     """What a loop asks, as values of its condition that it carries from now on.
 
     Attributes:
-      carried: the answer, behind what it is an ``any`` of where several trips may pass.
+      carried: the answer, behind what it is an ``any`` of where several trips may pass; empty
+        where it is a value that the loop carries anyway.
       known: values of the body that are the same as ``carried[0]`` then.
     """
 
@@ -55,6 +56,8 @@ class Asked:
 def asked(loop: ops.While) -> Asked:
     """What ``loop`` asks."""
     body, cond = loop.body, loop.cond
+    if _told(loop) is not None:
+        return Asked(())
     answer = Asked(cond.outputs)
     whether = cond.producer.get(cond.outputs[0])
     if not isinstance(whether, ops.Reduce) or len(whether.args) != 1 \
@@ -97,8 +100,18 @@ def is_whole(op: Op) -> bool:
 
 
 def changing(loop: ops.While) -> list[int]:
-    """The places of what a trip changes."""
-    return [i for i, v in enumerate(loop.body.outputs) if v is not loop.body.inputs[i]]
+    """The places of what a trip changes; behind the others that of the answer, if it is one."""
+    found = [i for i, v in enumerate(loop.body.outputs) if v is not loop.body.inputs[i]]
+    return sorted(found, key=lambda i: i == _told(loop))
+
+
+def _told(loop: ops.While) -> int | None:
+    """The place of what the condition returns, if a trip changes it."""
+    (answer,) = loop.cond.outputs
+    if answer not in loop.cond.inputs:
+        return None
+    i = loop.cond.inputs.index(answer)
+    return None if loop.body.outputs[i] is loop.body.inputs[i] else i
 
 
 def whole_loop(loop: ops.While, what: Asked, first: Sequence[Value],
