@@ -85,11 +85,11 @@ KERNELS = {
     "loops in loops": {"memcheck": (nested := ["controlled_16_256_64:1:f32",
                                                "policy_4_4_512_64:1:f32"]),
                        "racecheck": ["ordered", *nested]},
-    # Some trips of loops that end when they are done.
-    "trips that are asked for": {
-        "memcheck": (asked := ["integrated_256_64:1:f32", "roots_65536:1:f32",
-                               "components_256:1:f32", "written_1_1024_8192:1"]),
-        "racecheck": ["ordered", *asked]},
+    # Stages that repeat: with many blocks, and with one (shared memory is used again and again).
+    "whole loops": {
+        "memcheck": (whole := ["integrated_256_64:1:f32", "roots_65536:1:f32",
+                               "transport_512:1:f32"]),
+        "racecheck": ["ordered", *whole]},
     "along rows, pools": ["summed_1024_4096:1:f32", "summed_256_2048:1", "nucleus_4_1000:1:f32",
                           "resampled_4096_8:1:f32", "pool_gradients_32_56_64:1",
                           "digits_128:1:f32"],
