@@ -33,8 +33,8 @@ def supported_ops() -> str:
     own = ("accumulate", "elementwise", "piece", "stacked", "stored", "unknown", "window")
     others = sorted(o for o in ir.REGISTRY if o not in own)
     refused = {cls.opcode: reason for cls, reason in support.REFUSED_OPS.items()}
-    refused["while"] = "loops whose trips are not constant, or too many; kernels may be in them " \
-        "(see Limits)"
+    refused["while"] = "loops with such ops in them, with loops of which nobody knows how often " \
+        "they run, or of long trips; kernels may be in them (see Limits)"
     taken += [o for o in others if o not in refused]
     dtypes = [d.value for d in DType if d not in support.REFUSED_DTYPES]
     lines = [

@@ -1,4 +1,4 @@
-"""Loops that are kernels of their own: as many trips as XLA's, the same results, again and again."""
+"""Loops that are kernels of their own: as many trips as XLA, the same results, every time."""
 
 from __future__ import annotations
 
