@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxmono
+import jaxmono._trips
 from jaxmono import _driver, _explain, _measure
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
@@ -208,7 +209,9 @@ def test_no_kernel_texts_say_why() -> None:
     assert text.endswith("(only planned)\n")
 
 
-def test_ops_that_stay_for_one_reason_are_one_line() -> None:
+def test_ops_that_stay_for_one_reason_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxmono._trips, "MOST_US", -1.0)  # as if trips were long
+
     def fun(x: jax.Array) -> jax.Array:
         step = lambda x: jnp.tanh(jnp.sin(x) * 2 - 1) / jnp.exp(x)  # noqa: E731
         return jax.lax.while_loop(lambda x: x[0] < 1, step, jnp.sort(x))

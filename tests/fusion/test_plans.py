@@ -305,7 +305,7 @@ def two_sums(x: Any) -> Any:
 
 @pytest.mark.parametrize(("fn", "arg", "reason"), [
     (two_sums, f32(1 << 17), "its body is more than one op"),
-    (jnp.bitwise_or.reduce, jax.ShapeDtypeStruct((1 << 17,), jnp.int32), "or is no sum, product"),
+    (jnp.bitwise_xor.reduce, jax.ShapeDtypeStruct((1 << 17,), jnp.int32), "xor is no sum, product"),
     (lambda x: x.sum(), f32(*[7] * 7), "its longest dimension, 7, has no 8 parts"),
     (lambda x: x.sum((1, 2, 3)), f32(33, 67, 67, 67),
      "its longest dimension, 67, has no 8 parts"),
@@ -318,6 +318,19 @@ def test_why_a_long_reduce_is_not_split_is_told(fn: Callable[..., Any], arg: jax
     assert kinds(p) == [["row"]] and len(p.notes) == bool(reason)
     for note in p.notes:
         assert note.startswith("the long reduce of ") and f"is not split: {reason}" in note
+
+
+@pytest.mark.parametrize("fn", [jnp.any, jnp.all, jnp.bitwise_or.reduce, jnp.bitwise_and.reduce])
+def test_long_reduces_of_bits_are_split(fn: Callable[..., Any]) -> None:
+    bits = fn in (jnp.any, jnp.all)
+    arg = jax.ShapeDtypeStruct(((1 << 17) - 3,), jnp.bool_ if bits else jnp.int32)
+    p = make_plan(models.graph_of(fn, arg), Device())
+    assert len(kinds(p)) == 2
+    rng = np.random.default_rng(0)
+    for odd in (0, 1):  # one element unlike all others
+        given = np.full(arg.shape, 1 - odd if bits else rng.integers(-9, 9), arg.dtype)
+        given[rng.integers(arg.shape[0])] = odd
+        np.testing.assert_array_equal(run_plan(p, [given])[0], np.asarray(fn(given)))
 
 
 def test_a_reduce_of_32768_is_long() -> None:
