@@ -433,8 +433,9 @@ def _check_repeat(plan: Plan) -> None:
                 for other in touching[b]:
                     written.pop(other, None)
                 written[b] = 1
-    for new in (b for b in plan.buffers if b.before is not None):
-        if new.id not in written or spans[new.id] != spans[new.before]:
+    for new in plan.buffers:
+        if new.before is not None and (
+                new.id not in written or spans[new.id] != spans[new.before]):
             raise PlanError(f"b{new.id} is not what the next trip finds in b{new.before}")
     for b, g in found.items():
         over = [o for o in written if o in touching[b] or o == b]

@@ -82,7 +82,8 @@ def ask_first(imported: Imported, loop: ops.While, changes: Sequence[int],
             if i not in changes}
     made = replace(imported, graph=changed, origins=(
         *imported.origins[:at], *origins, origin, *imported.origins[at + 1:])).remap(same)
-    return made, next(o for o in made.graph.ops if o.results == new.results)
+    return made, next(o for o in made.graph.ops
+                      if isinstance(o, ops.While) and o.results == new.results)
 
 
 def _copied(block: Imported, mapping: dict[Value, Value],
