@@ -18,7 +18,7 @@ def merge(graph: Graph, groups: list[Draft], level: dict[Draft, int],
     the parts of an array that one group makes, however many (`stacks.in_turn`)."""
     out: list[Draft] = []
     parts = in_turn(graph)
-    hosts: dict[tuple[int, tuple[int, ...]], list[Draft]] = {}
+    hosts: dict[tuple[int, tuple[int, ...], bool], list[Draft]] = {}
     last: dict[Op, int] = {}  # who reads the array waits for all of its parts
     for d in groups:
         if (whole := _array(parts, d)) is not None:
@@ -30,7 +30,8 @@ def merge(graph: Graph, groups: list[Draft], level: dict[Draft, int],
             out.append(d)
             continue
         shape = d.outputs[0].type.dims
-        slot = hosts.setdefault((level[d], shape), [])
+        copies = isinstance(d.anchor, ops.Stored) and d.anchor.copy
+        slot = hosts.setdefault((level[d], shape, copies), [])
         whole = _array(parts, d)
         host = next((h for h in slot if _worth(h, d, reads) or (
             whole is not None and _array(parts, h) is whole)), None)

@@ -65,33 +65,37 @@ def with_loop(graph: Graph, loop: ops.While, plan: Planner) -> Plan:
             graph.producer[v], ops.DynamicUpdateSlice | ops.Accumulate) else v
 
     begin, made = [*map(own, loop.args)], [*map(own, within)]
-    front = plan(dead_code(Graph(graph.inputs, tuple(walk.ops), (
-        *begin, *made, *(graph.outputs[i] for i in others)), graph.name)), False)
+    read = any(v in graph.inputs for v in captured)
+    rest = [own(v) if read and v not in graph.inputs else v
+            for v in (graph.outputs[i] for i in others)]
+    front = plan(dead_code(Graph(graph.inputs, tuple(walk.ops), (*begin, *made, *rest),
+                                 graph.name)), False)
     return _Joined(graph, loop, front, trip, captured, within, others).plan()
 
 
 def _trip(trip: Graph, plan: Planner) -> Plan:
-    found = plan(trip, True)
-    if (left := _elsewhere(found)):
-        found = plan(_copied(trip, left), True)
-    if (left := _elsewhere(found)):
-        raise PlanError(f"the loop's value {left[0]} is made where no trip finds it again")
+    found, copies = plan(trip, True), set[int]()
+    while left := _elsewhere(found):
+        if len(copies) == len(trip.outputs):
+            raise PlanError(f"the loop's value {left[0]} is made where no trip finds it again")
+        # Copies may be made beside what others wait for: then all are.
+        copies.update(range(len(trip.outputs)) if copies.issuperset(left) else left)
+        found = plan(_copied(trip, sorted(copies)), True)
     return found
 
 
 def _elsewhere(plan: Plan) -> list[int]:
-    return [b.index for b in plan.outputs if b.alias != b.index]
+    return [b.index for b in plan.outputs if b.alias != b.index and b.type.size]
 
 
 def _copied(trip: Graph, which: list[int]) -> Graph:
-    """Outputs that are made in memory, and copied from there."""
+    """Outputs that are made in memory, and copied from there: whoever copies reads nothing that a
+    trip writes over."""
     walk, outputs = Builder(), list(trip.outputs)
     walk.ops += trip.ops
     for i in which:
-        v = outputs[i]
-        if v not in trip.inputs:
-            v = walk.emit1(ops.Stored, v.type, operand=v)
-        outputs[i] = walk.emit1(ops.Stored, v.type, operand=v)
+        v = walk.emit1(ops.Stored, outputs[i].type, operand=outputs[i])
+        outputs[i] = walk.emit1(ops.Stored, v.type, operand=v, copy=True)
     return Graph(trip.inputs, tuple(walk.ops), tuple(outputs), trip.name)
 
 

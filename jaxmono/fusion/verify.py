@@ -422,24 +422,27 @@ def _check_repeat(plan: Plan) -> None:
     if plan.open:
         raise PlanError("stages that repeat have barriers between them")
     spans = {b.id: span(plan, b) for b in plan.buffers}
-    touching = overlaps(spans)
-    written: dict[int, int] = {}  # by buffer, of the trip so far
+    touching, holders = overlaps(spans), _holders(plan)
+    written = set[int]()  # in the trip so far, and still there
+    ever = set[int]()  # in the trip
     found: dict[int, Group] = {}
     for stage in plan.stages[plan.repeat.start:]:
         for g in stage.groups:
-            found.update({b: g for b in g.params if b not in written})
+            found.update({b: g for b in g.params if plan.buffers[b].type.size
+                          and not written.issuperset(holders[b])})
         for g in stage.groups:
             for b in g.results:
-                for other in touching[b]:
-                    written.pop(other, None)
-                written[b] = 1
+                written.difference_update(touching[b])
+                written.add(b)
+        ever |= written
     for new in plan.buffers:
-        if new.before is not None and (
+        if new.before is not None and new.type.size and (
                 new.id not in written or spans[new.id] != spans[new.before]):
             raise PlanError(f"b{new.id} is not what the next trip finds in b{new.before}")
     for b, g in found.items():
-        over = [o for o in written if o in touching[b] or o == b]
-        if any(plan.buffers[o].before != b or spans[o] != spans[b] for o in over):
+        state = plan.buffers[b].index if plan.buffers[b].place is Place.PART else b
+        over = ever & {b, *touching[b]}
+        if any(plan.buffers[o].before != state or spans[o] != spans[state] for o in over):
             raise PlanError(f"{_name(g)} reads b{b}, which the trip before has written over")
     if plan.repeat.going not in written:
         raise PlanError("no trip tells whether the loop goes on")

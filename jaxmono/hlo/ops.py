@@ -401,17 +401,19 @@ class Stored(Op):
 
     ``in_turn``: part of an array whose parts one group makes, each of the one before (a scan's).
     ``group``: if not 0, that group makes all that have the same number, of several arrays and of
-    none (trips of a loop). ``own``: memory of an `Accumulate`, which writes over it."""
+    none (trips of a loop). ``own``: memory of an `Accumulate`, which writes over it. ``copy``: of
+    what lies in memory already, by a group that makes nothing but copies."""
 
     operand: Value = ir.operand()
     in_turn: bool = ir.attribute(False)
     group: int = ir.attribute(0)
     own: bool = ir.attribute(False)
+    copy: bool = ir.attribute(False)
 
     @property
     def is_one_of_its_kind(self) -> bool:
         """Whether another op with the same operand is another array."""
-        return self.in_turn or self.own
+        return self.in_turn or self.own or self.copy
 
 
 ACCUMULATED = ("add", "maximum", "minimum")

@@ -117,7 +117,30 @@ def steps_inside(x: Any, w: Any) -> Any:
         0, 3, lambda i, y: jnp.sin(y) @ w * 0.5, s), x)
 
 
+def rotates(x: Any, w: Any) -> Any:
+    """Copies of old values, beside one that reads another place of one."""
+    return lax.while_loop(lambda s: jnp.sum(s[4]) < 9, lambda s: (
+        s[3], s[2], x[0, 0] + s[1][::-1] - 0.3 * s[0], jnp.roll(s[0], 1, 1), s[4] + 1),
+        (x, x * 2, x + 1, x - 1, 0))
+
+
+def carries_nothing(x: Any, w: Any) -> Any:
+    return lax.while_loop(lambda s: jnp.max(s[1]) < 9, lambda s: (s[0] * 2, s[1] + 1),
+                          (jnp.zeros((0, 4)), x))
+
+
+def updates_an_input(x: Any, w: Any) -> Any:
+    """What is in front of the loop writes a part of what its trips read as it was."""
+    a = lax.dynamic_update_slice(x, jnp.ones((1, 2)), (1, 3))
+    return a, lax.while_loop(lambda s: jnp.max(s) < 50, lambda s: s + jnp.abs(x) + 0.5, x)
+
+
+def gamma(x: Any, w: Any) -> Any:
+    return jax.scipy.special.gammainc(jnp.abs(x) + 0.1, jnp.abs(x) + 0.6)
+
+
 CASES: list[tuple[Fun, int]] = [
+    (rotates, 1), (carries_nothing, 1), (updates_an_input, 1), (gamma, 3),
     (converges, 1), (hands_over, 1), (swaps, 1), (reads_neighbours, 1), (writes_places, 1),
     (never_begins, 1), (begins_with_constants, 1), (reads_the_first, 1), (two, 3),
     (goes_on_behind, 2), (steps_inside, 1)]
