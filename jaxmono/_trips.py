@@ -3,7 +3,7 @@ long (`hlo/passes/whole_loop.py`, `fusion/repeat.py`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,9 +19,9 @@ from jaxmono.hlo.passes.unroll import refused_inside
 from jaxmono.hlo.passes.whole_loop import asked, changing, whole_loop
 
 MOST_US = 20.0
-"""Of what a trip reads and multiplies: XLA takes 10 to 20 to ask whether a loop goes on and to
-launch what little it does. Longer trips are kernels of their own, with producer warps, which know
-no such loops."""
+"""Of what a trip reads and multiplies. XLA took 7 to 40 for all of a short trip on an H200 (asking
+whether the loop goes on, launches); of longer ones it is little, and their kernels have producer
+warps, which know no such loops."""
 MOST_OPS = 4096
 JOINED_US = 4.0
 """Likewise, of what is in front of a loop in the same kernel."""
@@ -78,7 +78,12 @@ def _is_light(graph: Graph, loop: Op, device: Device) -> bool:
             found.append(o)
             wanted.update(o.uses)
     found = [o for o in reversed(found) if all(v.type.is_static for v in (*o.uses, *o.results))]
-    return shortest_us(found, replace(device, phase_us=0.0))[0][-1] <= JOINED_US
+    return _least_us(found, device) <= JOINED_US
+
+
+def _least_us(found: Sequence[Op], device: Device) -> float:
+    """Of what ops read and multiply, however many stages they are."""
+    return shortest_us(found, replace(device, phase_us=0.0))[0][-1]
 
 
 def _why_not(loop: ops.While, producer: Mapping[Value, Op], device: Device, *,
@@ -91,6 +96,6 @@ def _why_not(loop: ops.While, producer: Mapping[Value, Op], device: Device, *,
     for o in inside:
         if (why := refused_inside(o, known) or refusal(o, known, same_bits=same_bits)) is not None:
             return f"{op_name(o)} in it: {why}"
-    least = shortest_us(inside, replace(device, phase_us=0.0))[0][-1]
+    least = _least_us(inside, device)
     return None if least <= MOST_US else \
         f"a trip takes {least:.0f} us at least; a kernel that is a loop takes up to {MOST_US:.0f}"

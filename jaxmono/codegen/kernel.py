@@ -17,16 +17,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jaxmono.codegen.calls import UNIT, Call, Span, Unit, has_own_mail
 from jaxmono.codegen.dispatch import Dispatch
-from jaxmono.codegen.dot_wgmma_shared import CONSUMERS, LOW_BYTES, PRODUCERS, ROLES_BYTES, TF32
+from jaxmono.codegen.dot_wgmma_shared import CONSUMERS, PRODUCERS, ROLES_BYTES, TF32
 from jaxmono.codegen.doubled import Halves, eligible
 from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.includes import needed
-from jaxmono.codegen.names import FlaggedName, storage
+from jaxmono.codegen.names import FlaggedName
 from jaxmono.codegen.one_block import in_one_block
 from jaxmono.codegen.producers import (
     Boundary,
@@ -40,11 +40,11 @@ from jaxmono.codegen.producers import (
 )
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import Function, code_for
+from jaxmono.codegen.unit_function import emit_function
 from jaxmono.codegen.writer import Writer
 from jaxmono.codegen.written import Written, whole
 from jaxmono.fusion.flags import flagged_params
 from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
-from jaxmono.hlo.ir import Value
 
 _WIDE_SUMS = 128
 """Of a thread, from which on nothing stays in registers that can be found again (`fresh` in
@@ -226,7 +226,8 @@ class _Assembly:
         functions = Writer(parent=self.w)
         for unit in self.units.values():
             if unit.tasks:
-                self._function(functions, unit)
+                emit_function(functions, unit, self._names_of(unit),
+                              often=unit.name in self.called_often)
         kernel = Writer(parent=self.w)
         self._kernel(kernel)
         w = self.w
@@ -283,74 +284,6 @@ class _Assembly:
         if not self.meets:
             return 1
         return max([sum(self._of(g).tasks for g in s.groups) for s in self.plan.stages] + [1])
-
-    def _function(self, w: Writer, u: Unit) -> None:
-        body = u.sig.body
-        has_flags = u.flagged or (False,) * (len(body.inputs) + len(body.outputs))
-        restrict = " __restrict__" if u.alone else ""
-
-        def pointer(v: Value, name: str, flags: bool, const: str = "") -> str:
-            t = storage(v.type.dtype)
-            return f"Flagged<{t}> {name}" if flags else f"{const}{t}*{restrict} {name}"
-
-        ins = [pointer(v, f"p{i}", f, "const ") for i, (v, f) in enumerate(
-            zip(body.inputs, has_flags, strict=False))]
-        outs = [pointer(v, f"r{i}", f) for i, (v, f) in enumerate(
-            zip(body.outputs, has_flags[len(body.inputs):], strict=True))]
-        extra = ["float* workspace"] if u.workspace else []
-        if u.counters:
-            w.line(f"JM_STATE Counters<{u.slots * u.counters}> {u.name}_arrivals;")
-            extra.append("uint32_t* arrivals")
-        if u.mail:
-            w.line(f"JM_STATE Mailbox<{u.mailboxes * u.mail}> {u.name}_mail;")
-            extra.append("float* mailed")
-        w.comment(f"{u.sig.kind} {u.sig.name}: {_ops(u.sig)}")
-        w.comment(f"{u.tasks} tasks, {u.schedule}")
-        # A function with several call sites is compiled once. It asks for shared memory itself:
-        # through a parameter the compiler would not know the address space.
-        often = u.name in self.called_often
-        prefix = "JM_CALLED" if often else "JM_DEVICE"
-        # Not where wgmma is: ptxas cannot see across calls which products are in flight, and waits
-        # for each one before it issues the next (its note C7510).
-        consumer = prefix if u.load is None else "JM_DEVICE"
-        own = often or u.load is not None or u.doubled
-        tail = ["int task"] if own else ["int task", "unsigned char* smem"]
-        if u.doubled:
-            tail.append("int half")
-
-        def begin() -> None:
-            if own:
-                above = f" + {LOW_BYTES}" if u.load is not None else " + half" * u.doubled
-                w.line(f"unsigned char* const smem = dynamic_shared(){above};")
-                w.line("(void)smem;")
-
-        if u.prefetch is not None:
-            w.comment(f"before the grid barrier in front of {u.name}")
-            args = ", ".join([*ins, *outs, *extra, *tail])
-            with w.block(f"{prefix} void {u.name}_prefetch({args})"):
-                begin()
-                w.extend(u.prefetch)
-            extra.append("bool fetched")
-        result = "void"
-        if u.load is not None:
-            result = "Place"
-            args = ", ".join([*ins, *outs, "Place at", *tail])
-            w.comment("producer warps")
-            with w.block(f"{prefix} Place {u.name}_load({args})"):
-                begin()
-                w.line("Roles* const roles = block_roles();")
-                w.extend(u.load)
-            extra.append("Place at")
-        args = ", ".join([*ins, *outs, *extra, *tail])
-        with w.block(f"{consumer} {result} {u.name}({args})"):
-            begin()
-            if u.load is not None:
-                w.line("Roles* const roles = block_roles();")
-            u.code.emit_body(w, u.sig, u.schedule, replace(
-                self._names_of(u), workspace="workspace" if u.workspace else "",
-                arrivals="arrivals" if u.counters else "", mail="mailed" if u.mail else "",
-                fetched="fetched" if u.prefetch is not None else "false", doubled=u.doubled))
-        w.line()
 
     def _kernel(self, w: Writer) -> None:
         s = self.schedule
@@ -530,8 +463,3 @@ class _Assembly:
         if self._of(first).mailboxes == self._of(first).slots:
             return 0
         return [g.id for g in self.plan.groups if g.sig.key == first.sig.key].index(first.id)
-
-
-def _ops(sig: Sig) -> str:
-    names: Mapping[str, None] = dict.fromkeys(getattr(o, "kind", o.opcode) for o in sig.body.ops)
-    return ", ".join(names)

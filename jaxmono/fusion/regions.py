@@ -184,7 +184,7 @@ def _spread_free(graph: Graph, live: Sequence[int], free: set[int],
 
 def _with_one_loop(graph: Graph, members: list[int], whole: Collection[Op]) -> list[list[int]]:
     """A region's ops, and apart from them those of its loops that it does not end with."""
-    _, *others = [i for i in members if graph.ops[i] in whole] or [-1]
+    others = [i for i in members if graph.ops[i] in whole][1:]
     return [[i for i in members if i not in others], *([i] for i in others)]
 
 

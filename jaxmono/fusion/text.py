@@ -106,9 +106,10 @@ def _store(s: Store, body: Graph, names: dict[Value, str]) -> str:
 def buffer_text(b: Buffer) -> str:
     place = {Place.INPUT: f"input {b.index}", Place.OUTPUT: f"output {b.index}",
              Place.SCRATCH: f"scratch+{b.offset}",
-             Place.FLAGGED: f"flagged+{b.offset}",
+             Place.FLAGGED: f"flagged+{b.offset}", Place.STATE: f"state of output {b.index}",
              Place.PART: f"b{b.index}+{b.offset}"}.get(b.place, b.place.value)
-    alias = f" in place of input {b.alias}" if b.alias is not None else ""
+    alias = f" in place of input {b.alias}" if b.alias is not None \
+        else f" behind b{b.before}" if b.before is not None else ""
     return f"b{b.id} {b.type} {place}{alias} live {b.first}..{b.last}"
 
 

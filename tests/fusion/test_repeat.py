@@ -19,6 +19,7 @@ from jaxmono.fusion.interp import run_plan
 from jaxmono.fusion.plan import Device, Place, Plan, Repeat
 from jaxmono.fusion.planner import make_plan
 from jaxmono.fusion.regions import find_regions
+from jaxmono.fusion.text import plan_to_text
 from jaxmono.fusion.verify import verify
 from jaxmono.hlo.importer import import_module
 from jaxmono.hlo.passes import simplify
@@ -56,16 +57,10 @@ def counts(x: Any) -> Any:
 def test_what_it_computes(fun: Callable[..., Any], args: tuple[Any, ...]) -> None:
     p = planned(fun, *args)
     assert p.repeat is not None and 0 < p.repeat.start < len(p.stages)
-    assert p.barriers == len(p.stages) and f"repeat while b{p.repeat.going}" in text(p)
+    assert p.barriers == len(p.stages) and f"repeat while b{p.repeat.going}" in plan_to_text(p)
     for seed in range(3):
         (found,) = run_plan(p, [np.asarray(a) for a in args], seed=seed)
         np.testing.assert_allclose(found, fun(*args), rtol=1e-5, atol=1e-6)
-
-
-def text(p: Plan) -> str:
-    from jaxmono.fusion.text import plan_to_text
-
-    return plan_to_text(p)
 
 
 def test_a_trip_leaves_its_values_where_it_found_them() -> None:
@@ -82,7 +77,7 @@ def test_a_trip_leaves_its_values_where_it_found_them() -> None:
 
 def test_blocks_meet_before_a_trip_whose_first_stage_answers() -> None:
     p = planned(counts, X)
-    assert p.meets_first and len(p.stages) == p.repeat.start + 1  # type: ignore[union-attr]
+    assert p.meets_first and p.repeat is not None and len(p.stages) == p.repeat.start + 1
 
 
 def test_what_is_in_front_and_is_much_has_a_kernel_of_its_own() -> None:

@@ -22,6 +22,7 @@ from jaxmono.hlo.passes.folded_algorithms import folded_algorithms
 from jaxmono.hlo.passes.inner_loops import inner_loops
 from jaxmono.hlo.passes.looked_up import looked_up
 from jaxmono.hlo.passes.outer_products import outer_products
+from jaxmono.hlo.passes.whole_loop import is_whole
 
 Pass = Callable[[Graph], Graph]
 
@@ -102,7 +103,6 @@ def in_loop(loop: ops.While, producer: Mapping[Value, Op],
       producer: of the graph that the loop is in, and of those around it.
     """
     body = _simplify(loop.body, without, producer)
-    whole = not loop.cond.ops  # it carries whether it goes on (whole_loop.py)
-    if (flat := inner_loops(body, producer, whole=whole)) is not body:
+    if (flat := inner_loops(body, producer, whole=is_whole(loop))) is not body:
         body = _simplify(flat, without, producer)
     return dataclasses.replace(loop, body=body)

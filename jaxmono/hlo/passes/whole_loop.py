@@ -29,6 +29,7 @@ from jaxmono.hlo.types import DType
 
 IN_REGISTERS = 24
 """Trips of such a loop at a time."""
+_NONE: Mapping[Value, Value] = {}
 _MOVES = (ops.BroadcastInDim, ops.Reshape)
 _BY_ITSELF = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.Constant,
               ops.BroadcastInDim, ops.Iota, ops.Reshape)
@@ -155,13 +156,10 @@ def _unchanged(b: Builder, loop: ops.While, producer: Mapping[Value, Op]) -> dic
 
 
 def _trip(b: Builder, loop: ops.While, now: Mapping[int, Value], same: Mapping[Value, Value],
-          known: Iterable[Value] = (), answer: Value | None = None) -> dict[int, Value]:
-    """What changes, by its place, behind a trip; ``known`` values of the body are ``answer``."""
-    mapping = {**same, **{loop.body.inputs[i]: v for i, v in now.items()}}
-    given = set(known)
-    if answer is not None:
-        mapping.update(dict.fromkeys(given, answer))
-    for o in copy_ops([o for o in loop.body.ops if given.isdisjoint(o.results)], mapping):
+          known: Mapping[Value, Value] = _NONE) -> dict[int, Value]:
+    """What changes, by its place, behind a trip. known: values of the body that are made."""
+    mapping = {**same, **known, **{loop.body.inputs[i]: v for i, v in now.items()}}
+    for o in copy_ops([o for o in loop.body.ops if known.keys().isdisjoint(o.results)], mapping):
         b.append(o)
     return {i: mapping.get(loop.body.outputs[i], loop.body.outputs[i]) for i in now}
 
@@ -188,7 +186,8 @@ def _some_trips(b: Builder, loop: ops.While, what: Asked, now: Mapping[int, Valu
     begin = (b.constant(0, DType.S32), *now.values(), each)
     counter, *state = inside = tuple(Value(v.type) for v in begin)
     trip = Builder(loop.loc)
-    then = _trip(trip, loop, dict(zip(now, state, strict=False)), same, what.known, state[-1])
+    then = _trip(trip, loop, dict(zip(now, state, strict=False)), same,
+                 dict.fromkeys(what.known, state[-1]))
     (still,) = _asks(trip, loop, then, same, what.carried[:1])
     number = trip.elementwise("add", counter, trip.constant(1, DType.S32))
     outputs = (number, *then.values(), trip.elementwise("and", state[-1], still))
