@@ -275,6 +275,12 @@ class _Assembly:
         return self.schedule.threads + (PRODUCERS if self.roles else 0)
 
     @property
+    def opens(self) -> tuple[bool, bool]:
+        """Whether borders are open in front of the stages that repeat, and between those."""
+        start = len(self.plan.stages) if self.plan.repeat is None else self.plan.repeat.start
+        return any(i < start for i in self.plan.open), any(i >= start for i in self.plan.open)
+
+    @property
     def meet(self) -> str:
         """What all threads call between two stages."""
         return "grid_barrier(&barrier_state)" if self.meets else "syncthreads()"
@@ -293,8 +299,10 @@ class _Assembly:
             w.line("using namespace jaxmono;")
             w.line("unsigned char* const smem = dynamic_shared();")
             w.line("(void)smem;")
-            if self.plan.open:
+            if self.opens[0]:
                 w.line("const uint32_t epoch = this_launch(&flags);")
+            if self.opens[1]:
+                w.line("uint32_t trips = trips_before(&flags);")
             if self.turns:
                 w.line("int own = block_id();")
             if self.roles:
@@ -306,8 +314,10 @@ class _Assembly:
                 w.line("launch_order();", "what runs before it in the stream may not be done")
             if not self.roles:
                 self._all_stages(w)
-                if self.plan.open:
+                if self.opens[0]:
                     w.line("launch_ends(&flags, epoch);")
+                if self.opens[1]:
+                    w.line("trips_end(&flags, trips);")
                 return
             w.line("Place at;")
             with w.block("if (thread_id() >= CONSUMERS)"):
@@ -331,8 +341,10 @@ class _Assembly:
         going = f"pointer<const bool>(p.buf[{pointer}], {offset})" if offset \
             else f"pointer<const bool>(p.buf[{pointer}])"
         with w.block(f"while (still_going({going}))"):
+            if self.opens[1]:
+                w.line("const uint32_t epoch = ++trips;", "of this trip's values")
             if self.plan.meets_first:
-                w.line(f"{self.meet};", "the first stage writes what has just been read")
+                w.line(f"{self.meet};", "no later barrier is in front of who writes it")
             self._of_spans([x for x in spans if x.start >= repeat.start])
             self._stages(w)
             w.line()

@@ -15,6 +15,7 @@ from typing import Any
 from jaxmono.codegen.calls import has_own_mail
 from jaxmono.codegen.dot_wgmma_shared import IMAGE, REGISTERS, SWAPPED
 from jaxmono.codegen.errors import CodegenError
+from jaxmono.codegen.one_block import in_one_block
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.sig_code import code_for
 from jaxmono.fusion.flags import unmet, with_flags
@@ -28,10 +29,8 @@ with each took 79 us of an H100."""
 
 def open_borders(plan: Plan, schedule: KernelSchedule) -> Plan:
     """The plan with flags for what its schedules allow; itself where nothing is gained, or where
-    producer warps run ahead, which know grid barriers only, or where stages repeat: with words that
-    each trip writes anew, iterations of 1024 values hung on an H200 (readers saw those of the trip
-    before, for ever), which the emulator does not show."""
-    if plan.open or plan.repeat or plan.barriers < 2 \
+    producer warps run ahead, which know grid barriers only, or in one block."""
+    if plan.open or plan.barriers < 2 or in_one_block(plan, schedule) \
             or any(has_producers(s, schedule.sigs) for s in plan.sigs):
         return plan
 

@@ -101,6 +101,9 @@ def _allowed(plan: Plan, can: Callable[[Sig, bool, int], bool]) -> set[int]:
            if b.place is Place.SCRATCH and b.type.dtype.itemsize in (2, 4)
            and 0 < b.type.size <= MOST_ELEMENTS and written.get(b.id) == 1}
     out -= {b.index for b in plan.buffers if b.place is Place.PART}
+    if plan.repeat is not None:  # whose trips have numbers of their own, and may be none at all
+        out -= {b.id for b in plan.buffers if b.last >= plan.repeat.start
+                and (b.first < plan.repeat.start or b.before is not None)}
     places = _positions(plan)
     for (key, result, i), ids in places.items():
         if not out.isdisjoint(ids) and not can(sigs[key], result, i):
@@ -151,7 +154,8 @@ def _opened(plan: Plan, apart: Collection[tuple[int, int]]) -> Plan:
     crossing = _crossing(_needs(plan, apart), len(plan.stages))
     opened: set[int] = set()
     for together in borders(plan):
-        if len(opened) + len(together) >= len(plan.stages) - 1:
+        if len(opened) + len(together) >= len(plan.stages) - 1 \
+                or (plan.repeat and plan.repeat.start - 1 in together):
             continue
         opened.update(together)
         if any(all(i in opened for i in range(*need)) for b in together for need in crossing[b]):

@@ -68,6 +68,9 @@ class _Machine:
         for b in plan.outputs:
             self.bytes[b.id] = (self.bytes[plan.inputs[b.alias].id] if b.alias is not None
                                 else np.full(b.type.nbytes, POISON, np.uint8))
+        for b in plan.buffers:
+            if b.place is Place.FLAGGED:
+                self.bytes[b.id] = np.full(b.type.nbytes, POISON, np.uint8)
 
     def view(self, b: Buffer) -> Array:
         """A buffer's bytes as an array of its type; writing it writes memory."""

@@ -344,10 +344,10 @@ class Plan:
 
     @property
     def meets_first(self) -> bool:
-        """Whether the blocks of a loop have to meet before each trip: its first stage writes
-        whether it goes on, which others may still read."""
-        return self.repeat is not None \
-            and self.buffers[self.repeat.going].first == self.repeat.start
+        """Whether the blocks of a loop have to meet before each trip: no barrier in it keeps those
+        that are ahead from writing whether it goes on where others still read it."""
+        return self.repeat is not None and self.open.issuperset(
+            range(self.repeat.start, self.buffers[self.repeat.going].first))
 
     @property
     def inputs(self) -> tuple[Buffer, ...]:

@@ -419,8 +419,8 @@ def _check_repeat(plan: Plan) -> None:
     if not 0 < plan.repeat.start < len(plan.stages) \
             or plan.buffers[plan.repeat.going].before is None:
         raise PlanError(f"{plan.repeat} is no loop of the plan")
-    if plan.open:
-        raise PlanError("stages that repeat have barriers between them")
+    if plan.repeat.start - 1 in plan.open:
+        raise PlanError("no barrier is in front of the loop")
     spans = {b.id: span(plan, b) for b in plan.buffers}
     touching, holders = overlaps(spans), _holders(plan)
     written = set[int]()  # in the trip so far, and still there
@@ -435,6 +435,9 @@ def _check_repeat(plan: Plan) -> None:
                 written.difference_update(touching[b])
                 written.add(b)
         ever |= written
+    for b, g in found.items():
+        if plan.buffers[b].place is Place.FLAGGED:
+            raise PlanError(f"{_name(g)} waits for b{b}, which no stage of the trip writes")
     for new in plan.buffers:
         if new.before is not None and new.type.size and (
                 new.id not in written or spans[new.id] != spans[new.before]):

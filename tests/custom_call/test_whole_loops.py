@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.scipy.sparse.linalg import cg
 
 import jaxmono
 import jaxmono._trips
@@ -217,6 +218,37 @@ def test_blocks_wait_for_each_other(seed: int, monkeypatch: pytest.MonkeyPatch) 
         text = jaxmono.jit(fun, interpret=True).lower(x, w).as_text("cuda")
         assert "grid_barrier(&barrier_state);\n  }" in text
         check(fun, x, w, tol=1e-3)
+
+
+def solves(b: Any, w: Any) -> Any:
+    return cg(lambda x: w.T @ (w @ x) + x, b, tol=1e-4, maxiter=20)[0]
+
+
+def halves(x: Any, w: Any) -> Any:
+    """Values of 16 bits, and calls whose loop makes no trip."""
+    def step(s: Any) -> Any:
+        return jnp.tanh(jnp.tanh(s[0] @ w) @ w.T) * 0.9 + s[0] * 0.5, s[1] + 1
+
+    return lax.while_loop(lambda s: (jnp.sum(jnp.abs(s[0])) > 0.5) & (s[1] < 7), step, (x, 0))
+
+
+@pytest.mark.parametrize(("fun", "dtype", "seed"), [
+    (solves, np.float32, 0), (solves, np.float32, 1), (halves, jnp.bfloat16, 2)])
+def test_values_of_a_trip_have_flags(fun: Fun, dtype: Any, seed: int,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call goes on with the numbers of the one before."""
+    monkeypatch.setenv("JAXMONO_INTERPRET_SEED", str(seed))
+    monkeypatch.setenv("JAXMONO_INTERPRET_BLOCKS", "7")
+    w = (RNG.normal(size=(96, 96)) / 20).astype(dtype)
+    x = RNG.normal(size=96 if fun is solves else (1, 96)).astype(dtype)
+    function = jaxmono.jit(fun, interpret=True)
+    text = function.lower(x, w).as_text("cuda")
+    assert "const uint32_t epoch = ++trips;" in text and "// open border" in text
+    for scale in (1, 0, 2, 0.5):
+        got, want = function(x * dtype(scale), w), jax.jit(fun)(x * dtype(scale), w)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32),
+                                       rtol=2e-2, atol=1e-2)
 
 
 def test_without_the_barrier_in_front_of_a_trip_blocks_part(monkeypatch: pytest.MonkeyPatch,

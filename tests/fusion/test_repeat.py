@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.scipy.sparse.linalg import cg
 
 from jaxmono._trips import whole_loops
 from jaxmono.fusion.errors import PlanError
+from jaxmono.fusion.flags import with_flags
 from jaxmono.fusion.interp import run_plan
 from jaxmono.fusion.plan import Device, Place, Plan, Repeat
 from jaxmono.fusion.planner import make_plan
@@ -109,8 +111,31 @@ def test_what_is_illegal() -> None:
     for broken, message in [
             (bad(repeat=Repeat(0, going.id)), "is no loop"),
             (bad(repeat=Repeat(p.repeat.start, state.before or 0)), "is no loop"),
-            (bad(open=frozenset({p.repeat.start})), "have barriers"),
+            (bad(open=frozenset({p.repeat.start - 1})), "no barrier is in front of the loop"),
+            (bad(open=frozenset({p.repeat.start})), "without a barrier"),
             (_with(p, state.id, before=None), "written over|overwrites it"),
             (_with(p, going.id, offset=p.scratch_bytes), "scratch|next trip finds")]:
         with pytest.raises(PlanError, match=message):
             verify(broken)
+
+
+def solves(b: Any, w: Any) -> Any:
+    """Conjugate gradients: stages of small values behind each other."""
+    return cg(lambda x: w.T @ (w @ x) + x, b, tol=1e-4)[0]
+
+
+def test_values_of_a_trip_have_flags() -> None:
+    """Not those of the trip before, nor what is in front of the loop, whose numbers are others."""
+    b = X[0]
+    plain = planned(solves, b, W)
+    p = with_flags(plain, lambda sig, result, number: True)
+    assert p.repeat is not None and p.barriers < plain.barriers - 1
+    flagged = [x for x in p.buffers if x.place is Place.FLAGGED and x.first >= p.repeat.start]
+    assert flagged and all(x.before is None for x in flagged)
+    for seed in range(3):
+        (found,) = run_plan(p, [b, W], seed=seed)
+        np.testing.assert_allclose(found, solves(b, W), rtol=1e-4, atol=1e-5)
+    at = flagged[0].first
+    later = dataclasses.replace(p, repeat=Repeat(at + 1, p.repeat.going), open=p.open - {at})
+    with pytest.raises(PlanError, match="which no stage of the trip writes"):
+        verify(later)

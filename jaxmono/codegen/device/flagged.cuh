@@ -12,7 +12,8 @@
 //
 // Words are of the module, zero at load, and belong to one buffer for good. Every launch writes all of
 // them once, so a word is of this launch or of the one before, whatever 16 bits of the epoch say. No
-// launch has the number 0. A word is read and written in one access of its own size or of several words:
+// launch has the number 0. Words of stages that repeat have the number of the trip instead, of all launches.
+// A word is read and written in one access of its own size or of several words:
 // the hardware may tear an access of 16 bytes between words, never a word.
 #pragma once
 #include "jaxmono/kernel.cuh"
@@ -59,12 +60,12 @@ struct Flagged {
   }
 };
 
-// BYTES of words and the number of the last launch. At least one grid barrier is in every kernel that
-// has them, so block 0 may count at the end: all have read the number by then.
+// BYTES of words and the numbers of the last launch and the last trip. At least one grid barrier is in every
+// kernel that has them, so block 0 may count at the end: all have read the numbers by then.
 template <int BYTES>
 struct FlaggedWords {
   alignas(16) uint32_t words[BYTES / 4];
-  uint32_t launches;
+  uint32_t launches, trips;
 };
 #ifdef JAXMONO_EMULATE
 template <int BYTES>
@@ -86,6 +87,15 @@ JM_DEVICE uint32_t this_launch(FlaggedState<BYTES>* flags) {
 template <int BYTES>
 JM_DEVICE void launch_ends(FlaggedState<BYTES>* flags, uint32_t epoch) {
   if (block_id() == 0 && thread_id() == 0) st_relaxed_gpu(&flags->state.launches, epoch);
+}
+
+template <int BYTES>
+JM_DEVICE uint32_t trips_before(FlaggedState<BYTES>* flags) {
+  return ld_relaxed_gpu(&flags->state.trips);
+}
+template <int BYTES>
+JM_DEVICE void trips_end(FlaggedState<BYTES>* flags, uint32_t trips) {
+  if (block_id() == 0 && thread_id() == 0) st_relaxed_gpu(&flags->state.trips, trips);
 }
 
 template <class T, int BYTES>
@@ -143,7 +153,7 @@ JM_DEVICE Vec<To, N> from(const Asked<T, N>& asked) {
 // What was asked for at `at`, once it is there.
 template <class T, int N>
 JM_DEVICE void wait_for(Asked<T, N>& asked, const Flagged<T>& at) {
-  wait_until(
+  wait_together(
       [&] {
         if (!asked.all_there(at.epoch)) asked.ask(at);
         return asked.all_there(at.epoch);
@@ -166,7 +176,7 @@ JM_DEVICE bool all_have_come(const A& asked, const F& at, const Rest&... rest) {
 // The same, until all have: what is asked for again is on its way together.
 template <class... X>
 JM_DEVICE void wait_for_all(X&&... x) {
-  wait_until(
+  wait_together(
       [&] {
         ask_missing(x...);
         return all_have_come(x...);

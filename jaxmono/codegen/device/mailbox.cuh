@@ -79,7 +79,7 @@ JM_DEVICE void collect(float (&x)[COUNT][VEC], float* from, int step) {
   };
 #pragma unroll
   for (int c = 0; c < COUNT; ++c) look(c);
-  wait_until(
+  wait_together(
       [&] {
         bool there = true;
 #pragma unroll

@@ -12,7 +12,7 @@
 //   bool still_going(const bool*)              all threads: a bool that another block may have written in front
 //                                              of the last grid barrier
 //   void wait_until(predicate, what, ns = 0)   one thread; pauses so long, yields in the emulator
-//   void wait_together(predicate, what)        all lanes of a warp, until it holds in all of them
+//   void wait_together(predicate, what, ns = 0)   the lanes of a warp that are here, until it holds in all of them
 #pragma once
 #include "jaxmono/opaque.cuh"
 #include "jaxmono/ptx.cuh"
@@ -43,18 +43,19 @@ JM_DEVICE void wait_until(const P& ready, const char*, int pause = 0) {
 }
 #endif
 
-// The lanes go on together. Those that each wait for themselves part, and where a barrier of the block is
-// next, ptxas (13.0) may take the warp for whole behind the loop: parts of it pass bar.sync one by one
-// (compute-sanitizer's synccheck tells). GPT-2's decode step hung so, with nothing changed but how sums are
-// dealt. With barrier.sync, which looks whether a warp is whole, GPT-2, OPT-125M and T5-base took 6 to 7 % more
-// of an H100's time, BERT-base 2 to 4, ResNet-50 b1 4, Llama-1B and ViT-B/16 none.
+// Lanes that come here together go on together. Those that each wait for themselves part, and where a barrier
+// of the block is next, ptxas (13.0) may take the warp for whole behind the loop: parts of it pass bar.sync one
+// by one (compute-sanitizer's synccheck tells), which counts each for a warp. GPT-2's decode step hung so, with
+// nothing changed but how sums are dealt, and a loop whose blocks went on a trip ahead. With barrier.sync, which
+// looks whether a warp is whole, GPT-2, OPT-125M and T5-base took 6 to 7 % more of an H100's time, BERT-base 2 to
+// 4, ResNet-50 b1 4, Llama-1B and ViT-B/16 none.
 template <class P>
-JM_DEVICE void wait_together(const P& ready, const char* what) {
+JM_DEVICE void wait_together(const P& ready, const char* what, int pause = 0) {
 #ifdef JAXMONO_EMULATE
-  wait_until(ready, what);  // by itself, so that a deadlock is seen as one
-  syncwarp();
+  wait_until(ready, what, pause);  // each by itself, so that a deadlock is seen as one
 #else
-  wait_until([&] { return warp_all(ready()); }, what);
+  const uint32_t lanes = active_lanes();
+  wait_until([&] { return warp_all(ready(), lanes); }, what, pause);
 #endif
 }
 

@@ -81,7 +81,9 @@ JM_DEVICE T shfl_idx(T x, int lane) {
 }
 
 JM_DEVICE bool warp_any(bool x) { return __any_sync(ALL_LANES, x); }
-JM_DEVICE bool warp_all(bool x) { return __all_sync(ALL_LANES, x); }
+JM_DEVICE bool warp_all(bool x, uint32_t lanes = ALL_LANES) { return __all_sync(lanes, x); }
+// Those that run this at once: which of a divided warp's do is up to the hardware.
+JM_DEVICE uint32_t active_lanes() { return __activemask(); }
 JM_DEVICE uint32_t warp_ballot(bool x) { return __ballot_sync(ALL_LANES, x); }
 
 template <int WIDTH = 32, bool ORDERED = true, class T, class F>
