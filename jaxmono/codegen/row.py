@@ -66,12 +66,11 @@ class RowCode:
         return 0
 
     def can_flag(self, sig: Sig, schedule: RowSchedule, result: bool, number: int) -> bool:
-        del schedule
         form = sig.form
         assert isinstance(form, RowForm)
         space = RowSpace.of(form)
         return result or reads_few(sig.body, roots(sig, form.stores, space.env), number,
-                                   space.reduction)
+                                   space.reduction, space.col, schedule.turns(space.col.size))
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
         del schedule

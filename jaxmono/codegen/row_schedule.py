@@ -43,6 +43,11 @@ class RowSchedule:
     keep_words: int = KEEP_WORDS
     places: int = 1
 
+    def turns(self, cols: int) -> int:
+        """Pieces of a row that a thread takes one after the other (of 8 warps, with "slice")."""
+        team = {"thread": 1, "slice": 8}.get(self.tier, self.group * self.lanes)
+        return math.ceil(cols / team)
+
 
 @dataclass(frozen=True)
 class RowSpace:

@@ -47,7 +47,7 @@ def with_flags(plan: Plan, can: Callable[[Sig, bool, int], bool],
                 found.open and len(found.open) == len(best.open)
                 and found.flagged_bytes < best.flagged_bytes):
             best = found
-    return best
+    return _trimmed(plan, best, apart) if best.open else best
 
 
 def borders(plan: Plan) -> list[tuple[int, ...]]:
@@ -131,6 +131,27 @@ def _closed(plan: Plan, allowed: set[int], needed: set[int]) -> set[int]:
             - out:
         out |= more
     return out
+
+
+def _trimmed(plan: Plan, found: Plan, apart: Collection[tuple[int, int]]) -> Plan:
+    """``found`` without those values whose flags open nothing: they are twice as many bytes."""
+    chosen = {b.id for b in found.buffers if b.place is Place.FLAGGED}
+    for ids in _alike(plan, chosen):
+        fewer = _opened(_placed(plan, chosen - ids), apart)
+        if fewer.open >= found.open:
+            found, chosen = fewer, chosen - ids
+    return found
+
+
+def _alike(plan: Plan, chosen: set[int]) -> list[set[int]]:
+    """``chosen`` by what has flags together or not at all, the largest first."""
+    out: list[set[int]] = []
+    for ids in _positions(plan).values():
+        more = chosen.intersection(ids)
+        if more:
+            out = [s for s in out if s.isdisjoint(more)] + [
+                more.union(*(s for s in out if not s.isdisjoint(more)))]
+    return sorted(out, key=lambda s: (-sum(flagged_bytes(plan.buffers[b]) for b in s), min(s)))
 
 
 # ---- the plan ----------------------------------------------------------------------------------
