@@ -39,7 +39,7 @@ JM_FUNCTION(round_nearest_even, rintf, rint)
 JM_FUNCTION(rsqrt, special::inverse_sqrt, special::inverse_sqrt)
 JM_FUNCTION(sine, sinf, sin)
 JM_FUNCTION(sinh, sinhf, sinh)
-JM_FUNCTION(sqrt, sqrtf, sqrt)
+JM_FUNCTION(sqrt, fast_sqrt, sqrt)
 JM_FUNCTION(tan, tanf, tan)
 JM_FUNCTION(tanh, tanhf, tanh)
 #undef JM_FUNCTION

@@ -20,6 +20,7 @@ JM_DEVICE float fast_reciprocal(float x) { return 1.0f / x; }
 JM_DEVICE float fast_reciprocal_ftz(float x) { return 1.0f / x; }
 JM_DEVICE float fast_log2(float x) { return log2f(x); }
 JM_DEVICE float fast_divide(float x, float y) { return x / y; }
+JM_DEVICE float fast_sqrt(float x) { return sqrtf(x); }
 #else
 JM_DEVICE float fast_exp2(float x) {
   float y;
@@ -53,6 +54,11 @@ JM_DEVICE float fast_divide(float x, float y) {
   float z;
   asm("div.full.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
   return z;
+}
+JM_DEVICE float fast_sqrt(float x) {
+  float y;
+  asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 #endif
 

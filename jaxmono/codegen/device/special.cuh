@@ -1,6 +1,7 @@
 // Special functions in float and double. Accurate to a few units in the last place in float; zeta and
 // polygamma as good as their f64 series, computed in double for float too.
 #pragma once
+#include "jaxmono/narrow.cuh"
 #include "jaxmono/platform.cuh"
 #include "jaxmono/types.cuh"
 
@@ -142,7 +143,24 @@ JM_DEVICE double bessel_i1e(double x) {
   }
   return x < 0 ? -y : y;
 }
-JM_DEVICE float bessel_i1e(float x) { return static_cast<float>(bessel_i1e(static_cast<double>(x))); }
+// Chebyshev interpolants of exp(-x) I1(x) / x up to 8 and of exp(-x) I1(x) sqrt(x) beyond, as polynomials in a
+// number of [-1, 1]; to 7 units in the last place, where XLA's are to 11.
+JM_DEVICE float bessel_i1e(float x) {
+  const float a = fabsf(x);
+  float y;
+  if (a <= 8) {
+    constexpr float C[] = {0.0446877102f, -0.0611243382f, 0.0680575449f, -0.0684825865f, 0.0637688645f,
+                           -0.0552805634f, 0.0446596864f, -0.0336660111f, 0.0237616592f, -0.0155984901f,
+                           0.00936950282f, -0.00545739859f, 0.00335892991f, -0.00166623662f,
+                           0.000412977824f, -0.000221153731f, 0.00030702965f, -0.000119315824f};
+    y = a * polynomial(C, fmaf(a, 0.25f, -1.0f));
+  } else {
+    constexpr float C[] = {0.389398455f, -0.00974957848f, -0.000219168268f, -1.50152753e-05f,
+                           -2.00963727e-06f, -4.12091359e-07f};
+    y = polynomial(C, 16.0f / a - 1.0f) / sqrtf(a);
+  }
+  return x < 0 ? -y : y;
+}
 
 // Hurwitz zeta, the sum over k >= 0 of (k + q)^-s, by Euler and Maclaurin. NaN for s < 1, infinite
 // at s = 1 and at q = 0, -1, -2...; NaN at other q < 0 unless s is an integer.
