@@ -20,11 +20,13 @@ pytestmark = pytest.mark.skipif(SANITIZER is None, reason="compute-sanitizer is 
 
 
 def test_no_barrier_is_passed_by_parts_of_a_warp() -> None:
-    """Of decode steps, whose lanes wait for values: at their own sizes, since it is the compiler
-    that takes warps for whole (device/sync.cuh, `wait_together`). Of kernels with producer warps,
-    which meet the others from another place in the text, synccheck says that the block is divided.
+    """Of decode steps and loops, whose lanes wait for values: at their own sizes, since it is the
+    compiler that takes warps for whole (device/sync.cuh, `wait_together`). Of kernels with producer
+    warps, which meet the others from another place in the text, synccheck says that the block is
+    divided.
     """
-    models = ["gpt2_decode:1", "opt_decode:1", "t5_base_decode:1", "llama_decode:1"]
+    models = ["gpt2_decode:1", "opt_decode:1", "t5_base_decode:1", "llama_decode:1",
+              "values_1024_4:1:f32", "least_squares_1024:1:f32"]
     done = watched("synccheck", [sys.executable, str(SCRIPT), *models])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
