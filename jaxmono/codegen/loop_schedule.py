@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxmono.codegen.instructions import instructions
 from jaxmono.codegen.loads_first import loads_first, most_first
 from jaxmono.codegen.loop_order import source_order
 from jaxmono.codegen.padded_copy import MOST_IN_FLIGHT, padded_copy
@@ -47,11 +48,12 @@ _HELD_WORDS = 64
 """Registers of a thread for what a scan's loop makes of a piece: a vector for each element. With
 neighbours in a thread as well, which share what they read of Mamba's inputs, 580 bytes were
 spilled."""
-_MUCH = 320
-"""Lane operations of an element from which on its arithmetic fills the time that loads take: a
-thread has one vector, and a multiprocessor more threads. Black and Scholes' prices and gradients
-(409) took 168 registers and 37 us of an H200 with four vectors of four, 25 with one; XLA 16.
-"""
+_MUCH, _RATHER_MUCH = 320, 240
+"""Instructions of an element from which on its arithmetic fills the time that loads take: a thread
+has one vector of at most 4, or two, and a multiprocessor more threads. Black and Scholes' prices
+and gradients took 168 registers and 37 us of an H200 with four vectors of four, 25 with one; six
+sines (408) 248 us with four, 208 with two and 190 with one; sums of exponentials (about 300) 329,
+283 and 289; six logarithms (168) 216, 226 and 246."""
 _LOADED_WORDS = 96
 """Registers of a thread, beside contractions, for what it loads before it computes. Four vectors of
 3 x 3 taps are 144, and ptxas, which loads all of them first, spilled some (GoogLeNet b32)."""
@@ -148,6 +150,8 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
         lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[0])
         return LoopSchedule(lanes, _unrolled(flat.size * siblings / lanes / threads
                                              / device.sm_count, 4))
+    if instructions(sig.body) >= _MUCH:
+        lanes = min(lanes, 4)
     moves = all(isinstance(o, _MOVES) for o in sig.body.ops)
     wide = vector_width(sig.body, values, offsets, flat, unaligned=True) if moves else 1
     padded = len(values) == 1 and padded_copy(sig.body, *values[0], flat, wide) is not None
@@ -186,8 +190,8 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     elif beside:
         loads = loads_of(sig.body, roots(sig, form.stores, plain))
         most = min(4, _LOADED_WORDS // max(1, loads * lanes * widest_input(sig) // 4))
-    if sum(map(weight, sig.body.ops)) >= _MUCH:
-        most = 1
+    if (text := instructions(sig.body)) >= _RATHER_MUCH:
+        most = 1 if text >= _MUCH else min(most, 2)
     if not order and (ahead := loads_first(sig.body, values, flat, lanes)):
         most = min(most, most_first(ahead, lanes))
     return LoopSchedule(lanes, _unrolled(vectors, most), order)

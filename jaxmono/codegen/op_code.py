@@ -53,7 +53,8 @@ class Emitted:
 _KEEP = frozenset({"select", "maximum", "minimum", "clamp", "negate", "abs", "sign", "floor",
                    "ceil", "round_nearest_afz", "round_nearest_even", "next_after"})
 # Have a cheaper form that is exact to well below an f16 or bf16 rounding (device/narrow.cuh).
-_NARROW = frozenset({"divide", "erf", "erfc", "exponential", "log_plus_one", "logistic", "tanh"})
+_NARROW = frozenset({"divide", "erf", "erfc", "exponential", "log", "log_plus_one", "logistic",
+                     "tanh"})
 # What f32 values have instead that are rounded later (codegen/narrowed.py): right to 2^-17 of
 # normal results, and subnormal ones are not lost.
 _NARROWED = {"divide": "narrow_divide", "exponential": "narrowed_exponential"}

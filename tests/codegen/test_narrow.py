@@ -14,7 +14,7 @@ from jaxmono.hlo.types import DType
 
 X = np.ndarray[Any, Any]
 EXACT = {"exponential": np.exp, "logistic": scipy.special.expit, "erf": scipy.special.erf,
-         "erfc": scipy.special.erfc, "log_plus_one": np.log1p, "tanh": np.tanh,
+         "erfc": scipy.special.erfc, "log": np.log, "log_plus_one": np.log1p, "tanh": np.tanh,
          "reciprocal": np.reciprocal}
 SCALE = 0.70703125  # sqrt(0.5) in bf16 and in f16
 BF16 = DType.BF16.numpy

@@ -19,6 +19,7 @@ JM_DEVICE float fast_exp2_subnormal(float x) { return exp2f(x); }
 JM_DEVICE float fast_reciprocal(float x) { return 1.0f / x; }
 JM_DEVICE float fast_reciprocal_ftz(float x) { return 1.0f / x; }
 JM_DEVICE float fast_log2(float x) { return log2f(x); }
+JM_DEVICE float fast_log2_subnormal(float x) { return log2f(x); }
 JM_DEVICE float fast_divide(float x, float y) { return x / y; }
 JM_DEVICE float fast_sqrt(float x) { return sqrtf(x); }
 #else
@@ -46,6 +47,11 @@ JM_DEVICE float fast_reciprocal_ftz(float x) {
 JM_DEVICE float fast_log2(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+JM_DEVICE float fast_log2_subnormal(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 // Right to 2 units in the last place over the whole range, and without a slow path, which the division
@@ -120,9 +126,16 @@ JM_DEVICE float op_f16_softplus(float x) {
 }
 
 // 1 + x has no digits of a small x left: the Taylor series there.
+JM_DEVICE float log_near_one(float x) {
+  return x * fmaf(x, fmaf(x, fmaf(x, -0.25f, 0.33333333f), -0.5f), 1.0f);
+}
 JM_DEVICE float op_narrow_log_plus_one(float x) {
-  const float near = x * fmaf(x, fmaf(x, fmaf(x, -0.25f, 0.33333333f), -0.5f), 1.0f);
-  return fabsf(x) < 0.0625f ? near : fast_log2(1.0f + x) * LN_2;
+  return fabsf(x) < 0.0625f ? log_near_one(x) : fast_log2(1.0f + x) * LN_2;
+}
+// Likewise the hardware's logarithm of what is near 1, which has an absolute error of 2^-22.
+JM_DEVICE float op_narrow_log(float x) {
+  const float beyond = x - 1.0f;
+  return fabsf(beyond) < 0.0625f ? log_near_one(beyond) : fast_log2_subnormal(x) * LN_2;
 }
 
 // Likewise 1 - 2 / (1 + exp(2x)).
