@@ -211,6 +211,7 @@ def test_large_values_and_other_families_keep_their_barriers() -> None:
     assert program.barriers == program.stages - 1 and "Flagged" not in program.source
 
 
+@pytest.mark.slow
 def test_a_decode_step_compiles_without_spills() -> None:
     def step(x: Any, s: Any, b: Any, w: Any, v: Any) -> Any:
         for i in range(3):
