@@ -73,8 +73,8 @@ def roots(sig: Sig, stores: tuple[Store, ...], env: Mapping[Var, Index],
 MOST_FLAGGED = 8
 """Places of a value with flags that an element is computed of: its loads wait one after the other.
 Nucleus sampling of 4 x 1000 words, with 77 for each of the elements, took 816 us a call on an H200,
-and 53 without these flags and with sums of pieces that are stored; sums of 512 x 32 by one block, 64
-for each thread, made a trip of k-means twice as long."""
+and 53 without these flags and with sums of pieces that are stored; with sums of 512 x 32 by one
+block, 64 for each thread, k-means took twice as long."""
 
 
 def reads_few(body: Graph, every: Sequence[tuple[Value, IndexMap]], number: int,

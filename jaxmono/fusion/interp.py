@@ -103,7 +103,9 @@ class _Machine:
                 at = offsets(s.index, shape, s.over, values)
             except IndexError as e:
                 raise PlanError(f"group g{g.id} ({g.sig.name}), result {s.result}: {e}") from e
-            if np.unique(at).size != at.size:
+            written = np.zeros(target.size, bool)  # np.unique takes 15 times as long
+            written[at] = True
+            if np.count_nonzero(written) != at.size:
                 raise PlanError(f"group g{g.id} ({g.sig.name}) writes an element of result "
                                 f"{s.result} twice")
             target[at] = made[s.result].reshape(-1)[at].astype(target.dtype)

@@ -41,7 +41,7 @@ def run(fn: Callable[..., Any], *args: Any) -> Program:
     return program
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 12, 16])
 @pytest.mark.parametrize("kind", ["add", "max", "min"])
 @pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint32, np.float16])

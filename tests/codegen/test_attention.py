@@ -64,7 +64,7 @@ def qkv(m: int, n: int, d: int, dtype: Any, *, heads: int = 2, batch: int = 1, d
     return [Spec(s, dtype) for s in shapes]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @crossed(("dtype", [BF16, F16, F32]),
          (("m", "n", "d"), [(16, 16, 16), (33, 50, 24), (5, 127, 8), (70, 64, 64)]))
 def test_sizes(dtype: Any, m: int, n: int, d: int) -> None:
@@ -72,7 +72,7 @@ def test_sizes(dtype: Any, m: int, n: int, d: int) -> None:
     run(attend, *qkv(m, n, d, dtype), rtol=RTOL[dtype])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("d", thinned([9, 20, 36, 63, 72, 80, 96, 112, 128]))
 def test_head_widths(d: int) -> None:
     """Widths that the warps cannot share out evenly, and ones without aligned rows."""
@@ -80,7 +80,7 @@ def test_head_widths(d: int) -> None:
     run(attend, *qkv(20, 40, d, dtype), rtol=RTOL[dtype], seeds=(0, 1))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("d", "dv"), [(64, 16), (16, 80), (40, 1)])
 def test_values_of_another_width(d: int, dv: int) -> None:
     run(attend, *qkv(17, 33, d, BF16, dv=dv), rtol=RTOL[BF16])
@@ -223,7 +223,7 @@ def attention_sig(plan: Plan) -> Sig:
     return sig
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("s", "threads"), thinned_rows([
     (AttentionSchedule(16, 16, 2, 4), 128), (AttentionSchedule(16, 32, 3, 8), 256),
     (AttentionSchedule(32, 48, 4, 4), 128), (AttentionSchedule(64, 64, 2, 4), 128),

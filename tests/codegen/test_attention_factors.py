@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -45,10 +46,14 @@ def scaled(plan: Plan) -> Any:
     return scaled_scores(sig.body, form.first, softmax(plan), form.n)
 
 
-def run(plan: Plan, given: list[Any], rtol: float = 2e-2) -> None:
-    for s in SCHEDULES:
+@pytest.fixture(params=thinned(SCHEDULES, 2), ids=lambda s: f"{s.family}-{s.bq}")
+def run(request: pytest.FixtureRequest) -> Callable[..., None]:
+    def runs(plan: Plan, given: list[Any], rtol: float = 2e-2) -> None:
+        s = request.param
         program = build(plan, {attention_sig(plan).key: s}, threads=32 * s.warps)
         check_near(plan, program, given, rtol, seeds=(0,))
+
+    return runs
 
 
 FACTORS = {
@@ -63,14 +68,14 @@ FACTORS = {
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", thinned(FACTORS, 3))
 @pytest.mark.parametrize("keys", thinned([75, 96]))
-def test_probabilities_with_factors(name: str, keys: int) -> None:
+def test_probabilities_with_factors(name: str, keys: int, run: Callable[..., None]) -> None:
     plan = plan_of(lambda q, k, v, c: attend(q, k, v, lambda p: FACTORS[name](p, c)),
                    *qkv(40, keys, 16, BF16), Spec((40, keys), F32))
     assert softmax(plan).factors
     run(plan, smooth(plan.graph))
 
 
-def test_a_factor_that_is_not_finite_reaches_its_row_alone() -> None:
+def test_a_factor_that_is_not_finite_reaches_its_row_alone(run: Callable[..., None]) -> None:
     plan = plan_of(lambda q, k, v, c: attend(q, k, v, lambda p: p * c), *qkv(40, 75, 16, BF16),
                    Spec((40, 75), F32))
     given = smooth(plan.graph)
@@ -121,7 +126,7 @@ def test_scores_with_a_factor_stay_scores() -> None:
 
 
 @pytest.mark.parametrize("size", thinned([3e3, 10.0]))
-def test_weights_of_large_scores(size: float) -> None:
+def test_weights_of_large_scores(size: float, run: Callable[..., None]) -> None:
     """Beyond the exponents that one multiply-add rounds well enough."""
     plan = plan_of(attend, *qkv(40, 75, 16, F16))
     given = smooth(plan.graph)
@@ -134,7 +139,7 @@ def test_weights_of_large_scores(size: float) -> None:
     run(causal, given, rtol=4e-2)
 
 
-def test_f16_scores_may_overflow() -> None:
+def test_f16_scores_may_overflow(run: Callable[..., None]) -> None:
     """They are rounded to f16 before the softmax, infinity included."""
     def fn(q: Any, k: Any, v: Any) -> Any:
         s = jnp.einsum("bhmd,bhnd->bhmn", q, k).astype(F32) * 0.25

@@ -52,7 +52,7 @@ def test_schedules(rows: int, dtype: Any, s: AttentionSchedule) -> None:
     run(plan, s, rtol=RTOL[dtype], blocks=(4, 16))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("d", "dv"), thinned_rows([
     (8, 128), (200, 40), (256, 256), (80, 112), (5, 3), (24, 208), (64, 24)]))
 @pytest.mark.parametrize("s", thinned([few(48, 8, 2), few(80)]))
@@ -68,7 +68,7 @@ def filled(q: Any, k: Any, v: Any, pos: Any, small: float = -1e38) -> Any:
     return jnp.einsum("bhmn,bhnd->bhmd", p, v)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @crossed(("small", [-1e38, -math.inf, 0.25]),
          (("eager", "s"), [(e, s) for s in (few(32, 4, 4), few(112)) for e in (True, False)]))
 def test_caches(s: AttentionSchedule, eager: bool, small: float,
@@ -103,6 +103,7 @@ def test_rows_that_see_nothing() -> None:
         run(plan, s, given)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", [few(112), few(64, 4, 2)])
 def test_nan_and_infinity(s: AttentionSchedule) -> None:
     plan = plan_of(attend, *qkv(7, 100, 16, BF16))

@@ -74,7 +74,7 @@ def masked(mask: Any, q: Any, k: Any, v: Any) -> Any:
     return jnp.einsum("bhmn,bhnd->bhmd", p, v)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("s", [flash(16, 16, 2, 1), flash(16, 64, 2), flash(16, 16, 2, 1, split=4),
                                flash(32, 32, 2, split=2)])
 def test_rows_that_see_nothing_and_rows_that_begin_late(s: AttentionSchedule) -> None:
@@ -193,6 +193,7 @@ def test_every_candidate_fits_and_few_queries_are_split() -> None:
     assert chosen.split >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kib", thinned([99, 227, 163], 3))
 def test_what_the_planner_accepts_has_a_schedule(kib: int) -> None:
     rng = np.random.default_rng(kib)

@@ -89,9 +89,10 @@ def test_masks_of_positions(fn: Any, s: AttentionSchedule) -> None:
 def test_positions_from_memory(s: AttentionSchedule) -> None:
     plan = plan_of(filled, *qkv(1, 300, 16, BF16), INT)
     assert range_of(plan) is not None
+    program = build(plan, {attention_sig(plan).key: s}, threads=32 * s.warps)
     for pos in (-1, 0, 63, 64, 299, 1000):
         given = [*smooth(plan.graph)[:3], np.asarray(pos, np.int32)]
-        run(plan, s, given, seeds=(0,))
+        check_near(plan, program, given, 2e-2, seeds=(0,), blocks=(4,))
     plan = plan_of(lengths, *qkv(20, 200, 16, BF16, batch=3), Spec((3,), jnp.int32))
     assert range_of(plan) is not None
     run(plan, s, [*smooth(plan.graph)[:3], np.asarray([0, 70, 200], np.int32)])
@@ -127,7 +128,8 @@ def test_what_gives_no_range() -> None:
     run(plan(-1e38), SCHEDULES[0], given)
 
 
-def test_as_jax_nn_writes_it() -> None:
+@pytest.mark.parametrize("s", thinned(SCHEDULES, 6))
+def test_as_jax_nn_writes_it(s: AttentionSchedule) -> None:
     def fn(q: Any, k: Any, v: Any, n: Any) -> Any:
         return jax.nn.dot_product_attention(q, k, v, is_causal=True, key_value_seq_lengths=n)
 
@@ -135,8 +137,7 @@ def test_as_jax_nn_writes_it() -> None:
                    Spec((2,), jnp.int32))
     found = range_of(plan)
     assert found is not None and len(found.bounds) == 2
-    for s in SCHEDULES:
-        run(plan, s, [*smooth(plan.graph)[:3], np.asarray([9, 70], np.int32)])
+    run(plan, s, [*smooth(plan.graph)[:3], np.asarray([9, 70], np.int32)])
 
 
 @pytest.mark.sampled(2)

@@ -59,6 +59,7 @@ def test_schedules(s: AttentionSchedule, dtype: Any) -> None:
     run(plan_of(attend, *qkv(150, 300, 24, dtype, dv=40)), s, rtol=RTOL[dtype], blocks=(4, 5))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("keys", [65, 77, 80])
 def test_a_text_of_one_chunk(keys: int) -> None:
     """As many queries read as many keys: CLIP's."""
@@ -93,7 +94,7 @@ def test_widths(d: int, dv: int) -> None:
     run(plan, wgmma(128, 32, 2), smooth(plan.graph, scale=0.5), seeds=(0, 1))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("s", [wgmma(64, 64, 2), wgmma(128, 64, 3), wgmma(64, 64, 2, split=2)])
 def test_rows_that_see_nothing_and_rows_that_begin_late(s: AttentionSchedule) -> None:
     plan = plan_of(lambda keep, q, k, v: masked(keep[None, None], q, k, v),
@@ -123,6 +124,7 @@ def test_maxima_that_grow(slope: float, d: int) -> None:
         run(plan, s, rtol=4e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("slope", "dtype"), thinned_rows(
     [(0.4, F16), (0.02, BF16), (40.0, F16), (40.0, BF16), (0.02, F16), (3.0, BF16)], 3))
@@ -227,6 +229,7 @@ def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> Non
     assert any(failure(case(*c), monkeypatch, changed) for c in CASES)
 
 
+@pytest.mark.slow
 def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     for c in CASES:
         assert failure(case(*c), monkeypatch, lambda text: text) == ""

@@ -58,7 +58,7 @@ def operands(m: int, k: int, n: int, v: int, dtype: Any = BF16) -> list[Any]:
     return [Spec(s, dtype) for s in ((m, k), (k, n), (n,), (n, v), (v,))]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @crossed((("k", "n", "piece", "slots"), [
     (64, 64, 64, 2), (136, 48, 32, 3), (72, 136, 48, 5), (200, 256, 64, 2), (64, 24, 16, 4)]),
     ("dtype", [BF16, F16]))
@@ -258,13 +258,14 @@ STATEMENT = re.compile(r"(?:if \([^;{}]*\) )?(?:mbarrier_\w+|cp_async_mbarrier_a
 COUNT = 7
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("number", thinned(range(COUNT)))
 def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     changed = removed("back_to_back.cuh", STATEMENT, number)
     assert failure(case(), monkeypatch, changed) != ""
 
 
+@pytest.mark.slow
 def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(STATEMENT.findall(own_text("back_to_back.cuh"))) == COUNT
     assert failure(case(), monkeypatch, lambda text: text) == ""

@@ -181,6 +181,7 @@ def test_every_part_matters(old: str, new: str, monkeypatch: pytest.MonkeyPatch)
             check(plan, lost, 9, seed=seed)
 
 
+@pytest.mark.slow
 def test_compiles_for_hopper_without_spills() -> None:
     program = generate(decoder(), cuda_target("sm_90a"), Device(), "step")
     assert program.resources["spill_stores"] == 0

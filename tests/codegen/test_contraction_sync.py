@@ -246,7 +246,7 @@ CASES: dict[str, tuple[Callable[[], Case], ...]] = {
     "attention_rows.cuh": (flash_heads,), "attention_few.cuh": (few_heads,)}
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize(("name", "number"), [p for n in CASES for p in thinned(statements(n), 8)])
 def test_every_sync_of_the_headers_matters(name: str, number: int,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,6 +264,7 @@ def test_every_sync_matters_for_bytes(name: str, number: int,
     assert failure(bytes_(), monkeypatch, removed(name, number)) != ""
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("case", [
     gemm, bytes_, split_k, large_split_k, mailed, stream, decode, simt, fma, panel, heads,

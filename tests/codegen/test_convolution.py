@@ -242,6 +242,7 @@ def test_flops_count_no_padding_and_no_holes() -> None:
     assert flops(lhs_dilation=(2, 1)) == 2 * (2 * 5) * 8 * (3 + 4 + 3) * 4
 
 
+@pytest.mark.slow
 def test_a_bottleneck_compiles_for_a_gpu_without_spills() -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
 

@@ -74,7 +74,8 @@ def layers_in_time(x: X, w: X) -> X:
     return lax.scan(step, jnp.zeros(x.shape[1:], x.dtype), x)
 
 
-@pytest.mark.parametrize(("fn", "dtype"), [(gru, F32), (two_ways, BF16), (lstm, BF16),
+@pytest.mark.parametrize(("fn", "dtype"), [(gru, F32), (two_ways, BF16),
+                                           pytest.param(lstm, BF16, marks=pytest.mark.slow),
                                            (training, F32), (newton, F32), (layers_in_time, F32)])
 def test_as_the_reference_in_any_order_of_threads(fn: Any, dtype: Any) -> None:
     rng = np.random.default_rng(0)

@@ -13,6 +13,7 @@ import models
 import numpy as np
 import pytest
 from harness import DEVICE, compile_graph, run_program
+from thinned import crossed
 
 from jaxmono.codegen.program import Program
 from jaxmono.codegen.written import Written
@@ -83,8 +84,7 @@ def assert_close(got: np.ndarray[Any, Any], want: np.ndarray[Any, Any]) -> None:
     assert np.linalg.norm(a - b) <= 1e-2 * np.linalg.norm(b)
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("blocks", [1, 4])
+@crossed(("name", CASES), ("blocks", [1, 4]))
 def test_right(name: str, blocks: int) -> None:
     fn, args, aliases = CASES[name]
     graph = models.graph_of(fn, *args)

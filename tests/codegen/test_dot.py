@@ -253,7 +253,7 @@ def test_row_prologue(norm: Any, dtype: Any, rtol: float, k: int) -> None:
     check_near(plan, build(plan), smooth(plan.graph), rtol, seeds=(0, 1, 2))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("schedule", [
     DotSchedule("mma", 16, 8, 64, 2, (1, 1, 4)), DotSchedule("mma", 32, 16, 32, 3, (2, 2, 1)),
     DotSchedule("mma", 64, 32, 64, 4, (4, 1, 1)), DotSchedule("mma", 16, 32, 16, 2, (1, 4, 1))])

@@ -64,7 +64,7 @@ def forced(fn: Any, *specs: Any, s: DotSchedule = TILES[1]) -> tuple[Plan, Any]:
     return plan, program
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(23)
 @pytest.mark.parametrize("layout", ["mk,kn->mn", "mk,nk->mn", "km,kn->mn", "km,nk->mn"])
 @pytest.mark.parametrize("s", TILES)
 def test_all_layouts(s: DotSchedule, layout: str) -> None:
@@ -75,6 +75,7 @@ def test_all_layouts(s: DotSchedule, layout: str) -> None:
     precise(plan_of(lambda x, y: jnp.einsum(layout, x, y, precision="highest"), left, right), s)
 
 
+@pytest.mark.slow
 def test_k_shared_by_blocks() -> None:
     plan = plan_of(lambda a, b: jax.nn.relu(matmul(a, b)), Spec((70, 648), F32),
                    Spec((648, 40), F32))
@@ -82,6 +83,7 @@ def test_k_shared_by_blocks() -> None:
     precise(plan, tile(128, 128, 3, (1, 2, 1), split=2))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["bmk,bkn->bmn", "bkm,bnk->bmn"])
 def test_batches(layout: str) -> None:
@@ -92,6 +94,7 @@ def test_batches(layout: str) -> None:
             TILES[1])
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(("m", "n", "k"), [(70, 67, 77), (33, 66, 130), (66, 33, 202)])
 @pytest.mark.parametrize("layout", ["mk,kn->mn", "km,nk->mn"])
@@ -104,6 +107,7 @@ def test_rows_that_begin_anywhere(m: int, n: int, k: int, layout: str) -> None:
             TILES[1])
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(("stride", "dilation"), [(1, 1), (2, 1), (1, 2)])
 def test_convolutions(stride: int, dilation: int) -> None:
@@ -131,6 +135,7 @@ def test_rows_are_read_in_windows() -> None:
     precise(plan, TILES[1])
 
 
+@pytest.mark.slow
 def test_epilogues() -> None:
     """A bias and a residual, a gelu, outputs of 16 bits; columns that fill no vector."""
     def fn(x: Any, w: Any, b: Any, r: Any, v: Any) -> Any:
@@ -366,7 +371,7 @@ def lost(case: Case, monkeypatch: pytest.MonkeyPatch, change: Any) -> str:
     return failure(case, monkeypatch, apply)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize(("header", "number"),
                          [(x, i) for x, count in COUNTS.items() for i in range(count)])
 def test_every_wait_matters(header: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,11 +379,13 @@ def test_every_wait_matters(header: str, number: int, monkeypatch: pytest.Monkey
     assert lost(case(layout), monkeypatch, removed(header, WAITS, number)) != ""
 
 
+@pytest.mark.slow
 def test_text_for_racecheck(monkeypatch: pytest.MonkeyPatch) -> None:
     """All consumers give slots back, both roles meet twice."""
     assert failure(case(), monkeypatch, lambda text: "#define JM_RACECHECK\n" + text) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("layout", ["mk", "km"])
 def test_nothing_fails_unchanged(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:

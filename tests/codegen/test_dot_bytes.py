@@ -87,7 +87,7 @@ def test_rows_of_16_bits(rows: Any, weights: Any) -> None:
     run(both_layouts(rows, weights, F32), tile(*shape, bits=16))
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(23)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("rows", "weights"), [(S8, S8), (BF16, S8), (BF16, F32)])
 def test_all_tiles(shape: Any, rows: Any, weights: Any) -> None:
@@ -95,14 +95,14 @@ def test_all_tiles(shape: Any, rows: Any, weights: Any) -> None:
     run(both_layouts(rows, weights, out), tile(*shape, bits=bits), seeds=(0, 1))
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(23)
 @pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[2], SHAPES[5], SHAPES[6]])
 @pytest.mark.parametrize("weights", [U8, E5M2, F32])
 def test_two_lines_of_k(shape: Any, weights: Any) -> None:
     run(both_layouts(BF16, weights, F32), tile(*shape, bits=16, lines=2), seeds=(0, 1))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(23)
 @pytest.mark.parametrize("rows", [BF16, F16])
 @pytest.mark.parametrize("weights", [S8, U8, E4M3, E5M2])
 @pytest.mark.parametrize("layout", ["mk,kn->mn", "mk,nk->mn"])
@@ -123,6 +123,7 @@ def test_every_byte_is_widened_exactly(rows: Any, weights: Any, layout: str) -> 
     np.testing.assert_array_equal(found, w.astype(np.float32))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rows", [BF16, F16])
 @pytest.mark.parametrize("layout", ["mk,kn->mn", "mk,nk->mn"])
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[1]])
@@ -172,7 +173,7 @@ def test_integer_sums_wrap() -> None:
     check_exact(plan, program, inputs=[x, w], seeds=(0,), blocks=(1,))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(("rows", "weights", "out", "bits"), [
     (S8, S8, S32, 8), (E4M3, E4M3, F32, 8), (BF16, S8, F32, 16), (BF16, F32, F32, 16)])
 @pytest.mark.parametrize("split", [2, 4])
@@ -202,7 +203,7 @@ def test_quantised_layers_one_behind_the_other() -> None:
     check_near(plan, program, smooth(plan.graph), 2e-2, seeds=(0, 1), blocks=(1, 3))
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(23)
 @pytest.mark.parametrize("split", [1, 2])
 @pytest.mark.parametrize(("shape", "lines"), [(SHAPES[0], 1), (SHAPES[1], 1), (SHAPES[2], 2),
                                               (SHAPES[5], 2)])
@@ -224,7 +225,7 @@ def test_rows_that_are_computed(shape: Any, lines: int, split: int, weights: Any
     check_exact(plan, program, inputs=[x, w, u], seeds=(0, 1, 2), blocks=(1, 3))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("weights", [S8, F32])
 @pytest.mark.parametrize(("m", "k", "shape", "lines"), [
     (16, 144, SHAPES[2], 1), (30, 208, SHAPES[6], 2), (9, 80, SHAPES[5], 1)])
@@ -406,7 +407,7 @@ issue, stand for the first meeting here (a memory model does not know that), and
 second. Where both do, the first matters for tasks that the ring holds: below."""
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize(("header", "number", "widens"), [
     (x, i, widens) for x, count in COUNTS.items() for i in range(count) for widens in (False, True)
     if (x, i) not in (ALONE[:1] if widens else ALONE)])
@@ -424,6 +425,7 @@ def test_tasks_that_the_ring_holds_wait_for_the_last_ones_sums(
     assert failure(given, monkeypatch, removed(*ALONE[0][:1], WAITS, 0)) != ""
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("widens", [False, True])
 def test_nothing_fails_unchanged(widens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,7 +435,7 @@ def test_nothing_fails_unchanged(widens: bool, monkeypatch: pytest.MonkeyPatch) 
         assert failure(case(widens), monkeypatch, lambda text, d=define: d + text) == ""
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(23)
 @pytest.mark.parametrize(("rows", "weights"), [(S8, S8), (U8, U8), (E4M3, E5M2), (BF16, S8),
                                                (F16, U8), (BF16, E4M3), (F16, E5M2), (BF16, F32),
                                                (F16, F32)])

@@ -48,7 +48,7 @@ TILES = [tile(128, 128, 32, 2, (4, 2, 1)), tile(64, 64, 32, 3, (2, 1, 4)),
 """Of 8 x 8, 8 x 8, 4 x 8, 16 x 8, 8 x 16 and 8 x 4 sums a thread."""
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(37)
 @pytest.mark.parametrize("layout", ["mk,kn->mn", "mk,nk->mn", "km,kn->mn", "km,nk->mn"])
 @pytest.mark.parametrize("s", TILES)
 def test_all_layouts_of_both_operands(s: DotSchedule, layout: str) -> None:
@@ -143,13 +143,14 @@ def case(s: DotSchedule) -> Case:
 
 
 # 0 and 1 are in prefetch and prologue, 2 to 4 and 11 of one set of fragments, 5 to 9 of two.
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize(("s", "number"), [
     *((TILES[3], n) for n in (1, 2, 3, 4, 11)), *((TILES[0], n) for n in (1, 5, 6, 7, 8, 9))])
 def test_every_wait_matters(s: DotSchedule, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(case(s), monkeypatch, removed("gemm_ring.cuh", WAITS, number)) != ""
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", [TILES[0], TILES[3]])
 def test_nothing_fails_unchanged(s: DotSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +158,7 @@ def test_nothing_fails_unchanged(s: DotSchedule, monkeypatch: pytest.MonkeyPatch
     assert failure(case(s), monkeypatch, lambda text: text) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", thinned([
     tile(256, 128, 32, 2, (4, 2, 1)), tile(128, 256, 16, 4, (4, 2, 1)),

@@ -92,7 +92,7 @@ def test_computed_rows(s: DotSchedule) -> None:
     check_near(plan, program, smooth(plan.graph, scale=0.3), 2e-2, seeds=(0, 1, 2), blocks=(2, 4))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("m", [9, 16, 50, 64])
 def test_rows_of_every_number_in_half_precision(m: int) -> None:
     plan = plan_of(product, Spec((m, 136), F16), Spec((136, 104), F16))

@@ -112,6 +112,7 @@ def test_a_normalised_left_operand_of_tf32() -> None:
     assert kernel.resources["spill_stores"] == 0 and "wgmma_tf32(" in kernel.source
 
 
+@pytest.mark.slow
 def test_tf32_beside_other_types_and_families() -> None:
     """Rings of 16 and of 32 bits in one kernel, and a stage that another family takes."""
     def fn(x: Any, u: Any, v: Any, w: Any) -> Any:

@@ -75,6 +75,7 @@ def test_both_operands_are_rounded(s: DotSchedule) -> None:
     check_rounded(plan, in_order(plan, s), given)
 
 
+@pytest.mark.slow
 def test_k_shared_by_blocks() -> None:
     plan = plan_of(lambda a, b: jax.nn.relu(a @ b), Spec((70, 648), F32), Spec((648, 40), F32))
     run(plan, tile(64, 64, 3, (2, 1, 1), split=4))
@@ -92,6 +93,7 @@ def test_low_bands_of_tiles(large: bool, band: int, monkeypatch: pytest.MonkeyPa
     check_exact(plan, program, seeds=(0,), blocks=(3,))
 
 
+@pytest.mark.slow
 def test_epilogues() -> None:
     """A bias and a residual, a gelu, outputs of 16 bits; columns that fill no vector."""
     def fn(x: Any, w: Any, b: Any, r: Any, v: Any) -> Any:
@@ -205,6 +207,7 @@ def test_behind_a_barrier_a_map_costs_nothing() -> None:
     assert families(512, 768, 768)[1] == "tf32"
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("s", [tile(256, 128, 4, (1, 2, 1)), tile(96, 128, 7, (1, 2, 1))])
 def test_products_run_while_weights_come(s: DotSchedule) -> None:
@@ -235,7 +238,7 @@ def case() -> Case:
     return Case(plan, sigs, small_integers(plan.graph), 0.0, threads=256)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize(("header", "number"),
                          [(x, i) for x, count in COUNTS.items() for i in range(count)])
 def test_every_wait_matters(header: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,15 +253,16 @@ def test_maps_are_made_and_acquired(statement: str, monkeypatch: pytest.MonkeyPa
     assert "it has no map" in failure(case(), monkeypatch, change)
 
 
-def test_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [  # the products are done; the slot is free
+    7, pytest.param(8, marks=pytest.mark.slow)])
+def test_in_turn(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tile's products wait for those before them, where registers lack."""
     def in_turn(text: str) -> str:
         return "#define JM_IN_TURN\n" + text
 
     assert failure(case(), monkeypatch, in_turn) == ""
-    for number in (7, 8):  # the products are done; the slot is free
-        change = removed("weights_left.cuh", WAITS, number)
-        assert failure(case(), monkeypatch, lambda t, c=change: in_turn(c(t))) != ""
+    change = removed("weights_left.cuh", WAITS, number)
+    assert failure(case(), monkeypatch, lambda t: in_turn(change(t))) != ""
 
 
 def test_text_for_racecheck(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,6 +270,7 @@ def test_text_for_racecheck(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(case(), monkeypatch, lambda text: "#define JM_RACECHECK\n" + text) == ""
 
 
+@pytest.mark.slow
 def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     for header, count in COUNTS.items():
         assert len(WAITS.findall(own_text(header))) == count

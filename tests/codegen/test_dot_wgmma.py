@@ -43,7 +43,7 @@ BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 H200 = Device()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("rows", "large", "band"),
                          [(16, False, 2), (17, False, 2), (18, True, 16)])
 def test_bands_of_many_rows_of_tiles(rows: int, large: bool, band: int,
@@ -88,6 +88,7 @@ def test_products_behind_products() -> None:
                 inputs=[x, u, v, w])
 
 
+@pytest.mark.slow
 def test_unlike_products_side_by_side() -> None:
     """Tasks of one stage with different rings: producers wait for the consumers between them."""
     def fn(x: Any, u: Any, y: Any, v: Any) -> Any:
@@ -100,6 +101,7 @@ def test_unlike_products_side_by_side() -> None:
     run(plan, wgmma(64, 48, 3, (1, 1, 2)), DotSchedule("mma", 32, 32, 64, 2, (2, 4, 1)))
 
 
+@pytest.mark.slow
 def test_rings_of_other_lengths_in_turn() -> None:
     """A block's next task may have a shorter ring: both sides begin at its first slot."""
     def fn(x: Any, u: Any, v: Any) -> Any:
@@ -249,7 +251,7 @@ def test_hopper_takes_large_products_and_leaves_small_ones() -> None:
     assert families(24, "sm_90") == families(2048, "sm_90") == families(2048, "sm_80") == {"mma"}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @crossed(("m", [64, 128, 2048]), (("n", "k"), [(768, 768), (768, 3072), (3072, 768)]))
 def test_chosen_tiles_compile_for_hopper(m: int, n: int, k: int) -> None:
     """No spills, no products that the assembler had to put one after the other."""
@@ -323,7 +325,7 @@ def bytes_plan(a: Any, b: Any, spec: str = "mk,nk->mn", times: int = 1, **kw: An
     return plan_of(fn, *args, Spec((112 * times,), F32), device=H200)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @crossed(("pair", [(E4M3, E5M2), (E4M3, E4M3), (E5M2, E4M3), (E5M2, E5M2)]), ("s", [
     wgmma(64, 48, 3, (1, 1, 2)), wgmma(128, 96, 2, (2, 1, 1)), wgmma(64, 128, 3, (1, 2, 1)),
     wgmma(64, 48, 3, (1, 1, 2), 2)]))
@@ -398,6 +400,7 @@ def test_sums_that_nothing_is_read_beside_leave_by_shuffles(
     run(plan, s, seeds=(0,))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("n", [104, 96])
 def test_requests_of_a_bias_stay_inside_it(n: int) -> None:
     """Of 96 columns a tile of the second row begins inside a line; 104 end inside a tile."""
@@ -406,7 +409,7 @@ def test_requests_of_a_bias_stay_inside_it(n: int) -> None:
     run(plan, wgmma(128, 48, 2, (2, 1, 1)), seeds=(0,))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("bn", [128, 160, 192, 256])
 def test_wide_tiles_whose_k_is_shared(bn: int) -> None:
     """Each warpgroup finishes half of the columns; k with a rest, edges, a bias and a residual."""

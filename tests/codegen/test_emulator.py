@@ -42,7 +42,7 @@ def gemm_is_right(kernel: Any, m: int, k: int, n: int, *, blocks: int, seed: int
     return not error and bool(np.allclose(buffers[5], want, rtol=0, atol=2e-2))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("m", "k", "n"), [(128, 96, 128), (100, 32, 64), (64, 160, 192)])
 def test_gemm_layernorm_gemm_under_many_schedules(m: int, k: int, n: int) -> None:
     kernel = emulate(gemm_source(m, k, n))

@@ -89,13 +89,13 @@ def sized(request: pytest.FixtureRequest) -> dict[str, Plan]:
     return plans(*request.param)
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(19)
 @crossed(("name", ["gradient", "sums", "nearest", "likeliest"]), ("schedule", WARPGROUPS))
 def test_warpgroups(sized: dict[str, Plan], name: str, schedule: DotSchedule) -> None:
     run(sized[name], schedule)
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(23)
 @crossed(("name", ["gradient", "sums", "nearest", "likeliest"]), ("schedule", [
     DotSchedule("mma", 64, 32, 64, 2, (2, 2, 1)), DotSchedule("mma", 32, 96, 64, 2, (2, 2, 1)),
     DotSchedule("mma", 16, 64, 64, 2, (1, 2, 2))]))
@@ -103,13 +103,14 @@ def test_other_tensor_cores(sized: dict[str, Plan], name: str, schedule: DotSche
     run(sized[name], schedule, threads=128)
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(23)
 @crossed(("name", ["gradient", "sums", "nearest", "likeliest"]), ("split", [2, 4]))
 def test_blocks_that_share_k(sized: dict[str, Plan], name: str, split: int) -> None:
     """They leave each other fragments, and each finishes a share of the columns."""
     assert "finish_split<" in run(sized[name], wgmma(128, 64 * split, 2, (2, 1, 1), split))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["gradient", "sums"])
 def test_tf32(name: str) -> None:
@@ -119,12 +120,13 @@ def test_tf32(name: str) -> None:
         run(plan, DotSchedule("wgmma", *tile[:2], 32, 3, tile[2]))
 
 
-def test_ordinary_arithmetic() -> None:
+@pytest.mark.parametrize("schedule", [
+    DotSchedule("simt", 64, 64, 16, 1, (1, 1, 1)), DotSchedule("fma", 64, 64, 16, 2, (2, 1, 2)),
+    pytest.param(DotSchedule("fma", 128, 64, 16, 2, (2, 1, 2)), marks=pytest.mark.slow)])
+def test_ordinary_arithmetic(schedule: DotSchedule) -> None:
     with jax.default_matmul_precision("highest"):
         plan = reduced(sums, Spec((1021, 16), F32), Spec((16, 1040), F32))
-    run(plan, DotSchedule("simt", 64, 64, 16, 1, (1, 1, 1)), 128)
-    run(plan, DotSchedule("fma", 64, 64, 16, 2, (2, 1, 2)), 128)
-    run(plan, DotSchedule("fma", 128, 64, 16, 2, (2, 1, 2)), 128)
+    run(plan, schedule, 128)
 
 
 def test_an_exact_product_is_not_made_element_by_element() -> None:

@@ -33,7 +33,7 @@ def program(p: Plan, *schedules: DotSchedule) -> Program:
     return build(p, in_order(p, *schedules), threads=256)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("schedule", [
     wgmma(128, 128, 2, (2, 1, 1)), wgmma(128, 160, 3, (2, 1, 1)), wgmma(128, 256, 2, (2, 1, 1)),
     wgmma(128, 144, 2, (2, 1, 1)), wgmma(64, 256, 3, (1, 2, 1)), wgmma(64, 384, 2, (1, 2, 1)),
@@ -140,6 +140,7 @@ def test_every_wait_matters(number: int, monkeypatch: pytest.MonkeyPatch) -> Non
     assert failure(case(), monkeypatch, changed) != ""
 
 
+@pytest.mark.slow
 def test_nothing_fails_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(STATEMENT.findall(own_text("source_tiles.cuh"))) == COUNT
     assert failure(case(), monkeypatch, lambda text: text) == ""

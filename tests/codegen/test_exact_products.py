@@ -57,7 +57,7 @@ def test_products_with_a_vector_are_exact(fn: Any, left: Any, right: Any) -> Non
     check_near(plan, build(plan), smooth(plan.graph), NEAR, seeds=(0,))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("k", "kinds"), [(LONG, ["dot"]), (LONG + 1, ["row"]), (400, ["row"])])
 def test_long_rows_by_a_vector_are_sums_of_rows(k: int, kinds: list[str]) -> None:
     """DeepFM's last layer b256: 25 us in tiles of 64 rows. (Rows that are inputs are streamed.)"""
@@ -69,7 +69,7 @@ def test_long_rows_by_a_vector_are_sums_of_rows(k: int, kinds: list[str]) -> Non
     check_near(plan, build(plan), smooth(plan.graph), NEAR, seeds=(0,))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("spec", ["mk,kn->mn", "mk,nk->mn"])
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_row_streams_its_weights_in_f32(spec: str, normed: bool) -> None:

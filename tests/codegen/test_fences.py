@@ -100,8 +100,9 @@ def planned(name: str) -> Plan:
 
 
 @pytest.mark.parametrize("names", [
-    pytest.param(list(PROGRAMS)[:5], marks=pytest.mark.slow), list(PROGRAMS)[5:]],
-                         ids=["first", "others"])
+    pytest.param(list(PROGRAMS)[:5], marks=pytest.mark.slow),
+    pytest.param(list(PROGRAMS)[5:8], marks=pytest.mark.slow), list(PROGRAMS)[8:]],
+                         ids=["first", "others", "the last"])
 def test_nothing_outside_is_read(names: list[str]) -> None:
     folder = Path(__file__).parent
     done = subprocess.run(

@@ -245,6 +245,7 @@ def decode_step(x: Any, s: Any, b: Any, w: Any, v: Any) -> Any:
     return x
 
 
+@pytest.mark.slow
 def test_a_decode_step_compiles_without_spills() -> None:
     plan = plan_of(decode_step, Spec((1, 768), BF16), Spec((768,), F32), Spec((768,), F32),
                    Spec((3, 768, 3072), BF16), Spec((3, 3072, 768), BF16), device=Device())

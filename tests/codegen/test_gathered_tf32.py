@@ -69,7 +69,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(37)
 @pytest.mark.parametrize("s", TILES)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions(name: str, s: DotSchedule) -> None:
@@ -79,6 +79,7 @@ def test_convolutions(name: str, s: DotSchedule) -> None:
     check_exact(plan, program, blocks=(1, 3))
 
 
+@pytest.mark.slow
 def test_k_shared_by_blocks() -> None:
     for name in ("3 x 3", "pooled"):
         plan = CONVOLUTIONS[name]()

@@ -95,7 +95,8 @@ def check(plan: Plan, columns: DotSchedule, rows: DotSchedule, *, seeds: Any = (
 # ---- right at any shape ------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
+@pytest.mark.sampled(7)
 @crossed(("w", BYTES), ("t", [BF16, F16, F32]), ("m", [1, 2, 3, 8]))
 def test_rows_of_x(m: int, t: Any, w: Any) -> None:
     """Three of 16 bits and more on the tensor cores, where tiles have 128 columns."""
@@ -108,7 +109,7 @@ def test_rows_of_x(m: int, t: Any, w: Any) -> None:
         check(plan, columns, rows, blocks=(3,))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @crossed(("t", [BF16, F32]), ("m", [1, 2, 5]), (("columns", "rows"), [
     (gemv(16, 1), gemv(4, 1)),
     (gemv(80, 2), gemv(20, 2, wk=2)),  # 5 pieces a row: lanes left over
@@ -120,7 +121,8 @@ def test_tiles(columns: DotSchedule, rows: DotSchedule, m: int, t: Any) -> None:
     check(pair(m, 272, 1040, t, S8), columns, rows, blocks=(1, 5))
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.slow
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("m", [4, 9, 16])
 @pytest.mark.parametrize("w", [U8, E4M3])
 def test_more_rows_on_tensor_cores(m: int, w: Any) -> None:
@@ -130,7 +132,7 @@ def test_more_rows_on_tensor_cores(m: int, w: Any) -> None:
         check(plan, columns, rows, blocks=(1, 5))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("n", "k"), [(40, 64), (64, 40), (7, 129)])
 def test_rows_that_are_no_whole_pieces_are_computed(n: int, k: int) -> None:
     plan = pair(3, n, k, BF16, S8)
@@ -141,7 +143,7 @@ def test_rows_that_are_no_whole_pieces_are_computed(n: int, k: int) -> None:
     check_exact(plan, build(plan, sigs), inputs=given(plan))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @crossed(("t", [BF16, F16]), ("m", [1, 2, 3, 8]), (("columns", "rows"), [
     (gemv(16, 1), gemv(4, 1)), (gemv(20, 2), gemv(20, 2, wk=2)), (gemv(256, 4), gemv(4, 4, wk=4)),
     (gemv(32, 2, split=2), gemv(12, 2, split=4))]))
@@ -153,6 +155,7 @@ def test_floats(columns: DotSchedule, rows: DotSchedule, m: int, t: Any) -> None
     check(plan, columns, rows, blocks=(1, 5))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("t", [BF16, F16])
 @pytest.mark.parametrize("m", [1, 4])
 def test_floats_are_rounded(m: int, t: Any) -> None:
@@ -174,6 +177,7 @@ def test_floats_are_rounded(m: int, t: Any) -> None:
             np.testing.assert_array_equal(y, exact)
 
 
+@pytest.mark.slow
 def test_batches_strides_and_gathers() -> None:
     def fn(x: Any, w: Any, u: Any, t: Any, i: Any) -> Any:
         wide = [v.astype(x.dtype) for v in (w, u, t)]
@@ -193,7 +197,7 @@ def test_batches_strides_and_gathers() -> None:
 # ---- values ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(19)
 @pytest.mark.parametrize("t", [BF16, F16, F32])
 @pytest.mark.parametrize("w", BYTES)
 def test_every_byte_is_converted_exactly(w: Any, t: Any) -> None:
@@ -215,6 +219,7 @@ def test_every_byte_is_converted_exactly(w: Any, t: Any) -> None:
                     np.testing.assert_array_equal(y, exact)
 
 
+@pytest.mark.slow
 def test_not_a_number_stays_in_its_column() -> None:
     plan = pair(3, 48, 144, BF16, E4M3)
     x, w, v = given(plan)
@@ -226,6 +231,7 @@ def test_not_a_number_stays_in_its_column() -> None:
         assert np.isnan(y).sum() == 6 and np.isnan(z).sum() == 3
 
 
+@pytest.mark.slow
 def test_the_same_bits_in_any_order() -> None:
     plan = pair(2, 48, 1008, BF16, S8)
     rng = np.random.default_rng(0)
@@ -284,7 +290,7 @@ def layers(k: int, w: Any, device: Device = DEVICE) -> Plan:
                    *[Spec((k, k), w)] * 6, device=device)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(("k", "bn", "steps"), [(64, 32, 1), (208, 48, 2), (208, 96, 3)])
 @pytest.mark.parametrize("w", [S8, E5M2])
 def test_layers_hold_their_weights(w: Any, k: int, bn: int, steps: int) -> None:
@@ -299,6 +305,7 @@ def test_layers_hold_their_weights(w: Any, k: int, bn: int, steps: int) -> None:
     check_exact(plan, program, inputs=values, seeds=(0, 1, 2, 3), blocks=(1, 3, 7))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("k", "bn", "steps"), [(64, 32, 1), (208, 48, 4), (208, 96, 8)])
 def test_layers_hold_floats(k: int, bn: int, steps: int) -> None:
     """Up to 24 pieces of four."""
@@ -367,7 +374,7 @@ def test_every_candidate_fits() -> None:
                 assert of.shared_bytes <= room and (k_major or s.bn % 16 == 0)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @crossed(("m", [1, 2, 4]), (("t", "w"), [(BF16, S8), (BF16, E4M3), (F32, S8), (F32, E4M3),
                                          (BF16, F32), (F16, F32)]))
 def test_no_spills(m: int, t: Any, w: Any) -> None:

@@ -122,7 +122,7 @@ def product(m: int, k: int, n: int, dtype: Any) -> Plan:
     return plan_of(fn, Spec((m, k), dtype), Spec((k, n), dtype), Spec((n,), F32))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @crossed(("arch", ["sm_80", "sm_90a"]), (("dtype", "s"), [
     (BF16, DotSchedule("mma", 128, 192, 64, 3, (4, 2, 1))),
     (BF16, DotSchedule("mma", 128, 96, 64, 4, (2, 4, 1))),
@@ -146,6 +146,7 @@ def widest(dtype: Any) -> list[DotSchedule]:
     return [s for _, s in found.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", thinned([BF16, F32]))
 def test_widest_candidates_compile_without_spills(dtype: Any) -> None:
     assert len(widest(dtype)) == 3

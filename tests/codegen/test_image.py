@@ -57,7 +57,7 @@ def plan(x: tuple[int, ...], w: tuple[int, ...], dtype: Any = BF16, **kw: Any) -
     return plan_of(fn, Spec(x, dtype), Spec(w, dtype), Spec((w[-1],), dtype))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(("x", "w", "s", "kw"), [
     ((2, 13, 11, 48), (3, 3, 48, 32), image(128, 32, 48), {}),
     ((2, 13, 11, 32), (3, 3, 32, 40), image(64, 128, 32, 2, 4), {}),
@@ -83,7 +83,7 @@ def test_arrangements(x: tuple[int, ...], w: tuple[int, ...], s: DotSchedule,
     check_exact(p, build(p, in_order(p, s), threads=256), seeds=(0, 1, 2), blocks=(1, 3))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(("x", "w", "s", "split"), [
     ((2, 13, 11, 64), (3, 3, 64, 48), image(128, 32, 32), 2),
     ((2, 13, 11, 64), (3, 3, 64, 48), image(128, 32, 16, 6, 4), 4),
@@ -121,7 +121,7 @@ def test_weights_with_their_channels_last() -> None:
     check_exact(p, made, blocks=(1, 3))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("channels", "padding", "s", "copy"), [
     (46, "SAME", image(128, 32, 48), "4, 46"), (44, "VALID", image(64, 128, 48, tall=8), "8, 44"),
     (42, "SAME", resident(128, 32, 48), "4, 42")])
@@ -143,6 +143,7 @@ def test_channels_that_begin_anywhere(channels: int, padding: str, s: DotSchedul
     check_exact(p, made, seeds=(0, 1, 2), blocks=(1, 3))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("channels", "behind", "s"), [
     (40, 8, image(128, 32, 48)), (40, 24, image(128, 32, 32, tall=8)), (46, 2, image(128, 32, 48))])
 def test_channels_that_the_user_pads(channels: int, behind: int, s: DotSchedule) -> None:
@@ -193,6 +194,7 @@ def test_windows_of_four_in_a_line(x: tuple[int, ...], window: tuple[int, ...]) 
     assert made.family == "wgmma"
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("s", [
     image(128, 48, 32, tall=16), image(128, 48, 32, tall=8), image(64, 128, 32, tall=8),
     resident(128, 48, 32, tall=8)])
@@ -208,6 +210,7 @@ def test_pooled(s: DotSchedule) -> None:
     check_exact(p, build(p, in_order(p, s), threads=256), seeds=(0, 1, 2), blocks=(1, 3))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("s", "channels"), [
     (resident(128, 32, 48), 48), (resident(128, 32, 16, 4), 48), (resident(64, 128, 32), 32)])
 def test_weights_that_stay(s: DotSchedule, channels: int) -> None:
@@ -249,7 +252,7 @@ WAITS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("what", WAITS)
 def test_nothing_that_is_waited_for_may_be_left_out(what: str,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:

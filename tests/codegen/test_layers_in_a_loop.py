@@ -57,6 +57,7 @@ def inputs(count: int, rows: int, wide: int, dtype: Any) -> tuple[X, dict[str, X
     return jnp.asarray(rng.standard_normal((rows, wide)), dtype), weights
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rows", [1, 16])
 def test_as_the_reference_in_any_order_of_threads(rows: int) -> None:
     x, weights = inputs(3, rows, 32, jnp.float32)

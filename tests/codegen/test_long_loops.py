@@ -31,6 +31,7 @@ def gru(x: X, enter: X, state: X) -> X:
     return lax.scan(step, jnp.zeros((1, state.shape[0]), x.dtype), x)[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("wide", "without"), [(4096, True), (32768, False)])
 def test_producers(wide: int, without: bool) -> None:
     shapes = (96, 1, wide), (wide, 1024), (512, 1024)

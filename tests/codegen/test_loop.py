@@ -30,7 +30,7 @@ def run(inputs: list[Value], make: Callable[..., Any], *arrays: Any, **kw: Any) 
     return check(g, given, **kw)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", ALL, ids=lambda d: d.value)
 def test_add_of_every_type(dtype: DType) -> None:
     def make(b: Builder, *xs: Value) -> tuple[Value, ...]:
@@ -39,6 +39,7 @@ def test_add_of_every_type(dtype: DType) -> None:
     run([value((size,), dtype) for size in (1, 7, 1024)], make)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.value)
 def test_float_chain_with_nan_and_infinities(dtype: DType) -> None:
     def make(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
@@ -83,6 +84,7 @@ def test_narrow_convert_rounds_between_ops() -> None:
     assert (out != a).any()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.F16], ids=lambda d: d.value)
 def test_a_conversion_that_is_only_stored_is_the_stores(dtype: DType) -> None:
     """Where the rounded value is read, too, that is what is read."""
@@ -417,7 +419,7 @@ def test_padded_copies_of_what_the_kernel_wrote() -> None:
     assert "PaddedVec<f16, 8, 2>" in run([value((9, 14), DType.F16)], make).source
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", ALL, ids=lambda d: d.value)
 def test_padded_copies_of_every_type(dtype: DType) -> None:
     def make(b: Builder, x: Value) -> Value:

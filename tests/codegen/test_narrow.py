@@ -69,6 +69,7 @@ def test_accuracy_and_limits(name: str) -> None:
     assert not late.any(), (np.log2(error[late].max()), x[normal][late])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "scale"), WHOLE)
 def test_all_bf16_arguments(name: str, scale: float | None) -> None:
     x = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)

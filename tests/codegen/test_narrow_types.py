@@ -75,7 +75,7 @@ LAYOUTS = [
     ("mk,kn->mn", (40, 16), (16, 1)), ("mhk,hkn->mn", (17, 3, 32), (3, 32, 40))]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize(("spec", "a", "b"), LAYOUTS)
 def test_integers_are_exact(spec: str, a: tuple[int, ...], b: tuple[int, ...]) -> None:
     plan = plan_of(lambda x, w: jnp.einsum(spec, x, w, preferred_element_type=S32),
@@ -91,7 +91,7 @@ def test_integers_are_exact(spec: str, a: tuple[int, ...], b: tuple[int, ...]) -
 NAMES = {S8: "int8_t", U8: "uint8_t", E4M3: "f8e4m3", E5M2: "f8e5m2"}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("pair", [(S8, S8), (S8, U8), (U8, S8), (U8, U8), (E4M3, E4M3),
                                   (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)])
 def test_products_of_fragments(pair: tuple[Any, Any]) -> None:
@@ -130,7 +130,7 @@ JAXMONO_EMULATE_MAIN(test_kernel, Params, 3, 32, 0)
     np.testing.assert_array_equal(out, np.broadcast_to(wanted, out.shape))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @crossed(("spec", ["mk,kn->mn", "mk,nk->mn", "km,kn->mn"]),
          ("pair", [(E4M3, E5M2), (E4M3, E4M3), (E5M2, E4M3), (E5M2, E5M2)]))
 def test_floats(spec: str, pair: tuple[Any, Any]) -> None:
@@ -150,6 +150,7 @@ def test_floats(spec: str, pair: tuple[Any, Any]) -> None:
     np.testing.assert_allclose(found[1].astype(np.float64), wanted, rtol=5e-3, atol=1e-4)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("m", "k", "n"), [(19, 37, 21), (1, 48, 33), (3, 200, 1)])
 def test_unaligned_floats(m: int, k: int, n: int) -> None:
     plan = plan_of(lambda x, w: jnp.dot(x, w, preferred_element_type=F32),
@@ -228,7 +229,7 @@ def test_signs_and_result_types() -> None:
     check_exact(plan, build(plan), inputs=full_range(plan))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @crossed(("s", [
     DotSchedule("mma", 32, 32, 128, 2, (1, 1, 4), 2), DotSchedule("mma", 64, 32, 128, 2, (4, 1, 1)),
     DotSchedule("mma", 16, 64, 128, 3, (1, 4, 1), 4), DotSchedule("mma", 32, 96, 256, 2, (2, 2, 1)),
@@ -252,6 +253,7 @@ def test_candidates_fit_bytes() -> None:
         assert s.family == "mma"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", thinned(["sm_90a", "sm_80"]))
 @pytest.mark.parametrize("types", thinned([(S8, S8), (E4M3, E4M3), (E5M2, E4M3)], keep=3))
 def test_widest_tiles_compile_without_spills(arch: str, types: tuple[Any, Any]) -> None:

@@ -164,7 +164,7 @@ def test_every_kind_agrees_with_numpy(dtype: DType) -> None:
         assert_close(kind, dtype, got, want, a, b)
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize(
     ("dtype", "arch"), [*((t, "sm_90a") for t in (
         DType.F32, DType.F64, DType.BF16, DType.S8, DType.U64, DType.PRED, DType.F8E4M3FN)),

@@ -207,6 +207,7 @@ def test_misaligned_views_are_computed() -> None:
     check_exact(plan, build(plan))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("n", "k", "split"), [(32, 256, 1), (24, 520, 1), (16, 1000, 2)])
 def test_weights_that_are_rounded_on_the_way(n: int, k: int, split: int) -> None:
     """Of f32, for few columns: loads of several k tiles are in flight at a time, before the rows

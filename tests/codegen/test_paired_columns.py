@@ -48,7 +48,7 @@ TILES = (wgmma(128, 128, 3, (2, 1, 1)), wgmma(128, 256, 2, (2, 1, 1)), wgmma(64,
          wgmma(64, 256, 2, (1, 1, 2)), wgmma(128, 128, 2, (2, 1, 1), lines=2))
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize("weights", ["kn", "nk"])
 @pytest.mark.parametrize("s", TILES)
 def test_tiles_of_pairs(s: DotSchedule, weights: str) -> None:
@@ -67,6 +67,8 @@ def test_tiles_that_pair_no_columns() -> None:
     assert dot_function.cannot_finish(DotCode.of(sig, mma(64, 24))) is not None
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("weights", ["kn", "nk"])
 def test_other_tiles(weights: str) -> None:
     """Of mma.sync, and in multiply-adds."""
@@ -106,7 +108,7 @@ def test_weights_come_with_constant_distances() -> None:
     assert "finish_pairs<8>" in source
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("weights", ["kn", "nk"])
 @pytest.mark.parametrize("s", [*TILES, mma(64, 48)])
 def test_two_matrices(s: DotSchedule, weights: str) -> None:

@@ -28,6 +28,7 @@ LINES = [(300, 36), (7, 100), (5, 1024), (3, 1000), (3, 999), (2, 2500), (3, 409
 """Several a block, in a warp each or not; of a vector for each thread, of several; in pieces."""
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("shape", LINES)
 @pytest.mark.parametrize("back", [False, True])
 def test_sums_of_lines(shape: tuple[int, ...], back: bool) -> None:
@@ -46,6 +47,7 @@ def test_sums_of_lines(shape: tuple[int, ...], back: bool) -> None:
     assert ("1 stages" in plan) == (shape[-1] <= 4096)
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("shape", [(300, 36), (3, 999), (2, 2500), (2, 5000)])
 def test_largest_smallest_and_integers_are_exact(shape: tuple[int, ...]) -> None:
     x = normal(*shape)

@@ -17,7 +17,7 @@ from jaxmono.fusion.plan import Device
 from jaxmono.hlo.interp import evaluate
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(13)
 @pytest.mark.parametrize(("dtype", "exponent", "mantissa"), [
     (np.float16, 5, 4), (np.float16, 4, 10), (np.float16, 8, 7), (np.float16, 5, 10),
     (ml_dtypes.bfloat16, 8, 3), (ml_dtypes.bfloat16, 5, 5), (np.float64, 8, 10),

@@ -28,7 +28,7 @@ def resident(bm: int, bn: int, slots: int, warps: tuple[int, int, int], bk: int 
     return dataclasses.replace(wgmma(bm, bn, slots, warps), bk=bk, resident=True)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @crossed(("schedule", [resident(128, 48, 2, (2, 1, 1)), resident(64, 128, 3, (1, 2, 1)),
                        resident(64, 48, 2, (1, 1, 2))]),
          ("layout", ["kn", "nk"]))
@@ -62,8 +62,7 @@ def test_weights_that_the_kernel_makes() -> None:
     plan = plan_of(lambda x, a, b: x @ (a @ b), Spec((700, 128), BF16), Spec((128, 64), BF16),
                    Spec((64, 48), BF16))
     assert len(plan.stages) == 2
-    for seed in range(4):
-        run(plan, wgmma(64, 48, 2, (1, 1, 2)), resident(128, 48, 2, (2, 1, 1)), seeds=(seed,))
+    run(plan, wgmma(64, 48, 2, (1, 1, 2)), resident(128, 48, 2, (2, 1, 1)), seeds=tuple(range(4)))
 
 
 def siblings() -> Plan:
@@ -98,18 +97,18 @@ def test_siblings_that_run_ahead_are_wrong(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("k", thinned([24, 8, 40, 72, 104], 3))
-def test_a_slot_has_all_of_k(k: int) -> None:
+@pytest.mark.parametrize("layout", thinned(["mk,kn", "mk,nk", "km,kn"], 3))
+def test_a_slot_has_all_of_k(k: int, layout: str) -> None:
     bk = -(-k // 16) * 16
-    for layout in ("mk,kn", "mk,nk", "km,kn"):
-        shapes = [(200, k) if x == "mk" else (k, 200) if x == "km" else (k, 48) if x == "kn"
-                  else (48, k) for x in layout.split(",")]
-        plan = plan_of(lambda a, b, layout=layout: jnp.einsum(
-            f"{layout}->mn", a, b, preferred_element_type=F32), *(Spec(s, BF16) for s in shapes))
-        whole = dataclasses.replace(wgmma(128, 48, 2, (2, 1, 1)), bk=bk)
-        run(plan, whole, seeds=(0, 1))
-        run(plan, dataclasses.replace(whole, resident=True), seeds=(0,))
-        if bk % 32 == 0:
-            run(plan, dataclasses.replace(wgmma(64, 48, 2, (1, 1, 2)), bk=bk), seeds=(0,))
+    shapes = [(200, k) if x == "mk" else (k, 200) if x == "km" else (k, 48) if x == "kn"
+              else (48, k) for x in layout.split(",")]
+    plan = plan_of(lambda a, b: jnp.einsum(
+        f"{layout}->mn", a, b, preferred_element_type=F32), *(Spec(s, BF16) for s in shapes))
+    whole = dataclasses.replace(wgmma(128, 48, 2, (2, 1, 1)), bk=bk)
+    run(plan, whole, seeds=(0, 1))
+    run(plan, dataclasses.replace(whole, resident=True), seeds=(0,))
+    if bk % 32 == 0:
+        run(plan, dataclasses.replace(wgmma(64, 48, 2, (1, 1, 2)), bk=bk), seeds=(0,))
 
 
 def test_a_gathered_slot_has_all_of_k() -> None:

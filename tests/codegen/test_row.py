@@ -123,6 +123,7 @@ def test_reductions_of_a_sweep_are_combined_at_once() -> None:
     assert compile_graph(g, plan=plan, schedule=schedule).source.count("= combine_block<") == 1
 
 
+@pytest.mark.slow
 def test_argmax_in_every_tier() -> None:
     each_tier(graph([value((6, 24))], argmax), 24)
 
@@ -165,6 +166,7 @@ def test_any_dimensions(dims: tuple[int, ...]) -> None:
           [data(value((5, 34, 12)), special=False)])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("lanes", [1, 2, 4])
 @pytest.mark.parametrize("tier", ["slice", "thread"])
 def test_lanes_with_vectors_of_rows(tier: str, lanes: int) -> None:
@@ -283,6 +285,7 @@ def test_guards_inside_rows() -> None:
     check(graph([x, y], make), [data(x), data(y, 1)])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", FLOATS, ids=lambda d: d.value)
 def test_results_do_not_depend_on_the_order_of_threads(dtype: DType) -> None:
     x = value((11, 200), dtype)
@@ -379,6 +382,7 @@ def squares(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
             b.reduce(y, start(b, "maximum", F32), "maximum", (1,)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("places", [2, 4])
 @pytest.mark.parametrize(("cols", "group", "lanes"), [(16, 4, 4), (64, 16, 4), (8, 1, 8),
                                                       (24, 8, 4)])

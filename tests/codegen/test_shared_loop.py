@@ -45,6 +45,7 @@ def chosen(plan: Plan) -> LoopSchedule:
     return schedule
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("places", [(1, 1, 2, 1), (1, 1, 8, 1), (1, 5, 1, 1), (2, 1, 1, 1)])
 def test_as_right_as_one_by_one(places: tuple[int, ...]) -> None:
     """What lies behind the buffers is NaN: a place that is read outside of them shows."""

@@ -31,6 +31,7 @@ def program(lines: int, updates: int, width: int, dtype: Any) -> tuple[Any, ...]
     return jnp.asarray(x, dtype), i, jnp.asarray(u, dtype)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize(("lines", "updates", "width"), [(600, 300, 256), (3000, 40, 258)])
 def test_as_near_to_f32_as_sums_that_are_rounded_once(lines: int, updates: int, width: int,

@@ -13,6 +13,7 @@ from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device, RowForm
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("rows, long", [(3, 40961), (8, 1000)])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_only_the_result_is_rounded(dtype: jnp.dtype, rows: int, long: int) -> None:

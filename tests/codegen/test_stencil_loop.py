@@ -57,7 +57,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(("shape", "taps", "dtype", "kw", "places"), CASES)
 def test_as_right_as_one_by_one(shape: tuple[int, ...], taps: tuple[int, int], dtype: Any,
                                 kw: dict[str, Any], places: tuple[int, ...]) -> None:
@@ -82,6 +82,7 @@ def test_what_a_thread_loads_fits_its_registers(taps: int, unroll: int) -> None:
     assert choose_loop(sig, Device(), 256, beside=True) == LoopSchedule(8, unroll)
 
 
+@pytest.mark.slow
 def test_chosen_ones_compute_the_same() -> None:
     plan = planned((2, 32, 32, 32), (3, 3), BF16)
     assert math.prod(chosen(plan, DEVICE, interpret=True).places) > 1

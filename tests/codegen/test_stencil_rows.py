@@ -47,7 +47,7 @@ def chosen(plan: Plan, device: Device = DEVICE, target: Any = None) -> RowSchedu
     return rows
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(("shape", "taps", "dtype", "kw"), [
     ((1, 40, 44, 32), (7, 7), F32, {}), ((1, 40, 44, 32), (7, 7), BF16, {}),
     ((2, 33, 20, 24), (5, 5), F32, {"pool": True}),

@@ -160,7 +160,7 @@ def planned(fn: Callable[..., X], trips: int, rows: int = 4) -> Plan:
     return plan_of(fn, jax.ShapeDtypeStruct((trips, rows, 16), F32))
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(("name", "dtype"), [
     (name, dtype) for name in PROGRAMS for dtype in (F32, BF16)
     if (name, dtype) != ("iterated", BF16)])  # |z| < 4 to the last bit, of unrounded squares

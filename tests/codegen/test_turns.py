@@ -26,7 +26,7 @@ def plan(k_tiles: int, residual: bool = False) -> Plan:
     return plan_of(fn, Spec((400, k), BF16), Spec((k, 256), BF16), Spec((400, 256), BF16))
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(23)
 @pytest.mark.parametrize(("schedule", "k_tiles"), [
     (wgmma(128, 96, 2, (2, 1, 1)), 3), (wgmma(128, 96, 3, (2, 1, 1)), 3),
     (wgmma(128, 96, 3, (2, 1, 1)), 4), (wgmma(64, 128, 4, (1, 2, 1)), 5),

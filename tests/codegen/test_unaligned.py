@@ -57,7 +57,7 @@ def widths(plan: Plan, schedule: DotSchedule) -> set[int]:
             for c in codes for x in (c.lhs, c.rhs)}
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(23)
 @pytest.mark.parametrize(("sizes", "width"), [
     ((84, 52, 148), 8), ((70, 34, 138), 4), ((67, 41, 135), 2), ((131, 163, 65), 2)])
 @pytest.mark.parametrize("s", [
@@ -97,6 +97,7 @@ def test_a_batch() -> None:
     run(plan, wgmma(64, 48, 3, (1, 1, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(11)
 @pytest.mark.parametrize(("sizes", "width"), [
     ((20, 68, 148), 8), ((18, 74, 138), 4), ((17, 71, 135), 2), ((11, 163, 201), 2)])
@@ -107,6 +108,7 @@ def test_swapped(sizes: tuple[int, int, int], width: int, s: DotSchedule) -> Non
     run(plan, s, seeds=(0, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize(("sizes", "taken"), [((84, 52, 146), {8, 16}), ((67, 41, 135), {4})])
 @pytest.mark.parametrize("s", TF32[:3])
@@ -116,6 +118,7 @@ def test_tf32(sizes: tuple[int, int, int], taken: set[int], s: DotSchedule) -> N
     run(plan, s, seeds=(0, 1))
 
 
+@pytest.mark.slow
 def test_tf32_on_the_left() -> None:
     """Rows come by the accelerator, weights in parts."""
     def fn(x: Any, w: Any, v: Any) -> Any:
@@ -125,6 +128,7 @@ def test_tf32_on_the_left() -> None:
     run(plan, tf32(80, 128, 3, (1, 2, 1)), seeds=(0, 1))
 
 
+@pytest.mark.slow
 def test_tf32_rows_that_end_within_a_piece() -> None:
     plan = plan_of(lambda x, w: x[:, :146] @ w, Spec((70, 148), F32), Spec((146, 136), F32))
     run(plan, tf32(80, 128, 3, (1, 2, 1)), seeds=(0, 1))
@@ -139,7 +143,7 @@ def test_mma(sizes: tuple[int, int, int], dtype: Any) -> None:
     check_exact(plan, build(plan, in_order(plan, s)), seeds=(0, 1))
 
 
-@pytest.mark.sampled(11)
+@pytest.mark.sampled(23)
 @pytest.mark.parametrize("dtype", [BF16, F32])
 @pytest.mark.parametrize("m", [1, 4])
 @pytest.mark.parametrize("sizes", [(76, 148), (74, 138), (73, 135)])

@@ -44,7 +44,7 @@ def run(plan: Plan, schedule: DotSchedule, threads: int = 256, *, lean: bool = F
     return program.source
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @crossed(("window", [(2, 2), (1, 2), (2, 4)]), ("schedule", [
     wgmma(128, 64, 2, (2, 1, 1)), wgmma(64, 128, 2, (1, 2, 1)), wgmma(64, 48, 2, (1, 1, 2)),
     wgmma(128, 32, 2, (2, 1, 1), split=2)]))
@@ -54,6 +54,7 @@ def test_warpgroups(window: tuple[int, int], schedule: DotSchedule) -> None:
     assert (f", {window[0] * window[1]}>;" in source) == (schedule.split_k > 1), "SplitK's group"
 
 
+@pytest.mark.slow
 def test_wide_tiles_whose_warpgroups_share_k() -> None:
     """Each finishes half of the columns."""
     assert "finish_windows<4, 8>" in run(pooled((2, 2), n=128, kernel=1, k=64),
@@ -115,6 +116,7 @@ def test_families_that_cannot() -> None:
     assert dot_wgmma_takes.takes_swapped(form, code, code.element) == "the rows are read in windows"
 
 
+@pytest.mark.slow
 def test_compiles_for_hopper_without_spills() -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     plan = pooled((2, 2), n=256, k=64, h=56, w=56)

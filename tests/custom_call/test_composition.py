@@ -113,7 +113,7 @@ def test_custom_derivative_inside(kernels: OpByOp, xw: Any) -> None:
     same(jax.grad(lambda x: mine(x).sum())(xw[0]), jnp.full_like(xw[0], 6.0))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("axes", [(0, None), (None, 1), (1, 0)])
 def test_vmap(kernels: OpByOp, xw: Any, axes: Any) -> None:
     args = [a if d is None else jnp.stack([a, a + 1, a * 2], d)

@@ -29,6 +29,7 @@ def noisy(key: Any, x: Any, w: Any) -> Any:
     return x @ w + jax.random.normal(key, (3, 40))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fn", [dropped, drawn, noisy])
 def test_one_kernel_gives_jaxs_bits(fn: Any) -> None:
     rng = np.random.default_rng(0)

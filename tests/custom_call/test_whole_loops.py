@@ -207,6 +207,7 @@ def test_nan_and_inf_end_a_loop_where_they_do_in_jax() -> None:
     check(fun, X, W)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(4))
 def test_blocks_wait_for_each_other(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more tasks than one block takes, in any order of threads."""

@@ -123,6 +123,7 @@ def test_published_sizes(workload: Any) -> None:
     assert sum(int(np.prod(a.shape)) for a in jax.tree.leaves(state)) == SIZES[workload.name]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("workload", thinned(convnets.WORKLOADS, 4), ids=lambda w: w.name)
 def test_shapes_and_dtypes_of_the_workloads(workload: Any) -> None:
     program = workload.program(batch=2)

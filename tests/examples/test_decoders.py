@@ -33,7 +33,7 @@ def _wide(decoder: ModuleType) -> Any:
     return nnx.merge(graphdef, jax.tree.map(lambda a: a * 10 if a.ndim == 2 else a + 0.1, state))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize(("decoder", "attention"), [
     *(pytest.param(opt, how, marks=pytest.mark.slow) for how in (None, "xla")),
     (gpt2, None), (gptj, None), (llama, None), (llama, "xla")],

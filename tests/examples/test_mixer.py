@@ -43,4 +43,5 @@ def test_the_equations() -> None:
         x = x + y.transpose(0, 2, 1)
         x = x + mlp(norm(x, layer.channel_norm), layer.channels)
     want = dense(norm(x, model.norm).mean(1), model.out)
-    np.testing.assert_allclose(np.asarray(model(jnp.asarray(images))), want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(np.asarray(nnx.jit(model)(jnp.asarray(images))), want, rtol=1e-4,
+                               atol=1e-4)

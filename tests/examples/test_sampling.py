@@ -52,6 +52,7 @@ def _drawn(probabilities: list[float], n: int, **how: Any) -> np.ndarray[Any, An
     return np.asarray(texts)[:, 1]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("how", "expected"), [
     ({"top_k": None}, [0.1, 0.2, 0.3, 0.4]), ({"top_k": 2}, [0, 0, 3 / 7, 4 / 7]),
     ({"top_k": None, "temperature": 0.5}, [1 / 30, 4 / 30, 9 / 30, 16 / 30]),

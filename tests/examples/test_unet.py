@@ -35,7 +35,12 @@ Tiny = tuple[Callable[..., jax.Array], list[jax.Array]]
 @pytest.fixture(scope="module")
 def tiny() -> Tiny:
     config = unet.tiny(dtype=jnp.float32)
-    graph, state = nnx.split(unet.create(config))
+    # Not as `create` draws them, which compiles a program for each shape: for longer than all else.
+    graph, shapes = nnx.split(nnx.eval_shape(lambda: unet.create(config)))
+    rng = np.random.default_rng(0)
+    state = jax.tree.map(lambda s: jnp.asarray(
+        rng.standard_normal(s.shape) / math.sqrt(math.prod(s.shape[:-1])) if s.ndim > 1
+        else 1 + rng.standard_normal(s.shape) / 8, s.dtype), shapes)
     keys = jax.random.split(jax.random.key(0), 2)
     return jax.jit(lambda *inputs: nnx.merge(graph, state)(*inputs)), [
         jax.random.normal(keys[0], (2, config.size, config.size, config.channels)),

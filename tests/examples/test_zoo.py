@@ -61,7 +61,7 @@ def _errors(got: Any, want: Any) -> list[float]:
     return out
 
 
-@pytest.mark.sampled(9)
+@pytest.mark.sampled(97)
 @pytest.mark.parametrize("workload", _cases())
 def test_a_tiny_model_is_as_right_as_under_xla(workload: Workload) -> None:
     program = workload.program(tiny=True, batch=2 if workload.batches[-1] > 1 else 1)

@@ -79,9 +79,10 @@ def check(seed: int) -> bool:
     return any(isinstance(g.sig.form, DotForm) and g.sig.form.pairs for g in made.groups)
 
 
-def test_programs() -> None:
-    paired = sum(map(check, range(100)))
-    assert paired >= 10, "few of them have pairs"
+@pytest.mark.parametrize("first", [0, pytest.param(50, marks=pytest.mark.slow)])
+def test_programs(first: int) -> None:
+    paired = sum(map(check, range(first, first + 50)))
+    assert paired >= 5, "few of them have pairs"
 
 
 @pytest.mark.slow

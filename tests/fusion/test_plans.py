@@ -337,6 +337,7 @@ def test_a_reduce_of_32768_is_long() -> None:
     assert kinds(make_plan(models.graph_of(jnp.max, bf16(1 << 15)), Device())) == [["row"], ["row"]]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("shape", "stages"), [((2, 64, 64, 32, 10), 2), ((2, 32, 32, 32, 20), 1),
                                                ((8, 64, 64, 32, 10), 1), ((1, 512, 512, 32, 4), 2),
                                                ((1, 64, 64, 32, 10), 2)])

@@ -33,7 +33,7 @@ def check(graph: Graph, seed: int, device: Device | None = None) -> None:
     assert plan_to_text(make_plan(graph, device or Device())) == plan_to_text(plan)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("block", thinned(range(12)))
 def test_random_graphs(block: int) -> None:
     for seed in range(block * 20, block * 20 + 20):
@@ -41,7 +41,7 @@ def test_random_graphs(block: int) -> None:
         check(simplify(graph) if seed % 2 else graph, seed)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("block", range(4))
 def test_random_graphs_on_a_tiny_device(block: int) -> None:
     """Other trade-offs: recomputing is expensive, shared memory small, stages free."""

@@ -59,6 +59,7 @@ def test_a_loop_makes_a_piece_and_computes_what_it_scans() -> None:
     assert [b.type.dims for b in large] == [(16, 16, 256, 16)]  # of h alone
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("t", [8, 16, 40, 256, 300])
 def test_plans_of_scans_mean_the_same(t: int) -> None:
     args = sizes(t, 4, 4)
@@ -81,6 +82,7 @@ def test_both_results_of_a_scan(t: int) -> None:
         np.testing.assert_allclose(got, want, 1e-4, 1e-5)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shape", [(300, 5), (300,), (4097,)])
 def test_parts_that_lie_anywhere_are_stored_all_the_same(shape: tuple[int, ...]) -> None:
     """Of no multiple of 16 bytes; a reader would compute each in a branch of its own."""

@@ -85,6 +85,7 @@ PLACES = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fn", [softmax, log_softmax, log_sum])
 @pytest.mark.parametrize("where", PLACES.values(), ids=PLACES)
 def test_what_is_not_finite_is_as_without_parts(fn: Callable[..., Any],

@@ -44,6 +44,7 @@ LINES: dict[str, list[float]] = {
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
 @pytest.mark.parametrize("places", [(0, 4097), (0, 4097, 5, 8191)], ids=["few", "many"])
 def test_floats(dtype: Any, places: tuple[int, ...]) -> None:
@@ -59,6 +60,7 @@ def test_floats(dtype: Any, places: tuple[int, ...]) -> None:
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint8, np.int16])
 @pytest.mark.parametrize("lines", [3, FEW_LINES + 1])
 def test_integers(dtype: Any, lines: int) -> None:

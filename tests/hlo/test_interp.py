@@ -178,7 +178,7 @@ def test_agrees_with_xla(name: str) -> None:
     check(f, *args)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("dtype", ["int32", "int8", "int16", "uint8", "uint32"])
 def test_integers(dtype: str) -> None:
     info = np.iinfo(dtype)

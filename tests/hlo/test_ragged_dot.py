@@ -37,7 +37,7 @@ def drawn(m: int, k: int, n: int, sizes: list[int]) -> tuple[Any, ...]:
 @pytest.mark.parametrize(("m", "sizes"), [
     (64, [8] * 8), (100, [0, 50, 1, 0, 30, 19]), (100, [0, 50, 1, 0, 30, 9]), (300, [300]),
     (7, [3, 0, 0, 2, 0, 0, 0, 0, 0, 1]), (300, [0, 0]), (16, [16, 0, 0]), (16, [0, 0, 16]),
-    (1000, [333, 333, 334]), (130, [129, 1])])
+    pytest.param(1000, [333, 333, 334], marks=pytest.mark.slow), (130, [129, 1])])
 def test_rows_meet_their_matrix(m: int, sizes: list[int]) -> None:
     args = drawn(m, 12, 8, sizes)
     graph = graph_of(lax.ragged_dot, *args)

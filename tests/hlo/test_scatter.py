@@ -112,6 +112,7 @@ def take(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(scatter, name, value)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("name", "form"), [
     (name, form) for name in PROGRAMS for form in FORMS
     if form == FORMS[0] or not name.startswith("products")])  # which no memory makes
@@ -140,6 +141,7 @@ def test_products_of_many_lines_are_xlas(monkeypatch: pytest.MonkeyPatch) -> Non
     assert scatter.refusal(op) == "5 updates of 9 lines of 4 are multiplied by no memory"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16])
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_not_finite_stays_in_its_line(dtype: Any, form: str,
@@ -166,6 +168,7 @@ def test_lines_without_updates_keep_a_zeros_sign(form: str,
     assert np.signbit(got[[1, 2, 4, 5, 6, 7]]).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("lines", "updates", "alike"), [
     (1000, 500, 300), (1000, 500, 0), (3, 300, 300), (40, 257, 15), (40, 256, 256), (7, 17, 1)])
 def test_an_embeddings_gradient_is_sorted(lines: int, updates: int, alike: int,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from thinned import crossed
 
 import jaxmono
 from jaxmono.fusion.support import refusal
@@ -56,8 +57,7 @@ def inputs(shape: tuple[int, ...], dtype: Any, *, ties: bool) -> tuple[Any, Any]
     return x.astype(dtype), rng.normal(size=shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("ties", [False, True])
-@pytest.mark.parametrize(("shape", "window", "strides", "padding"), CASES)
+@crossed((("shape", "window", "strides", "padding"), CASES), ("ties", [False, True]))
 def test_it_is_comparisons_and_gives_the_same(shape: tuple[int, ...], window: tuple[int, ...],
                                               strides: tuple[int, ...], padding: Padding,
                                               ties: bool) -> None:
@@ -87,6 +87,7 @@ def test_what_compares_with_nothing_gives_way() -> None:
     np.testing.assert_array_equal(made, jax.jit(fun)(x, w))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_kernel_has_it(dtype: Any) -> None:
     fun = gradient((1, 3, 3, 1), (1, 2, 2, 1), "SAME")

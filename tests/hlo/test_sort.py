@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from thinned import crossed
 
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.interp import run_plan
@@ -55,8 +56,7 @@ def bits(x: Any) -> Any:
     return np.atleast_1d(x).view(np.uint8)
 
 
-@pytest.mark.parametrize("stored", [False, True])
-@pytest.mark.parametrize("name", CASES)
+@crossed(("name", CASES), ("stored", [False, True]))
 def test_short_sorts(name: str, stored: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if stored:
         monkeypatch.setattr(sort, "STORED", 0)

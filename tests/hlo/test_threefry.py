@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from thinned import crossed
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.importer import import_module
@@ -53,8 +54,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("platform", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@crossed(("name", PROGRAMS), ("platform", ["cpu", "cuda"]))
 def test_a_program_has_one_op_for_it(name: str, platform: str) -> None:
     """A loop on CPUs, straight ops elsewhere: the same graph, and the bits that JAX gives."""
     fn, args = PROGRAMS[name]

@@ -49,6 +49,7 @@ def same(got: Any, want: Any) -> None:
         np.testing.assert_array_equal(np.signbit(a[a == 0]), np.signbit(b[b == 0]))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.float16, np.int32, np.int8,
                                    np.uint16])
 @pytest.mark.parametrize(("shape", "k"), [((9,), 9), ((3, 40), 4), ((2, 3, 70), MOST),

@@ -19,7 +19,7 @@ CI = (0, 2, 4, 5, 6, 7, 9, 12, *FLAGGED)
 """Every kind of batch, that of any program three times; `make test-all` runs the rest."""
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("number", [
     n if n in CI else pytest.param(n, marks=pytest.mark.slow)
     for n in (*batches.numbers(PROGRAMS), *FLAGGED)])

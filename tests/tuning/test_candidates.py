@@ -218,14 +218,18 @@ def test_equal_content_has_equal_keys() -> None:
 # ---- NVRTC -------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", thinned(
     [(128, 768, 768), (1, 768, 768), (2048, 768, 3072)], 3))
-def test_nvrtc_compiles_candidates_without_spills(shape: tuple[int, int, int]) -> None:
+def test_nvrtc_compiles_candidates_without_spills(shape: tuple[int, int, int],
+                                                  every: bool) -> None:
+    """Of every family the best, or of the best one only; and the last of all."""
     pytest.importorskip("cuda.bindings.nvrtc")
     m, k, n = shape
     problem = problem_of(layer, spec(m, k), spec(k, n), spec(n), spec(m, n))
     by_family = {s.family: s for s in reversed(problem.candidates)}
-    chosen = [*by_family.values(), problem.candidates[-1]]
+    best = list(by_family.values()) if every else [problem.candidates[0]]
+    chosen = [*best, problem.candidates[-1]]
     plan, pool = alone(problem.sig), CompilePool(2)
     try:
         waiting = [pool.submit(plan, problem, s) for s in chosen]
