@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from jaxmono.codegen.alternating import emit_alternating, load_near
 from jaxmono.codegen.errors import CodegenError, refuse
 from jaxmono.codegen.finder import Whole
 from jaxmono.codegen.index_code import fits_int, guard_code
@@ -93,6 +94,7 @@ class BodyEmitter(Scopes):
         self._bound: set[Value] = set()
         self._loads: dict[Value, Load] = {}
         self.reads = 0  # statements that read an element, or a vector
+        self.near = 0  # lanes are computed one by one, and read what is next to each other
 
     # ---- what is known from outside ------------------------------------------------------------
 
@@ -297,6 +299,8 @@ class BodyEmitter(Scopes):
         if in_lane or pattern in (Access.CONTIGUOUS, Access.UNIFORM):
             self._emit_dynamics((offset,))
             at, test = self._code(offset), self.reads_if
+            if (x := load_near(self, pointer, offset, value, read_only)) is not None:
+                return self._name(x, dtype)
             at = f"({test} ? {at} : 0)" if test and at != "0" else at
             return self._read(f"{pointer} + {at}", dtype,
                               pattern is Access.CONTIGUOUS and not in_lane, read_only)
@@ -358,7 +362,8 @@ class BodyEmitter(Scopes):
         guards = [uniform_guard(c.guard, self.lane) for c in choices]
         in_lane = self._scopes[-1].lane
         if self.lanes > 1 and not in_lane and any(g is None for g in guards):
-            return self._per_lane(dtype, lambda: self._choose(op, value, index))
+            return emit_alternating(self, op, value, index) or self._per_lane(
+                dtype, lambda: self._choose(op, value, index))
         if (x := self._padded(op, value, index, choices) or self._part(op, index)) is not None:
             return x
         if isinstance(op, ops.Pad) and (x := computed_everywhere(self, op, choices)) is not None:

@@ -117,9 +117,10 @@ def vector_lanes(sig: Sig, *, streaming: bool) -> int:
     assert isinstance(form, LoopForm)
     flat, env = flat_loop(form)
     values, offsets = roots(sig, form.stores, env), sinks(sig, form.stores, env)
-    lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[not streaming])
+    lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[not streaming],
+                         in_turn=True)
     if not streaming and loads_first(sig.body, values, flat, lanes):
-        lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[0])
+        lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[0], in_turn=True)
     return lanes
 
 

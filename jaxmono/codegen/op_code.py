@@ -133,7 +133,8 @@ def _elementwise(op: ops.Elementwise, args: Sequence[Emitted],
         op.kind in _KEEP and all(a.exact for a in args))
     kind = op.kind
     if kind in _NARROW and is_narrow(op.result.type.dtype) and not op.accuracy:
-        kind = f"narrow_{kind}"
+        bf16 = kind == "log" and op.result.type.dtype is DType.BF16
+        kind = f"bf16_{kind}" if bf16 else f"narrow_{kind}"
     elif kind in _NARROWED and not op.accuracy and narrowed(op.result):
         kind = _NARROWED[kind]
     if kind == "narrow_divide" and args[0].name == "1.0f":

@@ -163,5 +163,14 @@ class Scopes:
     def _type(self, dtype: DType, wide: bool) -> str:
         return vector(compute(dtype), self.lanes if wide else 1)
 
+    @property
+    def in_lane(self) -> bool:
+        """Whether this is inside of a loop over the lanes."""
+        return bool(self._scopes[-1].lane)
+
+    def type_of(self, dtype: DType) -> str:
+        """The C type of a vector over the lanes."""
+        return self._type(dtype, True)
+
     def widen(self, x: Emitted, wide: bool) -> str:
         return f"splat<{self.lanes}>({x})" if wide and not x.vector else x.name

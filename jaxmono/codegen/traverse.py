@@ -121,6 +121,12 @@ def uniform_guard(guard: Guard, lane: Lane) -> Guard | None:
     return Guard(tuple(bounds))
 
 
+def alternates(guards: Iterable[Guard], lane: Lane) -> bool:
+    """Whether its place in the vector alone tells which alternative a lane takes."""
+    varying = [x for g in guards for x, _, _ in g.bounds if lane.varies((x,))]
+    return bool(varying) and all(x.variables == {lane.low} and x.is_static for x in varying)
+
+
 Root = tuple[Value, IndexMap]
 Reduction = Callable[[ops.Reduce, IndexMap], Sequence[Demand]]
 
@@ -196,7 +202,7 @@ def depends_on(index: Iterable[Index], vars: Iterable[Var]) -> bool:
 
 def vector_width(body: Graph, roots: Iterable[Root], stores: Iterable[tuple[Index, int]],
                  lane: Var, *, reduction: Reduction | None = None, limit: int = 8,
-                 widest: int = 32, unaligned: bool = False) -> int:
+                 widest: int = 32, unaligned: bool = False, in_turn: bool = False) -> int:
     """The largest number of lanes for which every access along ``lane`` is one wide access.
 
     Lanes are at most ``limit`` and make at most 16 bytes of the narrowest element type accessed
@@ -206,19 +212,20 @@ def vector_width(body: Graph, roots: Iterable[Root], stores: Iterable[tuple[Inde
       roots: the values that are computed, with their indices (over ``lane``).
       stores: element offset and item size of every store.
       unaligned: loads may be of neighbouring elements one by one, and guards may part a vector.
+      in_turn: lanes may be of a concatenation's operands in turn (alternating.py).
     """
     roots, stores = list(roots), list(stores)
     width = limit
     while width > 1:
         if lane.size % width == 0 and _fits(body, roots, stores, Lane(lane, width), reduction,
-                                            widest, unaligned=unaligned):
+                                            widest, unaligned=unaligned, in_turn=in_turn):
             return width
         width //= 2
     return 1
 
 
 def _fits(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index, int]], lane: Lane,
-          reduction: Reduction | None, widest: int, *, unaligned: bool) -> bool:
+          reduction: Reduction | None, widest: int, *, unaligned: bool, in_turn: bool) -> bool:
     sizes: list[int] = []
     for offset, size in stores:
         if access(lane.split(offset), lane) is not Access.CONTIGUOUS:
@@ -230,7 +237,12 @@ def _fits(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index, int]
         needs = reduction(op, index) if reduction is not None else ()
         return [Demand(d.value, tuple(lane.split(i) for i in d.index)) for d in needs]
 
-    for node in walk(body, split, reduction=reduced):
+    def alternating(value: Value, index: IndexMap) -> bool:
+        op = body.producer.get(value) if in_turn else None
+        return isinstance(op, ops.Concatenate) \
+            and alternates((d.guard for d in alternatives(op, index)), lane)
+
+    for node in walk(body, split, reduction=reduced, stop=alternating):
         if not unaligned and any(uniform_guard(g, lane) is None for g in node.guards):
             return False
         is_table = isinstance(node.op, ops.Constant) and node.value.type.rank > 0 \

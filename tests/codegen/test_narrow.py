@@ -95,3 +95,15 @@ def test_all_bf16_arguments(name: str, scale: float | None) -> None:
     with np.errstate(all="ignore"):
         other = y[kept].astype(dtype) != exact[kept].astype(np.float32).astype(dtype)
     assert np.mean(other) < 0.02, np.mean(other)
+
+
+def test_logarithms_of_all_bf16_numbers() -> None:
+    """Next to 1, too, and of subnormal ones."""
+    x = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
+    y = np.full(x.size, 77, np.float32)
+    emulate(SOURCE % (x.size, "bf16_log", "")).run([x, y])
+    with np.errstate(all="ignore"):
+        exact = np.log(x.astype(np.float64))
+    plain = np.isfinite(exact) & (exact != 0)
+    np.testing.assert_array_equal(y[~plain], exact[~plain].astype(np.float32))
+    assert (np.abs(y[plain] / exact[plain] - 1) < 2.0 ** -13).all()

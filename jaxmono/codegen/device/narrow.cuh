@@ -109,6 +109,9 @@ JM_DEVICE float op_bf16_logistic(float x, float scale) { return logistic_of<true
 JM_DEVICE float op_f16_logistic(float x, float scale) { return logistic_of<false>(x, scale); }
 JM_DEVICE float op_narrow_logistic(float x) { return op_f16_logistic(x, 1.0f); }
 
+// The hardware's alone: of a bf16 next to 1 its absolute error of 2^-22 is 2^-14 of the logarithm.
+JM_DEVICE float op_bf16_log(float x) { return fast_log2_subnormal(x) * LN_2; }
+
 // max(x, 0) + log(1 + t) of t = exp(-|x|): t times a minimax fit of log(1 + t) / t on [0, 1], to 2^-14
 // for bf16; the one for f16 is exact at both ends.
 template <int N>

@@ -94,7 +94,7 @@ JM_LIFT(narrow_exponential) JM_LIFT(narrowed_exponential) JM_LIFT(narrow_logisti
 JM_LIFT(narrow_divide) JM_LIFT(narrow_reciprocal) JM_LIFT(narrow_log) JM_LIFT(narrow_log_plus_one)
 JM_LIFT(narrow_tanh)
 JM_LIFT(bf16_gelu) JM_LIFT(f16_gelu) JM_LIFT(bf16_logistic) JM_LIFT(f16_logistic)
-JM_LIFT(bf16_softplus) JM_LIFT(f16_softplus)
+JM_LIFT(bf16_softplus) JM_LIFT(f16_softplus) JM_LIFT(bf16_log)
 JM_LIFT(add) JM_LIFT(and) JM_LIFT(atan2) JM_LIFT(divide) JM_LIFT(maximum) JM_LIFT(minimum)
 JM_LIFT(multiply) JM_LIFT(or) JM_LIFT(power) JM_LIFT(remainder) JM_LIFT(shift_left)
 JM_LIFT(shift_right_arithmetic) JM_LIFT(shift_right_logical) JM_LIFT(subtract) JM_LIFT(xor)
