@@ -64,6 +64,7 @@ def load_near(em: BodyEmitter, pointer: str, offset: Index, value: Value, read_o
     if width == 1:
         return None
     first = Index.of(offset.const - offset.const % width) + rest
+    load = "load_ro" if read_only else "load"
     near = em.once("const auto", "near",
-                   f"{'load_ro' if read_only else 'load'}<{compute(dtype)}, {width}>({pointer} + {em.code(first)})")
+                   f"{load}<{compute(dtype)}, {width}>({pointer} + {em.code(first)})")
     return Emitted(f"{near}.x[{offset.const % width}]")

@@ -221,7 +221,7 @@ class BodyEmitter(Scopes):
     def _needs(self, value: Value, index: IndexMap) -> list[tuple[Value, IndexMap]]:
         """What has to exist before `_define`; alternatives are emitted inside their branches."""
         if value in self._bound:
-            raise CodegenError(f"{value!r} is at hand at another index than {_text(index)}; its "
+            raise CodegenError(f"{value!r} is at hand at another index than {index}; its "
                                "group should not have been formed")
         if value in self._loads or value in self.params:
             return [(d.value, d.index) for d in dynamics(index)]
@@ -495,7 +495,3 @@ class BodyEmitter(Scopes):
 def _only_moves(op: Op) -> bool:
     return not isinstance(op, (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert,
                                ops.ReducePrecision))
-
-
-def _text(index: IndexMap) -> str:
-    return f"[{', '.join(map(str, index))}]"
