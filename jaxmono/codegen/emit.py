@@ -221,8 +221,9 @@ class BodyEmitter(Scopes):
     def _needs(self, value: Value, index: IndexMap) -> list[tuple[Value, IndexMap]]:
         """What has to exist before `_define`; alternatives are emitted inside their branches."""
         if value in self._bound:
-            raise CodegenError(f"{value!r} is at hand at another index than {index}; its "
-                               "group should not have been formed")
+            at = ", ".join(map(str, index))
+            raise CodegenError(f"{value!r} is at hand at another index than [{at}]; its group "
+                               "should not have been formed")
         if value in self._loads or value in self.params:
             return [(d.value, d.index) for d in dynamics(index)]
         op = self._producer.get(value)
