@@ -45,6 +45,20 @@ def rotated(x: jax.Array) -> jax.Array:
     return jnp.concatenate([a * c - b * s, a * s + b * c], -1).astype(x.dtype)
 
 
+def rotated_pairs(x: jax.Array) -> jax.Array:
+    """Rotary positions of neighbouring pairs, as GPT-J has them. x: [b, s, h, d]."""
+    s, d = x.shape[1], x.shape[3]
+    angle = jnp.arange(s)[:, None] / 10000.0 ** (jnp.arange(0, d, 2) / d)
+    c, n = (f(angle)[:, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+    a, b = x[..., ::2], x[..., 1::2]
+    return jnp.stack([a * c - b * n, a * n + b * c], -1).reshape(x.shape)
+
+
+def likeliest(x: jax.Array) -> jax.Array:
+    """x: [n, classes]."""
+    return jnp.argmax(x, -1)
+
+
 def warped(image: jax.Array, flow: jax.Array) -> jax.Array:
     """An image where a flow leads, between four places each. image: [n, h, w, c]; flow: [..., 2].
     """
@@ -188,6 +202,12 @@ WORKLOADS: tuple[Workload, ...] = (
         {}, dtype="f32"),
     _of("rotated_32_2048_128", "rotary positions", rotated, ((32, 2048, 128),), ((2, 8, 16),), {},
         {}),
+    _of("rotated_pairs_4_1024_16_64", "rotary positions of pairs", rotated_pairs,
+        ((4, 1024, 16, 64),), ((2, 8, 2, 16),), {}, {}),
+    _of("likeliest_4096_1000", "the largest of each of 4096 rows", likeliest, ((4096, 1000),),
+        ((8, 40),), {}, {}, search=True, dtype="f32"),
+    _of("small_products_1024_32", "1024 products of 32x32", small_products, ((1024, 32, 32),) * 2,
+        ((4, 16, 16),) * 2, {}, {}),
     _of("warped_4_128_16", "an image along a flow", warped, ((4, 128, 128, 16), (4, 128, 128, 2)),
         ((1, 8, 8, 4), (1, 8, 8, 2)), {}, {}, dtype="f32"),
     _of("repelled_256_64", "a step of SVGD", repelled, ((256, 64),), ((8, 4),), {}, {},

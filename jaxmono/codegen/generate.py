@@ -64,7 +64,8 @@ gradient of 1024 cross-entropies of 50257 labels 216 and 144 us of an H200."""
 
 def _resident(plan: Plan, sigs: Mapping[str, Any], target: Target, device: Device) -> int:
     """Blocks per SM to compile for: one where blocks often wait for each other or fill an SM."""
-    if not _only_streams(plan):
+    if not _only_streams(plan) and not (_small_products(plan) and all(
+            sigs[s.key].family == "mma" and sigs[s.key].split_k == 1 for s in plan.sigs)):
         return 1
     shared = max((code_for(s).shared_bytes(s, sigs[s.key], target.threads) for s in plan.sigs),
                  default=0)
@@ -77,6 +78,18 @@ def _resident(plan: Plan, sigs: Mapping[str, Any], target: Target, device: Devic
 def _only_streams(plan: Plan) -> bool:
     return plan.barriers <= _FEW_BARRIERS and plan.repeat is None \
         and all(s.kind in _STREAMING for s in plan.sigs)
+
+
+_SMALL = 64
+
+
+def _small_products(plan: Plan) -> bool:
+    """Whether a kernel is many products of small matrices, each a task: then blocks share an SM, for
+    what one waits for. wgmma's have an SM each."""
+    forms = [s.form for s in plan.sigs]
+    return len(plan.stages) == 1 and all(
+        isinstance(f, DotForm) and f.batch.size > 1
+        and max(f.m.size, f.n.size, f.k.size) <= _SMALL for f in forms)
 
 
 def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
@@ -94,7 +107,8 @@ def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
     first = {g.sig.key for stage in plan.stages[:1] for g in stage.groups}
     streams, rounds = _only_streams(plan), _rounds(plan)
     return {s.key: Request(device, target.threads, shared, siblings[s.key],
-                           target.wgmma and plan.repeat is None,  # of whose end no producer knows
+                           # Of a loop's end no producer knows.
+                           target.wgmma and plan.repeat is None and not _small_products(plan),
                            beside[s.key], s.key not in first, streams, rounds) for s in plan.sigs}
 
 
