@@ -81,11 +81,12 @@ def _only_streams(plan: Plan) -> bool:
 
 
 _SMALL = 64
+"""Of a matrix: its product takes less time than what it is made of takes to come."""
 
 
 def _small_products(plan: Plan) -> bool:
-    """Whether a kernel is many products of small matrices, each a task: then blocks share an SM, for
-    what one waits for. wgmma's have an SM each."""
+    """Whether a kernel is many products of small matrices, each a task: then blocks share an SM,
+    which those of wgmma would have each for itself."""
     forms = [s.form for s in plan.sigs]
     return len(plan.stages) == 1 and all(
         isinstance(f, DotForm) and f.batch.size > 1
