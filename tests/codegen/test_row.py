@@ -201,7 +201,7 @@ def test_the_last_of_many_fragments_stands_behind_the_others(shape: tuple[int, i
     schedule = KernelSchedule(64, 1, {s.key: RowSchedule(tier, group, 1) for s in plan.sigs})
     text = compile_graph(g, plan=plan, schedule=schedule).source
     text = text[text.rindex("// ==== end of jaxmono/"):]
-    assert "#pragma unroll 16" in text and " || " not in text
+    assert "#pragma unroll 32" in text and " || " not in text
     check(g, [data(g.inputs[0], special=False)], plan=plan, schedule=schedule, seeds=(0, 1))
 
 
@@ -217,7 +217,7 @@ def test_loads_in_front_of_a_rows_outputs_take_few_registers() -> None:
     plan = make_plan(g, DEVICE)
     schedule = KernelSchedule(64, 1, {s.key: RowSchedule("slice", 32, 1) for s in plan.sigs})
     text = compile_graph(g, plan=plan, schedule=schedule).source
-    assert "ahead3[16]" in text and "ahead4[" not in text
+    assert "ahead1[32]" in text and "ahead2[" not in text
     check(g, [data(v, i, special=False) for i, v in enumerate(g.inputs)], plan=plan,
           schedule=schedule)
 
@@ -229,7 +229,7 @@ def test_what_stays_in_registers_is_read_and_written_by_whole_loops() -> None:
     schedule = KernelSchedule(64, 1, {s.key: RowSchedule("warp", 32, 1) for s in plan.sigs})
     text = compile_graph(g, plan=plan, schedule=schedule).source
     text = text[text.rindex("// ==== end of jaxmono/"):]
-    assert "row0[f" in text and "#pragma unroll\n" in text and "#pragma unroll 16" not in text
+    assert "row0[f" in text and "#pragma unroll\n" in text and "#pragma unroll 32" not in text
 
 
 def test_initial_value_counts_once() -> None:
