@@ -70,7 +70,7 @@ class RowCode:
         assert isinstance(form, RowForm)
         space = RowSpace.of(form)
         return result or reads_few(sig.body, roots(sig, form.stores, space.env), number,
-                                   space.reduction, space.col, schedule.turns(space.col.size))
+                                   space.reduction, space.col, schedule.along(space.col.size))
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
         del schedule

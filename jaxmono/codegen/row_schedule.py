@@ -43,10 +43,11 @@ class RowSchedule:
     keep_words: int = KEEP_WORDS
     places: int = 1
 
-    def turns(self, cols: int) -> int:
-        """Pieces of a row that a thread takes one after the other (of 8 warps, with "slice")."""
-        team = {"thread": 1, "slice": 8}.get(self.tier, self.group * self.lanes)
-        return math.ceil(cols / team)
+    def along(self, cols: int) -> int:
+        """Elements of a row that a thread takes (of 8 warps, with "slice")."""
+        if self.tier in ("thread", "slice"):
+            return math.ceil(cols / {"thread": 1, "slice": 8}[self.tier])
+        return math.ceil(cols / (self.group * self.lanes)) * self.lanes
 
 
 @dataclass(frozen=True)

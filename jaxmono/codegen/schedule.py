@@ -73,20 +73,22 @@ def roots(sig: Sig, stores: tuple[Store, ...], env: Mapping[Var, Index],
 MOST_FLAGGED = 8
 """Places of a value with flags that an element is computed of: its loads wait one after the other.
 Nucleus sampling of 4 x 1000 words, with 77 for each of the elements, took 816 us a call on an H200,
-and 53 without these flags and with sums of pieces that are stored; with sums of 512 x 32 by one
-block, 64 for each thread, k-means took twice as long."""
+and 53 without these flags and with sums of pieces that are stored."""
+MOST_ALONG = 16
+"""Elements with flags of a row that a thread takes, a vector after the other. With 64 (sums of 512
+x 32 by one block) k-means took twice as long, with 32 (the largest of 8192 logits) a network's text
+1.05 of its time."""
 
 
 def reads_few(body: Graph, every: Sequence[tuple[Value, IndexMap]], number: int,
-              reduction: Reduction | None = None, col: Var | None = None, turns: int = 1) -> bool:
-    """Whether a thread waits for an input of the body at most `MOST_FLAGGED` times.
+              reduction: Reduction | None = None, col: Var | None = None, along: int = 1) -> bool:
+    """Whether a thread waits for an input of the body only a few times.
 
     Args:
-      col: the Var along which a thread takes several places one after the other, so many
-        ``turns`` of it.
+      col: the Var along which a thread takes so many places one after the other as ``along`` says.
     """
     param = body.inputs[number]
-    found = (n for n in walk(body, every, reduction=reduction)
-             if n.op is None and n.value is param)
-    return sum(turns if col and any(i.depends_on(col) for i in n.index) else 1
-               for n in found) <= MOST_FLAGGED
+    found = [n for n in walk(body, every, reduction=reduction)
+             if n.op is None and n.value is param]
+    varies = col is not None and any(i.depends_on(col) for n in found for i in n.index)
+    return len(found) <= MOST_FLAGGED and (along <= MOST_ALONG or not varies)

@@ -124,7 +124,8 @@ def uniform_guard(guard: Guard, lane: Lane) -> Guard | None:
 def alternates(guards: Iterable[Guard], lane: Lane) -> bool:
     """Whether its place in the vector alone tells which alternative a lane takes."""
     varying = [x for g in guards for x, _, _ in g.bounds if lane.varies((x,))]
-    return bool(varying) and all(x.variables == frozenset({lane.low}) and x.is_static for x in varying)
+    return bool(varying) and all(x.is_static and x.variables == frozenset({lane.low})
+                                 for x in varying)
 
 
 Root = tuple[Value, IndexMap]

@@ -22,6 +22,7 @@ from jaxmono.codegen.dot_gemv_shape import GRANULE
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.open_borders import apart
 from jaxmono.codegen.schedule import KernelSchedule
+from jaxmono.codegen.sig_code import code_for
 from jaxmono.fusion.plan import Device, Plan
 from jaxmono.hlo.interp import evaluate
 
@@ -252,6 +253,19 @@ def test_a_decode_step_compiles_without_spills() -> None:
     program = generate(plan, cuda_target("sm_90a"), Device(), "step")
     assert "flagged" in program.source and program.barriers < program.stages - 1
     assert not program.resources["spill_stores"]
+
+
+def test_what_a_thread_takes_much_of_has_no_flags() -> None:
+    """It would wait for each vector in turn."""
+    def fn(x: Any, w: Any) -> Any:
+        return jnp.argmax((x @ w).astype(F32), -1), jnp.max(x @ w[:, :64], -1) + 1
+
+    for n, flags in ((2048, True), (8192, False)):
+        plan = plan_of(fn, Spec((1, 64), BF16), Spec((64, n), BF16), device=Device())
+        (row,) = (s for s in plan.sigs if s.kind == "row" and "reduce" in s.name)
+        code = code_for(row)
+        schedule = generating.default_schedule(plan, cuda_target("sm_90a"), Device()).sigs[row.key]
+        assert code.can_flag(row, schedule, False, 0) is flags, schedule
 
 
 def test_what_is_read_at_many_places_has_no_flags() -> None:
