@@ -8,6 +8,8 @@
 //   T shfl_xor<T>(T x, int mask), T shfl_idx<T>(T x, int lane)         any T of whole bytes
 //   void quad_transpose<T>(T (&x)[4])    x[i] of lane t of a quad becomes x[t] of its lane i
 //   bool warp_any(bool), bool warp_all(bool), uint32_t warp_ballot(bool)
+//   uint32_t active_lanes(), bool warp_all(bool, uint32_t lanes)   of a warp that may be divided; not in
+//                                         the emulator
 //   int uniform(int x)                  lane 0's x; the compiler then knows that all lanes have the same
 //   T warp_reduce<WIDTH = 32, ORDERED = true>(T x, F f)   f over each WIDTH neighbouring lanes, in
 //                                         lane order unless f commutes; the result in all of them,
