@@ -31,13 +31,13 @@ _MOST_BYTES = 16
 
 
 def emit_alternating(em: BodyEmitter, op: Op, value: Value, index: IndexMap) -> Emitted | None:
-    """A Vec of an op's result whose lanes are of operands in turn; None where it is none."""
-    if not isinstance(op, ops.Concatenate) \
+    """A Vec of an op's result whose lanes are of operands in turn; None where it is none, or where
+    vectors are at hand, of which no lane is known by itself."""
+    if em._bound or not isinstance(op, ops.Concatenate) \
             or not alternates((c.guard for c in alternatives(op, index)), em.lane):
         return None
-    em.near += 1
-    each = [em.emit(value, at) for at in _lanes(em.lane, index)]
-    em.near -= 1
+    with em.lane_by_lane():
+        each = [em.emit(value, at) for at in _lanes(em.lane, index)]
     name = em.w.fresh()
     em.w.line(f"const {em.type_of(value.type.dtype)} {name} = "
               f"{{{{{', '.join(x.name for x in each)}}}}};")
@@ -54,7 +54,7 @@ def load_near(em: BodyEmitter, pointer: str, offset: Index, value: Value, read_o
     """An element of an input out of a vector of its neighbours, which other lanes read; None where
     lanes are not computed one by one, or that would be more than an access."""
     dtype, width = value.type.dtype, em.lanes
-    if not em.near or em.reads_if or em.in_lane or em.buffer(value) is None \
+    if not em.by_lane or em.reads_if or em.buffer(value) is None \
             or isinstance(pointer, FlaggedName) or not offset.is_static:
         return None
     rest = offset - Index.of(offset.const)

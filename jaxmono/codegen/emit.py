@@ -94,7 +94,6 @@ class BodyEmitter(Scopes):
         self._bound: set[Value] = set()
         self._loads: dict[Value, Load] = {}
         self.reads = 0  # statements that read an element, or a vector
-        self.near = 0  # lanes are computed one by one, and read what is next to each other
 
     # ---- what is known from outside ------------------------------------------------------------
 
@@ -300,7 +299,7 @@ class BodyEmitter(Scopes):
         if in_lane or pattern in (Access.CONTIGUOUS, Access.UNIFORM):
             self._emit_dynamics((offset,))
             at, test = self._code(offset), self.reads_if
-            if (x := load_near(self, pointer, offset, value, read_only)) is not None:
+            if not in_lane and (x := load_near(self, pointer, offset, value, read_only)):
                 return self._name(x, dtype)
             at = f"({test} ? {at} : 0)" if test and at != "0" else at
             return self._read(f"{pointer} + {at}", dtype,

@@ -19,7 +19,7 @@ _F32 = {
 }
 """By NVRTC 13.0 for sm_90a. Others are about their weight."""
 _INTEGER = {"divide": 36, "remainder": 36}
-"""By what is no literal."""
+"""Of what is not divided by a literal."""
 
 
 def instructions(body: Graph) -> int:

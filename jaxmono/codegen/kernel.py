@@ -275,10 +275,12 @@ class _Assembly:
         return self.schedule.threads + (PRODUCERS if self.roles else 0)
 
     @property
-    def opens(self) -> tuple[bool, bool]:
-        """Whether borders are open in front of the stages that repeat, and between those."""
+    def has_flags(self) -> tuple[bool, bool]:
+        """Whether values have flags in front of the stages that repeat, and in those (also where no
+        border is open for them: a Sig's buffers have flags together)."""
         start = len(self.plan.stages) if self.plan.repeat is None else self.plan.repeat.start
-        return any(i < start for i in self.plan.open), any(i >= start for i in self.plan.open)
+        first = [b.first for b in self.plan.buffers if b.place is Place.FLAGGED]
+        return any(i < start for i in first), any(i >= start for i in first)
 
     @property
     def meet(self) -> str:
@@ -299,9 +301,9 @@ class _Assembly:
             w.line("using namespace jaxmono;")
             w.line("unsigned char* const smem = dynamic_shared();")
             w.line("(void)smem;")
-            if self.opens[0]:
+            if self.has_flags[0]:
                 w.line("const uint32_t epoch = this_launch(&flags);")
-            if self.opens[1]:
+            if self.has_flags[1]:
                 w.line("uint32_t trips = trips_before(&flags);")
             if self.turns:
                 w.line("int own = block_id();")
@@ -314,9 +316,9 @@ class _Assembly:
                 w.line("launch_order();", "what runs before it in the stream may not be done")
             if not self.roles:
                 self._all_stages(w)
-                if self.opens[0]:
+                if self.has_flags[0]:
                     w.line("launch_ends(&flags, epoch);")
-                if self.opens[1]:
+                if self.has_flags[1]:
                     w.line("trips_end(&flags, trips);")
                 return
             w.line("Place at;")
@@ -341,7 +343,7 @@ class _Assembly:
         going = f"pointer<const bool>(p.buf[{pointer}], {offset})" if offset \
             else f"pointer<const bool>(p.buf[{pointer}])"
         with w.block(f"while (still_going({going}))"):
-            if self.opens[1]:
+            if self.has_flags[1]:
                 w.line("const uint32_t epoch = ++trips;", "of this trip's values")
             if self.plan.meets_first:
                 w.line(f"{self.meet};", "no later barrier is in front of who writes it")

@@ -27,17 +27,17 @@ from jaxmono.hlo.types import DType
 _WORDS = 96
 """Registers of a thread for what it loads first, beside those of what it computes."""
 
-_BRANCHES = frozenset({
+_IN_FRONT_OF = frozenset({
     "acosh", "asinh", "atan2", "atanh", "cosine", "digamma", "divide", "erf_inv", "lgamma",
     "log_plus_one", "logistic", "power", "remainder", "sine", "sqrt", "tan"})
 """Functions of f32 with branches in the machine code for sm_90a, and quotients and roots."""
 
 
 def loads_first(body: Graph, roots: Sequence[Root], lane: Var, lanes: int) -> list[Root]:
-    """(input, index) of the vectors that each vector of ``roots`` needs; none where no op has
-    branches, or where others of its loads would come behind these: those whose index is read from
-    memory, or of parts of which one is chosen (DIEN's training step took 1.03 of its time)."""
-    if not any(isinstance(o, ops.Elementwise) and o.kind in _BRANCHES
+    """(input, index) of the vectors that each vector of ``roots`` needs; none where no op is one of
+    these functions, or where others of its loads would come behind these: those whose index is read
+    from memory, or of parts of which one is chosen (DIEN's training step took 1.03 of its time)."""
+    if not any(isinstance(o, ops.Elementwise) and o.kind in _IN_FRONT_OF
                and o.result.type.dtype is DType.F32 for o in body.ops) \
             or any(isinstance(o, GUARDED) for o in body.ops):
         return []

@@ -49,6 +49,7 @@ class Scopes:
         self._names: dict[Var, VarCode] = {}
         self._scopes = [_Scope()]
         self._said = ""
+        self.by_lane = False
         self.name_vars(var_names)
 
     def name_vars(self, var_names: Mapping[Var, str]) -> None:
@@ -78,6 +79,16 @@ class Scopes:
             yield
         finally:
             self.pop_scope()
+
+    @contextmanager
+    def lane_by_lane(self) -> Generator[None]:
+        """Lanes are computed one after the other, without a loop, and read what is next to each
+        other."""
+        before, self.by_lane = self.by_lane, True
+        try:
+            yield
+        finally:
+            self.by_lane = before
 
     @property
     def reads_if(self) -> str:
@@ -162,11 +173,6 @@ class Scopes:
 
     def _type(self, dtype: DType, wide: bool) -> str:
         return vector(compute(dtype), self.lanes if wide else 1)
-
-    @property
-    def in_lane(self) -> bool:
-        """Whether this is inside of a loop over the lanes."""
-        return bool(self._scopes[-1].lane)
 
     def type_of(self, dtype: DType) -> str:
         """The C type of a vector over the lanes."""

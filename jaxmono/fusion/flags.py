@@ -101,7 +101,8 @@ def _allowed(plan: Plan, can: Callable[[Sig, bool, int], bool]) -> set[int]:
            if b.place is Place.SCRATCH and b.type.dtype.itemsize in (2, 4)
            and 0 < b.type.size <= MOST_ELEMENTS and written.get(b.id) == 1}
     out -= {b.index for b in plan.buffers if b.place is Place.PART}
-    if plan.repeat is not None:  # whose trips have numbers of their own, and may be none at all
+    # Not what stages that repeat find from before the trip: their words have the trip's number.
+    if plan.repeat is not None:
         out -= {b.id for b in plan.buffers if b.last >= plan.repeat.start
                 and (b.first < plan.repeat.start or b.before is not None)}
     places = _positions(plan)

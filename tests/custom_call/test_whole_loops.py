@@ -252,6 +252,38 @@ def test_values_of_a_trip_have_flags(fun: Fun, dtype: Any, seed: int,
                                        rtol=2e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("large", [True, False])
+def test_code_on_both_sides_of_a_loops_begin(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its values have flags on both sides, though what is large keeps the barriers in front."""
+    monkeypatch.setenv("JAXMONO_INTERPRET_BLOCKS", "5")
+    w, u = RNG.normal(size=(256, 256)) * 0.05, RNG.normal(size=256)
+    x, big = RNG.normal(size=(1, 256)), RNG.normal(size=(8, 2000) if large else (1, 20))
+
+    def dot(a: Any, b: Any) -> Any:
+        return lax.dot(a, b, precision=lax.Precision.HIGHEST)
+
+    def fun(w: Any, u: Any, x: Any, big: Any, n: Any) -> Any:
+        def first(h: Any) -> Any:
+            return jnp.tanh(dot(h, w) + u)
+
+        def second(h: Any) -> Any:
+            return jnp.tanh(dot(h, w) * 0.5)
+
+        trip = lambda h: jnp.tanh(dot(second(first(h)), w) * 0.25)  # noqa: E731
+        summed = jnp.cumsum(jnp.cumsum(big, -1) * 1e-3, -1)
+        return lax.while_loop(lambda s: (s[1] < n) & (jnp.max(jnp.abs(s[0])) < 1),
+                              lambda s: (trip(s[0]), s[1] + 1), (second(first(x)), 0)), summed
+
+    args = [np.asarray(a, np.float32) for a in (w, u, x, big)]
+    function = jaxmono.jit(fun, interpret=True)
+    text = function.lower(*args, 3).as_text("cuda")
+    assert "= this_launch(&flags)" in text and "= ++trips;" in text
+    for n in (3, 0, 2):
+        got, want = function(*args, n), jax.jit(fun)(*args, n)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
+
+
 def test_without_the_barrier_in_front_of_a_trip_blocks_part(monkeypatch: pytest.MonkeyPatch,
                                                             ) -> None:
     """Who is ahead writes that the loop ends where others still read that it goes on."""

@@ -51,8 +51,8 @@ JM_DEVICE T op_sign(T x) {
   else return static_cast<T>(x != 0);
 }
 
-// A divisor of integers that the hardware divides by in any case: what it is in place of 0 and -1 makes the
-// quotient a. Without a branch, so that a / b and a % b of the same numbers are one division.
+// 1 in place of 0 and -1, by which nothing is divided: who asks mends the quotient a. Without a branch, so that
+// a / b and a % b of the same numbers are one division.
 template <class T>
 JM_DEVICE T divisor(T b) {
   bool special = b == 0;
@@ -111,7 +111,7 @@ JM_DEVICE T op_power(T a, T b) {
 }
 
 
-// BOOL: the same of bools, which are then no bytes on the way (x % 1000 had 14 instructions, and 9 so).
+// BOOL: the same of bools, which are then no bytes on the way (x mod 1000, with its tests of signs, had 14 instructions and has 8).
 #define JM_BITWISE(NAME, OP, BOOL)                                                        \
   template <class T>                                                                      \
   JM_DEVICE T op_##NAME(T a, T b) {                                                       \

@@ -10,9 +10,9 @@
 //              ask, all_there, from  the same in steps: several pieces on their way at once
 //              ask, landed           the same in two halves, with work between them
 //
-// Words are of the module, zero at load, and belong to one buffer for good. Every launch writes all of
-// them once, so a word is of this launch or of the one before, whatever 16 bits of the epoch say. No
-// launch has the number 0. Words of stages that repeat have the number of the trip instead, of all launches.
+// Words are of the module, zero at load, and belong to one buffer for good. Every launch, of stages that
+// repeat every trip, writes all of them once and has a number of its own: so a word is of this one or of the
+// one before, whatever 16 bits of the epoch say. None has the number 0.
 // A word is read and written in one access of its own size or of several words:
 // the hardware may tear an access of 16 bytes between words, never a word.
 #pragma once

@@ -5,6 +5,8 @@
 // may be 0, but not in op_narrowed_exponential, a quotient and a reciprocal: those are also for f32
 // values that are rounded some products later.
 //
+// fast_divide and fast_sqrt are also those of f32 itself.
+//
 // A special function takes a warp 8 cycles of its quarter of an SM, a product one.
 // scripts/fit_functions.py makes the coefficients of reciprocal_of_sum, op_bf16_softplus and gelu_of.
 #pragma once
@@ -109,7 +111,8 @@ JM_DEVICE float op_bf16_logistic(float x, float scale) { return logistic_of<true
 JM_DEVICE float op_f16_logistic(float x, float scale) { return logistic_of<false>(x, scale); }
 JM_DEVICE float op_narrow_logistic(float x) { return op_f16_logistic(x, 1.0f); }
 
-// The hardware's alone: of a bf16 next to 1 its absolute error of 2^-22 is 2^-14 of the logarithm.
+// The hardware's alone, with an absolute error of 2^-22 near 1: of a bf16 next to 1 that is 2^-14 of the
+// logarithm, of what is not rounded yet less than rounding it would change.
 JM_DEVICE float op_bf16_log(float x) { return fast_log2_subnormal(x) * LN_2; }
 
 // max(x, 0) + log(1 + t) of t = exp(-|x|): t times a minimax fit of log(1 + t) / t on [0, 1], to 2^-14
