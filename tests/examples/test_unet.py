@@ -15,6 +15,7 @@ from benchmarks.workloads import find
 from examples.models import unet
 
 
+@pytest.mark.slow
 def test_published_size() -> None:
     """As `UNet2DConditionModel` has it with the weights of Stable Diffusion 1. Levels take what
     went down at their size.
