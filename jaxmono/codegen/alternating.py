@@ -39,7 +39,7 @@ def emit_alternating(em: BodyEmitter, op: Op, value: Value, index: IndexMap) -> 
     with em.lane_by_lane():
         each = [em.emit(value, at) for at in _lanes(em.lane, index)]
     name = em.w.fresh()
-    em.w.line(f"const {em.type_of(value.type.dtype)} {name} = "
+    em.w.line(f"const {em._type(value.type.dtype, True)} {name} = "
               f"{{{{{', '.join(x.name for x in each)}}}}};")
     return Emitted(name, True, all(x.exact for x in each))
 

@@ -107,9 +107,9 @@ def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
     shared = min(target.shared_bytes, device.shared_bytes)
     first = {g.sig.key for stage in plan.stages[:1] for g in stage.groups}
     streams, rounds = _only_streams(plan), _rounds(plan)
-    return {s.key: Request(device, target.threads, shared, siblings[s.key],
-                           # Of a loop's end no producer knows.
-                           target.wgmma and plan.repeat is None and not _small_products(plan),
+    # Of a loop's end no producer knows.
+    wgmma = target.wgmma and plan.repeat is None and not _small_products(plan)
+    return {s.key: Request(device, target.threads, shared, siblings[s.key], wgmma,
                            beside[s.key], s.key not in first, streams, rounds) for s in plan.sigs}
 
 

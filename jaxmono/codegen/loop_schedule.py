@@ -151,7 +151,7 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
         lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[0])
         return LoopSchedule(lanes, _unrolled(flat.size * siblings / lanes / threads
                                              / device.sm_count, 4))
-    if instructions(sig.body) >= _MUCH:
+    if (text := instructions(sig.body)) >= _MUCH:
         lanes = min(lanes, 4)
     moves = all(isinstance(o, _MOVES) for o in sig.body.ops)
     wide = vector_width(sig.body, values, offsets, flat, unaligned=True) if moves else 1
@@ -191,7 +191,7 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     elif beside:
         loads = loads_of(sig.body, roots(sig, form.stores, plain))
         most = min(4, _LOADED_WORDS // max(1, loads * lanes * widest_input(sig) // 4))
-    if (text := instructions(sig.body)) >= _RATHER_MUCH:
+    if text >= _RATHER_MUCH:
         most = 1 if text >= _MUCH else min(most, 2)
     if not order and (ahead := loads_first(sig.body, values, flat, lanes)):
         most = min(most, most_first(ahead, lanes))

@@ -174,9 +174,5 @@ class Scopes:
     def _type(self, dtype: DType, wide: bool) -> str:
         return vector(compute(dtype), self.lanes if wide else 1)
 
-    def type_of(self, dtype: DType) -> str:
-        """The C type of a vector over the lanes."""
-        return self._type(dtype, True)
-
     def widen(self, x: Emitted, wide: bool) -> str:
         return f"splat<{self.lanes}>({x})" if wide and not x.vector else x.name

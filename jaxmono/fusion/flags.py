@@ -41,7 +41,8 @@ def with_flags(plan: Plan, can: Callable[[Sig, bool, int], bool],
     if not allowed:
         return plan
     best = plan
-    for chosen in (allowed, _closed(plan, allowed, _needed(plan, allowed, apart))):
+    needed = _needed(plan, allowed, apart)
+    for chosen in (allowed, needed.union(*(s for s in _alike(plan, allowed) if s & needed))):
         found = _opened(_placed(plan, chosen), apart)
         if len(found.open) > len(best.open) or (
                 found.open and len(found.open) == len(best.open)
@@ -122,16 +123,6 @@ def _needed(plan: Plan, allowed: set[int], apart: Collection[tuple[int, int]]) -
     stage = stage_of(found)
     return {e.buffer for e in found.edges if e.mechanism is Mechanism.FLAGGED
             and all(i in found.open for i in range(stage[e.producer], stage[e.consumer]))}
-
-
-def _closed(plan: Plan, allowed: set[int], needed: set[int]) -> set[int]:
-    """``needed`` and what shares a place of a Sig with one of them, all of it allowed."""
-    out = set(needed)
-    places = _positions(plan)
-    while more := {b for ids in places.values() if not out.isdisjoint(ids) for b in ids} & allowed \
-            - out:
-        out |= more
-    return out
 
 
 def _trimmed(plan: Plan, found: Plan, apart: Collection[tuple[int, int]]) -> Plan:

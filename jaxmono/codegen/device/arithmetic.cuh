@@ -111,7 +111,8 @@ JM_DEVICE T op_power(T a, T b) {
 }
 
 
-// BOOL: the same of bools, which are then no bytes on the way (x mod 1000, with its tests of signs, had 14 instructions and has 8).
+// BOOL: the same of bools, which are then no bytes on the way (x mod 1000, with its tests of signs, had 14
+// instructions and has 8).
 #define JM_BITWISE(NAME, OP, BOOL)                                                        \
   template <class T>                                                                      \
   JM_DEVICE T op_##NAME(T a, T b) {                                                       \
