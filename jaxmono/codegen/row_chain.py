@@ -145,23 +145,30 @@ class _RowChain:
     def _plan_registers(self, budget: int) -> None:
         """Decides what of a row stays in registers: all that sweeps share, or nothing.
 
+            x = load; max     x
+            e = exp(x - max)  x -> e    takes the place of x, which nobody needs behind it
+            e / sum           e
+
         With room left, what only later sweeps read is read in the first one too (a scale, a
         residual): nothing then waits for memory behind the first combination.
         """
         made: dict[Key, int] = {}
         kept: dict[Key, int] = {}
+        last: dict[Key, int] = {}
 
         def reached(value: Value, index: IndexMap) -> bool:
             key = (value, index)
             if key in made and self._costly(key):
                 kept.setdefault(key, made[key])
+                last[key] = sweep
                 return True
             return False
 
         for sweep in range(1, self.sweeps + 2):
             for key in self._outside_branches(sweep, reached):
                 made.setdefault(key, sweep)
-        left = budget - sum(map(self._words, kept))
+        left = budget - max((sum(self._words(k) for k in kept if kept[k] <= sweep < last[k])
+                             for sweep in range(1, self.sweeps + 1)), default=0)
         if left < 0:
             return
         self.kept = kept

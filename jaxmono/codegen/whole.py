@@ -1,4 +1,4 @@
-"""Ops of f16 and bf16 values that are computed as one function of another value.
+"""Ops that are computed as one function of another value: of f16 and bf16 values, and rounded integers.
 
     x ── abs ── negate ── exponential ── log_plus_one ── add        ──►   softplus(x)
      └────────────────── maximum(0) ──────────────────────┘
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from jaxmono.codegen import gelu, sigmoid
+from jaxmono.codegen import gelu, rounded_integers, sigmoid
 from jaxmono.codegen.finder import Finder, Whole
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
@@ -32,8 +32,10 @@ def whole(op: Op, producer: Mapping[Value, Op], inner: Callable[[Value], bool]) 
     Args:
       inner: whether nobody but its one user needs a value.
     """
+    find = Finder(producer, inner)
+    if isinstance(op, ops.Convert):
+        return rounded_integers.by_round(find, op)
     if not isinstance(op, ops.Elementwise) or op.kind not in _FORMS \
             or op.result.type.dtype not in (DType.F16, DType.BF16):
         return None
-    find = Finder(producer, inner)
     return next((found for form in _FORMS[op.kind] if (found := form(find, op))), None)

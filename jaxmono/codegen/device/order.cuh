@@ -46,6 +46,24 @@ JM_DEVICE T op_clamp(T low, T x, T high) {
   return op_minimum(op_maximum(low, x), high);
 }
 
+// The nearest integer of what is limited by whole numbers. NaN is 0.
+template <class To>
+JM_DEVICE To op_nearest(float x) {
+  return nearest<To>(x);
+}
+template <class To>
+JM_DEVICE To op_nearest_from(float x, float low) {
+  return nearest<To>(op_maximum(x, low));
+}
+template <class To>
+JM_DEVICE To op_nearest_to(float x, float high) {
+  return nearest<To>(op_minimum(x, high));
+}
+template <class To>
+JM_DEVICE To op_nearest_between(float x, float low, float high) {
+  return nearest<To>(op_clamp(low, x, high));
+}
+
 template <class T>
 JM_DEVICE T op_select(bool pred, T on_true, T on_false) {
   return pred ? on_true : on_false;

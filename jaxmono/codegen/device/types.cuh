@@ -10,19 +10,9 @@
 #pragma once
 #include "jaxmono/elements.cuh"
 #include "jaxmono/f8.cuh"
+#include "jaxmono/to_integer.cuh"
 
 namespace jaxmono {
-
-template <class To, class From>
-JM_DEVICE To saturating(From x) {
-  // The first power of two above To's range is exact in From.
-  constexpr int digits = 8 * sizeof(To) - (is_signed<To> ? 1 : 0);
-  constexpr From limit = static_cast<From>(1ull << (digits - 1)) * 2;
-  if (x != x) return 0;
-  if (x >= limit) return GREATEST<To>;
-  if (x <= (is_signed<To> ? -limit : static_cast<From>(0))) return LEAST<To>;
-  return static_cast<To>(x);
-}
 
 template <class To, class From>
 JM_DEVICE To convert(From x) {
@@ -45,7 +35,7 @@ JM_DEVICE To convert(From x) {
   } else if constexpr (is_bool<To>) {
     return x != static_cast<From>(0);
   } else if constexpr (is_wide_float<From> && is_integer<To>) {
-    return saturating<To>(x);
+    return truncated<To>(x);
   } else {
     return static_cast<To>(x);
   }

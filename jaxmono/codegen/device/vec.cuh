@@ -105,27 +105,16 @@ JM_LIFT(compare_gt) JM_LIFT(compare_ge)
 
 #undef JM_LIFT
 
-// A vector over one number (softmax): one reciprocal and a corrected product for each element. The
-// division proper takes a slow path of some hundred cycles wherever an element is tiny, as most
-// are behind an exponential. Same bits except, rarely, the last one of a subnormal quotient.
-template <int N>
-JM_DEVICE Vec<float, N> v_divide(const Vec<float, N>& a, const float& b) {
-  Vec<float, N> out;
-  const float magnitude = fabsf(b);
-  if (magnitude > 1e-36f && magnitude < 1e36f) {
-    const float r = 1.0f / b;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float q = a.x[i] * r, rest = fmaf(-q, b, a.x[i]), better = fmaf(rest, r, q);
-      // rest == 0 keeps the sign of a zero; better is NaN where q is infinite.
-      out.x[i] = fabsf(rest) > 0.0f && better == better ? better : q;
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) out.x[i] = a.x[i] / b;
+// Those whose result is of a type that is not their operands'.
+#define JM_LIFT_TO(name)                                                                  \
+  template <class To, class... A>                                                         \
+  JM_DEVICE auto v_##name(const A&... a) {                                                \
+    Vec<To, Lanes<A...>::value> r;                                                        \
+    JM_UNROLL for (int i = 0; i < Lanes<A...>::value; ++i) r.x[i] = op_##name<To>(at(a, i)...); \
+    return r;                                                                             \
   }
-  return out;
-}
+JM_LIFT_TO(nearest) JM_LIFT_TO(nearest_from) JM_LIFT_TO(nearest_to) JM_LIFT_TO(nearest_between)
+#undef JM_LIFT_TO
 
 template <int N>
 JM_DEVICE Vec<float, N> v_narrow_divide(const Vec<float, N>& a, const float& b) {
