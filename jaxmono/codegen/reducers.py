@@ -1,7 +1,8 @@
 """A reduce's region as a C++ struct that the templates of device/reduce.cuh combine with.
 
-Single associative ops have an identity. Any other region (argmax, a sum of pairs...) gets a state
-that knows whether it holds anything yet, since StableHLO names no identity for it.
+Single associative ops have an identity, and so has the search for the largest (`jnp.argmax`): the
+least value, at the last place there is. Any other region (a sum of pairs...) gets a state that
+knows whether it holds anything yet, since StableHLO names no identity for it.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxmono.codegen.emit import BodyEmitter
+from jaxmono.codegen.finder import Finder
 from jaxmono.codegen.names import compute, literal
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.writer import Writer
 from jaxmono.hlo import ops
 from jaxmono.hlo.interp.monoids import MONOIDS
 from jaxmono.hlo.ir import Graph
+from jaxmono.hlo.passes.rules import arg_max
 from jaxmono.hlo.print import to_text
 from jaxmono.hlo.rewrite import binary_kind
 from jaxmono.hlo.types import DType
+
+_KINDS = {"GT": "maximum", "LT": "minimum"}
 
 
 @dataclass(frozen=True)
@@ -30,11 +35,13 @@ class Reducer:
       name: of the struct.
       dtypes: of the accumulators, fields ``a0, a1...`` of its State.
       state_bytes: size of a State (a multiple of 4).
+      in_order: who goes along the columns in order may take `next`, a combination for that.
     """
 
     name: str
     dtypes: tuple[DType, ...]
     state_bytes: int
+    in_order: bool = False
 
 
 def monoid_kind(body: Graph) -> str | None:
@@ -79,36 +86,81 @@ def declare_reducer(em: BodyEmitter, op: ops.Reduce) -> Reducer:
     types = [compute(d) for d in dtypes]
     sizes = [max(4, 8 if t in ("double", "int64_t", "uint64_t") else 4) for t in types]
     kind = monoid_kind(op.body)
+    search = None if kind is not None else arg_max.searched(op.body)
+    unknown = kind is None and search is None
     w = Writer(parent=em.w)
     with w.block("struct {name}", "};"):
         with w.block(f"struct alignas({max(sizes)}) State", "};"):
             for i, t in enumerate(types):
                 w.line(f"{t} a{i};")
-            if kind is None:
+            if unknown:
                 w.line("bool any;")
         commutes = "true" if _commutes(kind, dtypes) else "false"
         w.line(f"static constexpr bool COMMUTES = {commutes};")
         elements = ", ".join(f"{t} x{i}" for i, t in enumerate(types))
         fields = ", ".join(f"x{i}" for i in range(len(types)))
-        full = "" if kind is not None else ", true"
-        empty = (identity(kind, dtypes[0]) if kind is not None
-                 else ", ".join([f"{t}(0)" for t in types] + ["false"]))
+        full = ", true" if unknown else ""
+        if kind is not None:
+            empty = identity(kind, dtypes[0])
+        elif search is not None:
+            least, _ = (identity(_KINDS[search], d) for d in dtypes)
+            empty = f"{least}, {identity('minimum', dtypes[1])}"
+        else:
+            empty = ", ".join([f"{t}(0)" for t in types] + ["false"])
         w.line(f"JM_DEVICE static State identity() {{ return State{{{empty}}}; }}")
         w.line(f"JM_DEVICE static State of({elements}) {{ return State{{{fields}{full}}}; }}")
-        any_ = "s.any = true; " if kind is None else ""
+        any_ = "s.any = true; " if unknown else ""
         w.line(f"JM_DEVICE static State full(State s) {{ {any_}return s; }}")
         with w.block("JM_DEVICE static State combine(const State& l, const State& r)"):
-            if kind is None:
+            if search is not None:
+                _combine(w, search, is_float=dtypes[0].is_float)
+            elif unknown:
                 w.line("if (!l.any) return r;")
                 w.line("if (!r.any) return l;")
-            inner = BodyEmitter(w, op.body, {}, var_names={})
-            args = [Emitted(f"{s}.a{i}", exact=not d.is_float)
-                    for s in ("l", "r") for i, d in enumerate(dtypes)]
-            out = inner.region(op.body, args)
-            w.line(f"return State{{{', '.join(x.name for x in out)}{full}}};")
+            if search is None:
+                inner = BodyEmitter(w, op.body, {}, var_names={})
+                args = [Emitted(f"{s}.a{i}", exact=not d.is_float)
+                        for s in ("l", "r") for i, d in enumerate(dtypes)]
+                out = inner.region(op.body, args)
+                w.line(f"return State{{{', '.join(x.name for x in out)}{full}}};")
+        if search is not None:
+            _next(w, search, elements, is_float=dtypes[0].is_float)
     # A State is padded to its alignment by its own `alignas`.
     align = max(sizes)
     used = sum(8 if t in ("double", "int64_t", "uint64_t") else 4 for t in types) + 4
     key = f"reducer {to_text(op.body, locs=False)}"
     name = em.w.declare(key, "reducer", w.text().rstrip())
-    return Reducer(name, dtypes, -(-used // align) * align)
+    in_order = search is not None and _counts(em, op)
+    return Reducer(name, dtypes, -(-used // align) * align, in_order)
+
+
+def _combine(w: Writer, search: str, *, is_float: bool) -> None:
+    """Of equal values, and of two NaNs, that with the first place: the lanes' places alternate."""
+    equal = "l.a0 == r.a0" + (" || (l.a0 != l.a0 && r.a0 != r.a0)" if is_float else "")
+    beyond = f"l.a0 {'>' if search == 'GT' else '<'} r.a0" + (" || l.a0 != l.a0" if is_float else "")
+    w.line(f"const bool equal = {equal};", "the first of the largest" if search == "GT" else
+           "the first of the smallest")
+    w.line(f"return (equal ? l.a1 < r.a1 : {beyond}) ? l : r;")
+
+
+def _next(w: Writer, search: str, elements: str, *, is_float: bool) -> None:
+    """What lies behind all that was combined before: of equal values the one that is there stays.
+    With 1000 columns of f32 an element takes 5 instructions in place of 12."""
+    stays = f"l.a0 {'>=' if search == 'GT' else '<='} x0"
+    with w.block(f"JM_DEVICE static State next(const State& l, {elements})"):
+        w.line(f"const bool stays = {stays}{' || l.a0 != l.a0' if is_float else ''};")
+        w.line("return State{stays ? l.a0 : x0, stays ? l.a1 : x1};")
+
+
+def _counts(em: BodyEmitter, op: ops.Reduce) -> bool:
+    """Whether a search over one dimension begins with nothing at place 0, and places count up."""
+    found, at, dims = Finder(em.body.producer, lambda v: False), op.args[1], op.dimensions
+    least, place = (found.number(v) for v in op.inits)
+    made = em.body.producer.get(at)
+    if isinstance(made, ops.BroadcastInDim):
+        spread, made = made.dimensions, em.body.producer.get(made.operand)
+    else:
+        spread = tuple(range(at.type.rank))
+    low, high = _range(op.args[0].type.dtype)
+    return place == 0 and least == (low if arg_max.searched(op.body) == "GT" else high) \
+        and isinstance(made, ops.Iota) and dims == (spread[made.dimension],)

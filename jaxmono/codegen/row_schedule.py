@@ -188,13 +188,19 @@ norms on an H200: 1.3 us for one, 2.2 us for two)."""
 
 def lanes_to_a_row(group: int, rows: int, cols: int, lanes: int, warps: int) -> int:
     """``group``, or fewer lanes to a row and more rows at a time, where that takes fewer turns; a
-    thread keeps no more than `KEEP_WORDS` elements, and a load takes 64 neighbours or more."""
+    thread keeps no more than `KEEP_WORDS` elements, and a load takes 64 neighbours or more (32,
+    where some lanes would have none in the last one: 12 pieces of 96 columns are two for each of 8
+    lanes, and three for each of 4)."""
+    def pieces(g: int) -> int:
+        return math.ceil(cols / (g * lanes))
+
     def cost(g: int) -> float:
-        return math.ceil(rows * g / (32 * warps)) * (1 + _MORE_ROWS * (group / g - 1))
+        return math.ceil(rows * g / (32 * warps)) * (
+            1 + _MORE_ROWS * (pieces(g) / pieces(group) - 1))
 
     allowed = [group]
-    while (g := allowed[-1] // 2) * lanes >= 64 and math.ceil(
-            cols / (g * lanes)) * lanes <= KEEP_WORDS:
+    while (g := allowed[-1] // 2) * lanes >= (64 if pieces(2 * g) * 2 * g * lanes == cols else 32) \
+            and pieces(g) * lanes <= KEEP_WORDS:
         allowed.append(g)
     return min(allowed, key=cost)
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from jaxmono.fusion.bodies import order
+from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.draft import STORED, Draft
 from jaxmono.fusion.formulate import Formulation
 from jaxmono.fusion.least_cut import compared, fed, least, places
@@ -144,29 +145,38 @@ class _Cut:
         self.inside.update(dict.fromkeys(left, inside))
 
     def _is_of_one_element(self, v: Value) -> bool:
-        """Whether an element is computed of one of each array that is in memory."""
+        """Whether an element is computed of one of each array that is in memory, or of one of each
+        part of it (x[:, 0], x[:, 1])."""
         seen, todo = {v}, [v]
         while todo:
             o = self.graph.producer.get(todo.pop())
             if o is None:
                 continue
             if not isinstance(o, (*ONE_ELEMENT, ops.BroadcastInDim)):
+                if is_view(o) and all(map(self._is_in_memory, o.uses)):
+                    continue
                 return False
             more = [u for u in o.uses if u not in seen and u not in self.form.stored]
             seen.update(more)
             todo += more
         return True
 
+    def _is_in_memory(self, v: Value) -> bool:
+        """Whether a value, or what it is a view of, is an input or stored."""
+        o = self.graph.producer.get(v)
+        return o is None or v in self.form.stored or (
+            is_view(o) and all(map(self._is_in_memory, o.uses)))
+
     def _is_read_once(self, v: Value) -> bool:
         """Whether each element of what its readers store or sum up takes one of a value's: no
-        window does, nor rows that are looked up or repeated."""
+        window does, nor rows that are looked up or repeated. What is joined takes each part's."""
         seen, todo = {v}, [v]
         while todo:
             u = todo.pop()
             for o in self.graph.users.get(u, ()):
                 if isinstance(o, ops.Reduce):
                     continue
-                if not isinstance(o, ONE_ELEMENT):
+                if not isinstance(o, (*ONE_ELEMENT, ops.Concatenate)):
                     return False
                 more = [r for r in o.results if r not in seen and r not in self.form.stored]
                 seen.update(more)

@@ -200,7 +200,7 @@ def test_the_last_of_many_fragments_stands_behind_the_others(shape: tuple[int, i
     group = 64 if tier == "block" else 32
     schedule = KernelSchedule(64, 1, {s.key: RowSchedule(tier, group, 1) for s in plan.sigs})
     text = compile_graph(g, plan=plan, schedule=schedule).source
-    text = text[text.rindex("// ==== end of jaxmono/"):]
+    text = text[text.rindex("\n// row "):]
     assert "#pragma unroll 32" in text and " || " not in text
     check(g, [data(g.inputs[0], special=False)], plan=plan, schedule=schedule, seeds=(0, 1))
 
@@ -230,6 +230,30 @@ def test_what_stays_in_registers_is_read_and_written_by_whole_loops() -> None:
     text = compile_graph(g, plan=plan, schedule=schedule).source
     text = text[text.rindex("// ==== end of jaxmono/"):]
     assert "row0[f" in text and "#pragma unroll\n" in text and "#pragma unroll 32" not in text
+
+
+def test_what_takes_the_place_of_what_it_is_made_of_needs_no_room_beside_it() -> None:
+    """64 columns of a thread: x until exp(x - max) is there. A row's mean needs x - mean as well as
+    x itself, which is read a third time: 128."""
+    def deviations(b: Builder, x: Value) -> Value:
+        def total(v: Value) -> Value:
+            return b.broadcast_in_dim(b.reduce(v, start(b, "add", F32), "add", (1,)), x.type.dims,
+                                      (0,))
+
+        d = b.elementwise("subtract", x, total(x))
+        norm = total(b.elementwise("multiply", d, d))
+        return b.elementwise("add", b.elementwise("divide", d, norm), x)
+
+    def text(make: Callable[..., Value]) -> str:
+        g = graph([value((4, 2048))], make)
+        plan = make_plan(g, DEVICE)
+        schedule = KernelSchedule(64, 1, {s.key: RowSchedule("warp", 32, 1) for s in plan.sigs})
+        source = check(g, [data(g.inputs[0], special=False)], plan=plan, schedule=schedule).source
+        return source[source.rindex("// ==== end of jaxmono/"):]
+
+    assert "row0[64]" in text(softmax) and "row1[64]" in text(softmax)
+    assert text(softmax).count("load_ro<") == 1
+    assert "row0[" not in text(deviations)
 
 
 def test_initial_value_counts_once() -> None:
@@ -338,6 +362,12 @@ def test_rows_to_a_warp_take_the_fewest_turns() -> None:
     assert rows_at_a_time(3152) == 1  # three turns of one: two of two would take longer
     assert rows_at_a_time(4096) == 2
     assert rows_at_a_time(4096, cols=2048) == 1  # a thread has no registers for more
+
+
+def test_lanes_have_no_idle_pieces_of_short_rows() -> None:
+    """12 pieces of a row of 96: for 8 lanes two each, half of them for nothing; for 4 three."""
+    assert lanes_to_a_row(8, 50176, 96, 8, 8 * 132) == 4
+    assert lanes_to_a_row(8, 64, 96, 8, 8 * 132) == 8
 
 
 def test_more_rows_than_blocks_go_two_to_a_block() -> None:

@@ -111,6 +111,29 @@ def test_loops_store_nothing_that_is_no_more_than_what_they_read() -> None:
     assert len(p.stages) <= len(whole.stages)
 
 
+def features(x: X, w: X) -> X:
+    """Of points in space: sines beside cosines."""
+    p = x @ w
+    return jnp.concatenate([jnp.sin(p), jnp.cos(p)], -1)
+
+
+def test_what_is_joined_is_made_where_it_is() -> None:
+    args, small = (spec(1 << 15, 3), spec(3, 64)), Device(sm_count=64)
+    assert kept(plan(features, *args, device=small, without=("recompute",)), 64 << 15)
+    p = plan(features, *args, device=small)
+    assert not kept(p, 64 << 15) and len(p.stages) == 1
+
+
+def test_slices_of_what_is_computed_are_not_computed_again() -> None:
+    """Each of them would make its neighbours again."""
+    def fn(x: X) -> X:
+        y = jnp.sin(x)
+        p = y[:, 1:] + y[:, :-1]
+        return jnp.concatenate([jnp.sin(p), jnp.cos(p)], -1)
+
+    assert kept(plan(fn, spec(1 << 13, 65), device=Device(sm_count=8)), 64 << 13)
+
+
 def test_what_windows_read_is_stored() -> None:
     """Each of 9 places would make it again."""
     def window(y: X) -> X:

@@ -58,6 +58,34 @@ def test_what_stays_a_reduction(fn: Callable[..., X], shapes: list[tuple[int, ..
     assert sum(isinstance(o, ops.Reduce) for o in graph.ops) == 1
 
 
+@pytest.mark.parametrize(("dtype", "terms"), [("float32", 3), ("float32", 2), ("bfloat16", 4),
+                                              ("float16", 3)])
+def test_features_of_points_are_no_contraction(dtype: str, terms: int) -> None:
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(s).astype(dtype) for s in ((1024, terms), (terms, 64)))
+    graph = simplify(graph_of(lambda x, w: jnp.sin(x @ w), x, w))
+    assert not any(isinstance(o, ops.DotGeneral) for o in graph.ops)
+    (found,) = evaluate(graph, [x, w])
+    wanted = np.sin(x.astype(np.float64) @ w.astype(np.float64))
+    np.testing.assert_allclose(np.asarray(found, np.float64), wanted,
+                               atol={"float32": 2e-6, "bfloat16": 6e-2, "float16": 4e-3}[dtype])
+
+
+@pytest.mark.parametrize("shapes", [
+    ((1024, 5), (5, 64)), ((64, 3), (3, 64)),  # more terms; few results
+    ((1 << 15, 4), (4, 2)),  # little more than it is made of
+    ((64, 1024, 3), (64, 3, 4))])  # of batches
+def test_what_stays_a_contraction(shapes: tuple[tuple[int, ...], ...]) -> None:
+    graph = simplify(graph_of(jnp.matmul, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)))
+    assert sum(isinstance(o, ops.DotGeneral) for o in graph.ops) == 1
+
+
+def test_integers_of_points_stay_a_contraction() -> None:
+    graph = simplify(graph_of(jnp.matmul, *(jax.ShapeDtypeStruct(s, jnp.int32)
+                                            for s in ((1024, 3), (3, 64)))))
+    assert sum(isinstance(o, ops.DotGeneral) for o in graph.ops) == 1
+
+
 def forces(x: X, y: X) -> X:
     d = x[:, None] - y[None]
     return (d * ((d ** 2).sum(-1) + 0.1)[..., None] ** -1.3).sum(1)

@@ -45,7 +45,7 @@ def arg_max(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
         return None
     (x, at), (d,) = op.args, op.dimensions
     t = x.type
-    direction = _direction(op.body, may_be_nan=t.dtype.is_float)
+    direction = searched(op.body)
     if t.dims[d] < MIN_LINE or t.size > MAX_LINES * t.dims[d] \
             or t.dtype not in (*FLOATS, *INTEGERS) or direction is None \
             or not counts_along(at, d, scope) or not _starts(op, direction, scope):
@@ -89,9 +89,12 @@ def _of_parts(scope: Scope, x: Value) -> Value:
     return keys_at(scope, _ordered(scope, best), first)
 
 
-def _direction(body: Graph, *, may_be_nan: bool) -> str | None:
-    """GT for the largest, LT for the smallest; None for any other body."""
+def searched(body: Graph) -> str | None:
+    """GT for the largest of values and its place, LT for the smallest; None for any other body."""
+    if len(body.inputs) != 4:
+        return None
     a, i, b, j = body.inputs
+    may_be_nan = a.type.dtype.is_float
     value, place = (body.producer.get(v) for v in body.outputs)
     if not _is(value, "select") or not _is(place, "select") \
             or value.args[1:] != (a, b) or place.args[1:] != (i, j):
