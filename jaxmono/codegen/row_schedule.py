@@ -192,7 +192,7 @@ def lanes_to_a_row(group: int, rows: int, cols: int, lanes: int, warps: int) -> 
     where some lanes would have none in the last one: 12 pieces of 96 columns are two for each of 8
     lanes, and three for each of 4)."""
     def pieces(g: int) -> int:
-        return math.ceil(cols / (g * lanes))
+        return max(math.ceil(cols / (g * lanes)), 1)
 
     def cost(g: int) -> float:
         return math.ceil(rows * g / (32 * warps)) * (

@@ -368,6 +368,7 @@ def test_lanes_have_no_idle_pieces_of_short_rows() -> None:
     """12 pieces of a row of 96: for 8 lanes two each, half of them for nothing; for 4 three."""
     assert lanes_to_a_row(8, 50176, 96, 8, 8 * 132) == 4
     assert lanes_to_a_row(8, 64, 96, 8, 8 * 132) == 8
+    assert lanes_to_a_row(1, 50176, 0, 8, 8 * 132) == 1  # of no columns
 
 
 def test_more_rows_than_blocks_go_two_to_a_block() -> None:
