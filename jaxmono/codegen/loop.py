@@ -9,6 +9,7 @@ Where the compiler leaves loads behind what is computed before them, they are wr
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 from jaxmono.codegen.accumulated import emit_accumulate
@@ -18,7 +19,14 @@ from jaxmono.codegen.loop_schedule import LoopSchedule, choose_loop, flat_loop
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.padded_copy import emit_padded_copy, padded_copy
-from jaxmono.codegen.schedule import reads_few, roots, store_offset, widest_input
+from jaxmono.codegen.schedule import (
+    Places,
+    reads,
+    reads_few,
+    roots,
+    store_offset,
+    widest_input,
+)
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.stencil_loop import emit_ahead, every_place, place_of
 from jaxmono.codegen.writer import Writer
@@ -56,10 +64,10 @@ class LoopCode:
     def can_flag(self, sig: Sig, schedule: LoopSchedule, result: bool, number: int) -> bool:
         form = sig.form
         assert isinstance(form, LoopForm)
+        if not result and not reads_few(_reads(sig, schedule)[sig.body.inputs[number]]):
+            return False
         flat, env = flat_loop(form, schedule.lanes, schedule.order, schedule.places)
         (first, *more) = roots(sig, form.stores, env)
-        if not result and not reads_few(sig.body, (first, *more), number):
-            return False
         return bool(more) or padded_copy(sig.body, *first, flat, schedule.lanes) is None
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
@@ -161,6 +169,15 @@ class LoopCode:
             w.line(f"const {t} e = min(e0 + u * {stride}, ({t}){last});")
             w.extend(inner)
         return held
+
+
+@lru_cache(maxsize=16)
+def _reads(sig: Sig, schedule: LoopSchedule) -> Places:
+    """What an element reads."""
+    form = sig.form
+    assert isinstance(form, LoopForm)
+    _, env = flat_loop(form, schedule.lanes, schedule.order, schedule.places)
+    return reads(sig.body, roots(sig, form.stores, env))
 
 
 register("loop", LoopCode())

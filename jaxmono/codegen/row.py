@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
 from jaxmono.codegen.row_schedule import RowSchedule, RowSpace, choose_row, is_per_row
-from jaxmono.codegen.schedule import reads_few, roots, store_offset
+from jaxmono.codegen.schedule import Places, reads, reads_few, roots, store_offset
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.stencil_rows import at_place
@@ -68,9 +69,10 @@ class RowCode:
     def can_flag(self, sig: Sig, schedule: RowSchedule, result: bool, number: int) -> bool:
         form = sig.form
         assert isinstance(form, RowForm)
-        space = RowSpace.of(form)
-        return result or reads_few(sig.body, roots(sig, form.stores, space.env), number,
-                                   space.reduction, space.col, schedule.along(space.col.size))
+        if result:
+            return True
+        col, places = _reads(sig)
+        return reads_few(places[sig.body.inputs[number]], col, schedule.along(col.size))
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
         del schedule
@@ -119,6 +121,15 @@ class RowCode:
 
         emit_row_chain(em, space.col, outputs, sink, team=team, keep_words=schedule.keep_words,
                        places=places)
+
+
+@lru_cache(maxsize=16)
+def _reads(sig: Sig) -> tuple[Var, Places]:
+    """The columns, and what one of them reads."""
+    form = sig.form
+    assert isinstance(form, RowForm)
+    space = RowSpace.of(form)
+    return space.col, reads(sig.body, roots(sig, form.stores, space.env), space.reduction)
 
 
 def _rows_per_task(s: RowSchedule, threads: int) -> int:

@@ -164,7 +164,7 @@ def _placed(plan: Plan, chosen: set[int]) -> Plan:
 
 def _opened(plan: Plan, apart: Collection[tuple[int, int]]) -> Plan:
     """Border by border, as long as nothing is unmet; one stays: behind it launches are counted."""
-    crossing = _crossing(_needs(plan, apart), len(plan.stages))
+    crossing = _crossing(_shortest(_needs(plan, apart)), len(plan.stages))
     opened: set[int] = set()
     for together in borders(plan):
         if len(opened) + len(together) >= len(plan.stages) - 1 \
@@ -181,6 +181,15 @@ def _needs(plan: Plan, apart: Collection[tuple[int, int]]) -> set[tuple[int, int
     stage = stage_of(plan)
     return {(stage[e.producer], stage[e.consumer]) for e in plan.edges
             if e.mechanism is Mechanism.BARRIER}.union(apart)
+
+
+def _shortest(needs: Collection[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those that have no other within them: a barrier there is within the longer ones, too."""
+    out: list[tuple[int, int]] = []
+    for first, last in sorted(needs, key=lambda x: (x[1], -x[0])):
+        if not out or first > out[-1][0]:
+            out.append((first, last))
+    return out
 
 
 def _crossing(needs: Collection[tuple[int, int]], stages: int) -> dict[int, list[tuple[int, int]]]:

@@ -40,8 +40,9 @@ def place_reduce(state: State, op: ops.Reduce) -> Draft:
         return _start(state, op)
     floating = {v: None for a in op.args for v in leaves(
         state.graph, a, lambda o: _enters(state, o))}
+    walks: Walks = {}
     for draft in _candidates(state, floating):
-        if _join(state, draft, op):
+        if _join(state, draft, op, walks):
             return draft
     return _start(state, op)
 
@@ -85,13 +86,19 @@ def _walk(state: State, op: ops.Reduce, index: IndexMap, reduced: IndexMap) -> W
     return walk
 
 
-def _join(state: State, draft: Draft, op: ops.Reduce) -> bool:
+Walks = dict[tuple[IndexMap, IndexMap], Walk]
+"""Of one reduce, by where it is and over what: drafts of as many rows have the same Vars. Of 842
+reduces of a training step (wav2vec2) that asked 22600 drafts, walks took 60 s."""
+
+
+def _join(state: State, draft: Draft, op: ops.Reduce, walks: Walks) -> bool:
     kept, reduced = kept_shape(op), reduced_shape(op)
     if (math.prod(kept) != math.prod(v.size for v in draft.domain)
             or math.prod(reduced) != math.prod(v.size for v in draft.cols)):
         return False
     over = spread(draft.cols, reduced)
-    return any(_join_at(state, draft, op, index, over) for index in _indices(draft, op, over))
+    return any(_join_at(state, draft, op, index, over, walks)
+               for index in _indices(draft, op, over))
 
 
 def _indices(draft: Draft, op: ops.Reduce, over: IndexMap) -> list[IndexMap]:
@@ -107,8 +114,9 @@ def _indices(draft: Draft, op: ops.Reduce, over: IndexMap) -> list[IndexMap]:
 
 
 def _join_at(state: State, draft: Draft, op: ops.Reduce, index: IndexMap,
-             over: IndexMap) -> bool:
-    walk = _walk(state, op, index, over)
+             over: IndexMap, walks: Walks) -> bool:
+    if (walk := walks.get((index, over))) is None:
+        walk = walks[index, over] = _walk(state, op, index, over)
     if walk.failed is not None:
         return False
     linked = False
