@@ -2,13 +2,11 @@
 
     python -m benchmarks.run --models=row_table
 
-What a kernel's blocks have of them fits the GPU at once or a few times: loads, arithmetic and stores
-have little time to hide behind each other. ``batch`` multiplies the number of rows.
+What a kernel's blocks have of them fits the GPU at once or a few times: loads, arithmetic and
+stores have little time to hide behind each other. ``batch`` multiplies the number of rows.
 """
 
 from __future__ import annotations
-
-from functools import partial
 
 import jax
 import jax.numpy as jnp

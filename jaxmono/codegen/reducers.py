@@ -137,7 +137,7 @@ def declare_reducer(em: BodyEmitter, op: ops.Reduce) -> Reducer:
 def _combine(w: Writer, search: str, *, is_float: bool) -> None:
     """Of equal values, and of two NaNs, that with the first place: the lanes' places alternate."""
     equal = "l.a0 == r.a0" + (" || (l.a0 != l.a0 && r.a0 != r.a0)" if is_float else "")
-    beyond = f"l.a0 {'>' if search == 'GT' else '<'} r.a0" + (" || l.a0 != l.a0" if is_float else "")
+    beyond = f"l.a0 {'>' if search == 'GT' else '<'} r.a0{' || l.a0 != l.a0' if is_float else ''}"
     w.line(f"const bool equal = {equal};", "the first of the largest" if search == "GT" else
            "the first of the smallest")
     w.line(f"return (equal ? l.a1 < r.a1 : {beyond}) ? l : r;")

@@ -86,7 +86,8 @@ Places = Mapping[Value, Sequence[IndexMap]]
 
 def reads(body: Graph, every: Sequence[tuple[Value, IndexMap]],
           reduction: Reduction | None = None) -> Places:
-    """Found in one walk: wav2vec2's training asked for each input of 7 large bodies, 50 s in all."""
+    """Found in one walk: for each input of the bodies of wav2vec2's training one took 50 s in all.
+    """
     out: dict[Value, list[IndexMap]] = {v: [] for v in body.inputs}
     for n in walk(body, every, reduction=reduction):
         if n.op is None and n.value in out:

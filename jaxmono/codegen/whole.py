@@ -1,4 +1,4 @@
-"""Ops that are computed as one function of another value: of f16 and bf16 values, and rounded integers.
+"""Ops that are computed as one function of another value: of f16, of bf16, and rounded integers.
 
     x ── abs ── negate ── exponential ── log_plus_one ── add        ──►   softplus(x)
      └────────────────── maximum(0) ──────────────────────┘

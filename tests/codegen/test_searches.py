@@ -41,12 +41,13 @@ def test_the_first_of_the_largest(search: Any, shape: tuple[int, int], dtype: An
 
 
 def either(start: float, at: int) -> Any:
-    """A search that `jnp.argmax` does not write: from another value, of places that are not those of
-    the columns."""
-    def body(l: Any, r: Any) -> Any:
-        better = jnp.logical_or(l[0] > r[0], l[0] != l[0])
-        chosen = jnp.logical_or(better, jnp.logical_and(l[0] == r[0], l[1] < r[1]))
-        return lax.select(better, l[0], r[0]), lax.select(chosen, l[1], r[1])
+    """A search that `jnp.argmax` does not write: from another value, of places that are not those
+    of the columns."""
+    def body(one: Any, two: Any) -> Any:
+        better = jnp.logical_or(one[0] > two[0], one[0] != one[0])
+        chosen = jnp.logical_or(better, jnp.logical_and(
+            one[0] == two[0], one[1] < two[1]))
+        return lax.select(better, one[0], two[0]), lax.select(chosen, one[1], two[1])
 
     def fn(x: Any) -> Any:
         places = lax.broadcasted_iota(jnp.int32, x.shape, 1) if at == 1 else \

@@ -1,4 +1,4 @@
-"""Contractions over one element, which are multiplications, and over few, which are sums of them."""
+"""Contractions over one element, which are multiplications, and over few: sums of them."""
 
 from __future__ import annotations
 
