@@ -92,9 +92,12 @@ KERNELS = {
         "memcheck": (whole := ["integrated_256_64:1:f32", "roots_65536:1:f32",
                                "transport_512:1:f32"]),
         "racecheck": ["ordered", *whole]},
-    "along rows, pools": ["summed_1024_4096:1:f32", "summed_256_2048:1", "nucleus_4_1000:1:f32",
-                          "resampled_4096_8:1:f32", "pool_gradients_32_56_64:1",
-                          "digits_128:1:f32"],
+    # Consumers read rows of f32 from the ring.
+    "along rows, pools": {
+        "memcheck": (along := ["summed_1024_4096:1:f32", "summed_256_2048:1",
+                               "nucleus_4_1000:1:f32", "resampled_4096_8:1:f32",
+                               "pool_gradients_32_56_64:1", "digits_128:1:f32"]),
+        "racecheck": ["ordered", *along]},
     "random, looked up": ["draw_1_50257_50:1", "dropout_gradients_512_3072_768:1",
                           "words_30522_768_2048:1", "types_2_768_2048:1", "labels_1000_256:1"],
     "steps, long softmaxes": {"memcheck": (steps := [
