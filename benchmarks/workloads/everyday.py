@@ -195,6 +195,17 @@ def spectrum(x: jax.Array, window: jax.Array, bank: jax.Array) -> jax.Array:
     return jnp.log(jnp.maximum(power @ jnp.abs(bank), 1e-10))
 
 
+def features(x: jax.Array, b: jax.Array) -> jax.Array:
+    """Tancik et al. (2020): random Fourier features of points in space. x: [n, 3]."""
+    angle = 2 * jnp.pi * (x @ b)
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1)
+
+
+def siren(x: jax.Array, w1: jax.Array, w2: jax.Array, w3: jax.Array) -> jax.Array:
+    """Sitzmann et al. (2020): an image as a network of sines. x: [n, 2], places."""
+    return jnp.sin(30 * (jnp.sin(30 * (x @ w1)) @ w2)) @ w3
+
+
 WORKLOADS: tuple[Workload, ...] = (
     _of("turned_64_256_1024", "dimensions in another order", turned, ((64, 256, 1024),),
         ((4, 8, 32),), {}, {}, dtype="f32"),
@@ -244,4 +255,9 @@ WORKLOADS: tuple[Workload, ...] = (
     _of("summed_256_2048", "cumulative sums of halves", summed, ((256, 2048),), ((4, 40),), {}, {}),
     _of("spectrum_8_16000", "a mel spectrogram", spectrum, ((8, 16000),), ((1, 800),),
         {"window": (400,), "bank": (201, 80)}, {"window": (400,), "bank": (201, 8)}, dtype="f32"),
+    _of("features_65536_128", "Fourier features of points", features, ((65536, 3),), ((16, 3),),
+        {"b": (3, 128)}, {"b": (3, 8)}, dtype="f32"),
+    _of("siren_16384_256", "a network of sines", siren, ((16384, 2),), ((16, 2),),
+        {"w1": (2, 256), "w2": (256, 256), "w3": (256, 3)},
+        {"w1": (2, 16), "w2": (16, 16), "w3": (16, 3)}, dtype="f32"),
 )

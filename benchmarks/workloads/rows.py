@@ -114,6 +114,8 @@ WORKLOADS: tuple[Workload, ...] = (
         offset=(1024,)),
     _of("layer_norm_50176_96", "a norm of short rows", layer_norm, (50176, 96), dtype="bf16",
         scale=(96,), offset=(96,)),
+    _of("layer_norm_12544_192", "a norm of short rows", layer_norm, (12544, 192), dtype="bf16",
+        scale=(192,), offset=(192,)),
     _of("rms_norm_8192_4096", "a residual and its norm", rms_norm, (8192, 4096), (8192, 4096),
         dtype="bf16", scale=(4096,)),
     _of("rms_norm_2048_2048", "a residual and its norm", rms_norm, (2048, 2048), (2048, 2048),
