@@ -7,6 +7,7 @@ knows whether it holds anything yet, since StableHLO names no identity for it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.writer import Writer
 from jaxmono.hlo import ops
 from jaxmono.hlo.interp.monoids import MONOIDS
-from jaxmono.hlo.ir import Graph
+from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.passes.rules import arg_max
 from jaxmono.hlo.print import to_text
 from jaxmono.hlo.rewrite import binary_kind
@@ -35,13 +36,13 @@ class Reducer:
       name: of the struct.
       dtypes: of the accumulators, fields ``a0, a1...`` of its State.
       state_bytes: size of a State (a multiple of 4).
-      in_order: who goes along the columns in order may take `next`, a combination for that.
+      along: what combines states whose columns are in order.
     """
 
     name: str
     dtypes: tuple[DType, ...]
     state_bytes: int
-    in_order: bool = False
+    along: str
 
 
 def monoid_kind(body: Graph) -> str | None:
@@ -124,43 +125,63 @@ def declare_reducer(em: BodyEmitter, op: ops.Reduce) -> Reducer:
                 out = inner.region(op.body, args)
                 w.line(f"return State{{{', '.join(x.name for x in out)}{full}}};")
         if search is not None:
-            _next(w, search, elements, is_float=dtypes[0].is_float)
+            _next(w, search, is_float=dtypes[0].is_float)
     # A State is padded to its alignment by its own `alignas`.
     align = max(sizes)
     used = sum(8 if t in ("double", "int64_t", "uint64_t") else 4 for t in types) + 4
     key = f"reducer {to_text(op.body, locs=False)}"
     name = em.w.declare(key, "reducer", w.text().rstrip())
-    in_order = search is not None and _counts(em, op)
-    return Reducer(name, dtypes, -(-used // align) * align, in_order)
+    along = f"InOrder<{name}>" if search is not None and _counts(em, op) else name
+    return Reducer(name, dtypes, -(-used // align) * align, along)
 
 
 def _combine(w: Writer, search: str, *, is_float: bool) -> None:
-    """Of equal values, and of two NaNs, that with the first place: the lanes' places alternate."""
-    equal = "l.a0 == r.a0" + (" || (l.a0 != l.a0 && r.a0 != r.a0)" if is_float else "")
-    beyond = f"l.a0 {'>' if search == 'GT' else '<'} r.a0{' || l.a0 != l.a0' if is_float else ''}"
-    w.line(f"const bool equal = {equal};", "the first of the largest" if search == "GT" else
-           "the first of the smallest")
-    w.line(f"return (equal ? l.a1 < r.a1 : {beyond}) ? l : r;")
+    """Of equal values, and of two NaNs, that with the first place: the lanes' places alternate.
+
+    A NaN is beyond all numbers: ``!(l <= r)`` where r is none. No branches: with some a codebook
+    of 8192 for 256 dimensions took 214 us of an H200, and 128 without.
+    """
+    more, less = ("le", "ge") if search == "GT" else ("ge", "le")
+    for name, outside, other in (("more", more, "r"), ("less", less, "l")):
+        beyond = f"op_not(op_compare_{outside}(l.a0, r.a0))"
+        number = f"op_compare_eq({other}.a0, {other}.a0)"
+        w.line(f"const bool {name} = {f'op_and({beyond}, {number})' if is_float else beyond};")
+    w.line("const bool first = op_and(op_not(less), op_compare_lt(l.a1, r.a1));")
+    w.line("const bool stays = op_or(more, first);")
+    w.line("return State{op_select(stays, l.a0, r.a0), op_select(stays, l.a1, r.a1)};")
 
 
-def _next(w: Writer, search: str, elements: str, *, is_float: bool) -> None:
-    """What lies behind all that was combined before: of equal values the one that is there stays.
-    With 1000 columns of f32 an element takes 5 instructions in place of 12."""
-    stays = f"l.a0 {'>=' if search == 'GT' else '<='} x0"
-    with w.block(f"JM_DEVICE static State next(const State& l, {elements})"):
-        w.line(f"const bool stays = {stays}{' || l.a0 != l.a0' if is_float else ''};")
-        w.line("return State{stays ? l.a0 : x0, stays ? l.a1 : x1};")
+def _next(w: Writer, search: str, *, is_float: bool) -> None:
+    """Of equal values the one in front stays. With 1000 columns of f32 an element takes 5
+    instructions so, and 12 with a flag for what has nothing yet and places that are compared."""
+    stays = f"op_compare_{'ge' if search == 'GT' else 'le'}(l.a0, r.a0)"
+    if is_float:
+        stays = f"op_or({stays}, op_compare_ne(l.a0, l.a0))"
+    with w.block("JM_DEVICE static State next(const State& l, const State& r)"):
+        w.line(f"const bool stays = {stays};")
+        w.line("return State{op_select(stays, l.a0, r.a0), op_select(stays, l.a1, r.a1)};")
 
 
 def _counts(em: BodyEmitter, op: ops.Reduce) -> bool:
     """Whether a search over one dimension begins with nothing at place 0, and places count up."""
-    found, at, dims = Finder(em.body.producer, lambda v: False), op.args[1], op.dimensions
+    found, dims = Finder(em.body.producer, lambda v: False), op.dimensions
     least, place = (found.number(v) for v in op.inits)
-    made = em.body.producer.get(at)
-    if isinstance(made, ops.BroadcastInDim):
-        spread, made = made.dimensions, em.body.producer.get(made.operand)
-    else:
-        spread = tuple(range(at.type.rank))
     low, high = _range(op.args[0].type.dtype)
     return place == 0 and least == (low if arg_max.searched(op.body) == "GT" else high) \
-        and isinstance(made, ops.Iota) and dims == (spread[made.dimension],)
+        and len(dims) == 1 and dims[0] in _counted(em.body, op.args[1])
+
+
+def _counted(body: Graph, places: Value) -> tuple[int, ...]:
+    """Dimensions along which values are places, or parts of a dimension along which they are:
+
+        iota[n, 8192] along 1  ──reshape──►  [n, 256, 32], along 1 and 2
+    """
+    made = body.producer.get(places)
+    if isinstance(made, ops.BroadcastInDim):
+        return tuple(made.dimensions[d] for d in _counted(body, made.operand))
+    if isinstance(made, ops.Reshape):
+        for d in _counted(body, made.operand):
+            old, new = made.operand.type.dims, places.type.dims
+            if (*new[:d], math.prod(new[d:d + 2]), *new[d + 2:]) == old:
+                return d, d + 1
+    return (made.dimension,) if isinstance(made, ops.Iota) else ()

@@ -315,8 +315,7 @@ class _RowChain:
             self._in_step([k for r in todo for k in self._operands(*r)])
             for (op, index), (reducer, acc) in zip(todo, reducers, strict=True):
                 xs = [em.emit(*k).name for k in self._operands(op, index)]
-                along = "_in_order" if reducer.in_order else ""
-                em.w.line(f"accumulate{along}<{reducer.name}>({acc}, {', '.join(xs)});")
+                em.w.line(f"accumulate<{reducer.along}>({acc}, {', '.join(xs)});")
 
     def _finish(self, op: ops.Reduce, index: IndexMap, reducer: Reducer, acc: str,
                 init: list[Emitted], whole: str) -> None:

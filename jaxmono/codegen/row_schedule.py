@@ -199,7 +199,7 @@ def lanes_to_a_row(group: int, rows: int, cols: int, lanes: int, warps: int) -> 
             1 + _MORE_ROWS * (pieces(g) / pieces(group) - 1))
 
     allowed = [group]
-    while (g := allowed[-1] // 2) * lanes >= (64 if pieces(2 * g) * 2 * g * lanes == cols else 32) \
+    while (g := allowed[-1] // 2) * lanes >= (32 if cols % (allowed[-1] * lanes) else 64) \
             and pieces(g) * lanes <= KEEP_WORDS:
         allowed.append(g)
     return min(allowed, key=cost)

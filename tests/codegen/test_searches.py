@@ -37,7 +37,7 @@ def test_the_first_of_the_largest(search: Any, shape: tuple[int, int], dtype: An
     x = rows(shape, dtype) if axis else np.ascontiguousarray(rows(shape, dtype).T)
     source = check(models.graph_of(lambda x: search(x, axis), jax.ShapeDtypeStruct(x.shape, dtype)),
                    [x]).source
-    assert "accumulate_in_order<" in source and "bool any" not in source
+    assert "accumulate<InOrder<" in source and "bool any" not in source
 
 
 def either(start: float, at: int) -> Any:
@@ -64,4 +64,4 @@ def test_any_other_search(start: float, at: int) -> None:
     source = check(models.graph_of(either(start, at), jax.ShapeDtypeStruct(x.shape, x.dtype)),
                    [x]).source
     kernel = source[source.index("// row"):]
-    assert "accumulate<" in kernel and "bool any" not in source
+    assert "accumulate<reducer" in kernel and "bool any" not in source

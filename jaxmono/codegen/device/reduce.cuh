@@ -6,7 +6,7 @@
 //   static State of(elements...);      the state of one element
 //   static State full(State);          a state that is known to hold an element
 //   static State combine(a, b);
-//   static State next(a, elements...); of a search: combine(a, of(elements...)), a's place lying in front
+//   static State next(a, b);           of a search: combine(a, b), all places of a in front of those of b
 //   static constexpr bool COMMUTES;    combine(a, b) and combine(b, a) are the same bits (NaN aside)
 // States are combined in a fixed order, and every thread of the team gets the same bits.
 #pragma once
@@ -15,6 +15,13 @@
 #include "jaxmono/warp.cuh"
 
 namespace jaxmono {
+
+// The search R where places never go back.
+template <class R>
+struct InOrder : R {
+  using State = typename R::State;
+  JM_DEVICE static State combine(const State& l, const State& r) { return R::next(l, r); }
+};
 
 template <class R, int N>
 JM_DEVICE void reset(typename R::State (&acc)[N]) {
@@ -27,13 +34,6 @@ template <class R, int N, class... X>
 JM_DEVICE void accumulate(typename R::State (&acc)[N], const X&... x) {
 #pragma unroll
   for (int i = 0; i < N; ++i) acc[i] = R::combine(acc[i], R::of(at(x, i)...));
-}
-
-// The same for a search whose places grow from call to call.
-template <class R, int N, class... X>
-JM_DEVICE void accumulate_in_order(typename R::State (&acc)[N], const X&... x) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) acc[i] = R::next(acc[i], at(x, i)...);
 }
 
 // The N accumulators of one thread as one, as a tree.

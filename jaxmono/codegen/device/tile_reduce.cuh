@@ -24,7 +24,9 @@ struct Combine {
 //
 //   lane 8 r + p:  columns 8 p .. 8 p + 7 of rows r, r + 4, r + 8, r + 12     (PER_ROW 8, LANES 8)
 //   afterwards     columns 8 p + 2 r, + 1 of all
-template <class R, int PER_ROW, int LANES>
+//
+// ALONG: combines what a thread has of a row with what it has of a later one.
+template <class R, int PER_ROW, int LANES, class ALONG = R>
 struct ReduceRows {
   using State = typename R::State;
   static constexpr int ROWS = 16, AT_ONCE = WARP / PER_ROW;
@@ -41,7 +43,7 @@ struct ReduceRows {
 #pragma unroll
     for (int i = 0; i < LANES; ++i) {
       const State s = R::of(at(x, i)...);
-      acc[i] = turn == 0 ? s : Combine<R, true>()(acc[i], s);
+      acc[i] = turn == 0 ? s : Combine<ALONG, true>()(acc[i], s);
     }
     return done(turn, Combine<R, true>());
   }
@@ -53,7 +55,7 @@ struct ReduceRows {
 #pragma unroll
     for (int i = 0; i < LANES; ++i) {
       if (turn == 0) acc[i] = R::identity();
-      if (there) acc[i] = R::combine(acc[i], R::of(at(x, i)...));
+      if (there) acc[i] = ALONG::combine(acc[i], R::of(at(x, i)...));
     }
     return done(turn, Combine<R, false>());
   }
