@@ -24,8 +24,8 @@ def six(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(("f", "dtype", "schedule"), [
     (jnp.exp, jnp.float32, LoopSchedule(4, 4)),
     (jnp.arcsinh, jnp.float32, LoopSchedule(4, 2)),
-    (jnp.sin, jnp.float32, LoopSchedule(4, 1)),
-    (jnp.sin, jnp.bfloat16, LoopSchedule(4, 1)),
+    (jnp.sin, jnp.float32, LoopSchedule(4, 2)), (jnp.tan, jnp.float32, LoopSchedule(4, 1)),
+    (jnp.tan, jnp.bfloat16, LoopSchedule(4, 1)),
     (jnp.exp, jnp.bfloat16, LoopSchedule(8, 4)),
     (lambda x: x // 7, jnp.int32, LoopSchedule(4, 4)),
     (lambda x: x // (x + 1000), jnp.int32, LoopSchedule(4, 1))])

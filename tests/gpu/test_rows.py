@@ -65,6 +65,29 @@ def test_quotients_by_a_rows_number_have_xlas_bits() -> None:
     np.testing.assert_array_equal(got.view(np.int32), want.view(np.int32))
 
 
+@pytest.mark.parametrize("most", [3.0, 1e3, 1e5, 1e38])
+def test_sines_are_as_exact_as_xlas(most: float) -> None:
+    """By the largest and the mean error, in units in the last place."""
+    rng = np.random.default_rng(4)
+    size = 1 << 20
+    x = rng.uniform(-most, most, size) if most < 1e38 else np.exp(rng.uniform(0, 88, size))
+    x = x.astype(np.float32)
+    x[:5] = [0, -0.0, np.inf, np.nan, -1e30]
+
+    def fn(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.sin(x), jnp.cos(x)
+
+    there = np.isfinite(x)
+    for got, want, exact in zip(jaxmono.jit(fn)(x), jax.jit(fn)(x), (np.sin, np.cos), strict=True):
+        right = exact(x[there].astype(np.float64))
+        unit = np.spacing(np.abs(right.astype(np.float32))).astype(np.float64)
+        errors = [np.abs(np.asarray(y)[there].astype(np.float64) - right) / unit
+                  for y in (got, want)]
+        assert errors[0].max() < 1.6 and errors[0].mean() <= 1.05 * errors[1].mean()
+        assert np.isnan(np.asarray(got)[~there]).all()
+        np.testing.assert_array_equal(np.signbit(got[:2]), np.signbit(want[:2]))
+
+
 @pytest.mark.parametrize(("name", "numpy"), [("argmax", np.argmax), ("argmin", np.argmin)])
 @pytest.mark.parametrize(("shape", "axis"), [((4096, 1000), 1), ((6, 50257), 1), ((700, 64), 1),
                                              ((64, 8192), 0), ((33, 5), 1)])

@@ -2,6 +2,7 @@
 #pragma once
 #include "jaxmono/special.cuh"
 #include "jaxmono/types.cuh"
+#include "jaxmono/waves.cuh"
 
 namespace jaxmono {
 
@@ -22,7 +23,7 @@ JM_FUNCTION(bessel_i1e, special::bessel_i1e, special::bessel_i1e)
 JM_FUNCTION(cbrt, cbrtf, cbrt)
 JM_FUNCTION(ceil, ceilf, ceil)
 JM_FUNCTION(cosh, coshf, cosh)
-JM_FUNCTION(cosine, cosf, cos)
+JM_FUNCTION(cosine, wave<true>, cos)
 JM_FUNCTION(digamma, special::digamma, special::digamma)
 JM_FUNCTION(erf, erff, erf)
 JM_FUNCTION(erf_inv, special::erf_inv, special::erf_inv)
@@ -37,7 +38,7 @@ JM_FUNCTION(logistic, special::logistic, special::logistic)
 JM_FUNCTION(round_nearest_afz, roundf, round)
 JM_FUNCTION(round_nearest_even, rintf, rint)
 JM_FUNCTION(rsqrt, special::inverse_sqrt, special::inverse_sqrt)
-JM_FUNCTION(sine, sinf, sin)
+JM_FUNCTION(sine, wave<false>, sin)
 JM_FUNCTION(sinh, sinhf, sinh)
 JM_FUNCTION(sqrt, fast_sqrt, sqrt)
 JM_FUNCTION(tan, tanf, tan)
