@@ -27,11 +27,14 @@ COPYABLE = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.R
 _PASSING = frozenset({"abs", "clamp", "maximum", "minimum", "negate", "select"})
 
 
-def fed(graph: Graph, members: Collection[int]) -> set[Value]:
+def fed(graph: Graph, members: Collection[int], copied: Collection[Value] = ()) -> set[Value]:
     """Values that contractions among these ops read, through views and padding too: they want them
-    in memory, and would have to wait until they are computed again."""
+    in memory, and would have to wait until they are computed again. Not through what is ``copied``
+    for them, by a loop that may as well make it."""
     found: set[Value] = set()
     for i, o in reversed(tuple(enumerate(graph.ops))):
+        if o.results and o.results[0] in copied:
+            continue
         if (i in members and isinstance(o, ops.DotGeneral | ops.Convolution)) or (
                 (is_view(o) or isinstance(o, ops.Pad)
                  or (i in members and isinstance(o, ops.Convert)))

@@ -107,7 +107,9 @@ class _Cut:
 
     @cached_property
     def kept(self) -> set[Value]:
-        return fed(self.graph, range(len(self.graph.ops))) | compared(self.graph)
+        copied = {v for v in self.form.stored if isinstance(
+            self.graph.producer.get(v), ops.Concatenate)}
+        return fed(self.graph, range(len(self.graph.ops)), copied) | compared(self.graph)
 
     def add(self, draft: Draft) -> None:
         """Finds what ``draft`` leaves to the readers of its values."""
