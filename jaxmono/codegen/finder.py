@@ -18,7 +18,7 @@ class Whole:
 
     operand: Value
     function: str
-    """Of device/narrow.cuh, without its prefix."""
+    """Of device/narrow.cuh or order.cuh, without its prefix."""
     constants: tuple[str, ...] = ()
     """The function's further arguments, in C."""
 

@@ -1,13 +1,13 @@
 """A reduce's region as a C++ struct that the templates of device/reduce.cuh combine with.
 
-Single associative ops have an identity, and so has the search for the largest (`jnp.argmax`): the
-least value, at the last place there is. Any other region (a sum of pairs...) gets a state that
-knows whether it holds anything yet, since StableHLO names no identity for it.
+Single associative ops have an identity, and so have searches (`jnp.argmax`, `jnp.argmin`): the
+value behind all others, at the greatest place that the type has. Any other region (a sum of
+pairs...) gets a state that knows whether it holds anything yet, since StableHLO names no identity
+for it.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,13 +19,11 @@ from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.writer import Writer
 from jaxmono.hlo import ops
 from jaxmono.hlo.interp.monoids import MONOIDS
-from jaxmono.hlo.ir import Graph, Value
-from jaxmono.hlo.passes.rules import arg_max
+from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.print import to_text
 from jaxmono.hlo.rewrite import binary_kind
+from jaxmono.hlo.searches import counts, search_kind
 from jaxmono.hlo.types import DType
-
-_KINDS = {"GT": "maximum", "LT": "minimum"}
 
 
 @dataclass(frozen=True)
@@ -86,53 +84,57 @@ def declare_reducer(em: BodyEmitter, op: ops.Reduce) -> Reducer:
     dtypes = tuple(v.type.dtype for v in op.results)
     types = [compute(d) for d in dtypes]
     sizes = [max(4, 8 if t in ("double", "int64_t", "uint64_t") else 4) for t in types]
-    kind = monoid_kind(op.body)
-    search = None if kind is not None else arg_max.searched(op.body)
-    unknown = kind is None and search is None
+    search = search_kind(op.body)
+    empty = _identity(op, search)
+    in_order = search is not None and _counts(em, op)
     w = Writer(parent=em.w)
     with w.block("struct {name}", "};"):
         with w.block(f"struct alignas({max(sizes)}) State", "};"):
             for i, t in enumerate(types):
                 w.line(f"{t} a{i};")
-            if unknown:
+            if empty is None:
                 w.line("bool any;")
-        commutes = "true" if _commutes(kind, dtypes) else "false"
+        commutes = "true" if _commutes(monoid_kind(op.body), dtypes) else "false"
         w.line(f"static constexpr bool COMMUTES = {commutes};")
         elements = ", ".join(f"{t} x{i}" for i, t in enumerate(types))
         fields = ", ".join(f"x{i}" for i in range(len(types)))
-        full = ", true" if unknown else ""
-        if kind is not None:
-            empty = identity(kind, dtypes[0])
-        elif search is not None:
-            least, _ = (identity(_KINDS[search], d) for d in dtypes)
-            empty = f"{least}, {identity('minimum', dtypes[1])}"
-        else:
+        full, any_ = (", true", "s.any = true; ") if empty is None else ("", "")
+        if empty is None:
             empty = ", ".join([f"{t}(0)" for t in types] + ["false"])
         w.line(f"JM_DEVICE static State identity() {{ return State{{{empty}}}; }}")
         w.line(f"JM_DEVICE static State of({elements}) {{ return State{{{fields}{full}}}; }}")
-        any_ = "s.any = true; " if unknown else ""
         w.line(f"JM_DEVICE static State full(State s) {{ {any_}return s; }}")
         with w.block("JM_DEVICE static State combine(const State& l, const State& r)"):
-            if search is not None:
+            if search is not None and in_order:
                 _combine(w, search, is_float=dtypes[0].is_float)
-            elif unknown:
-                w.line("if (!l.any) return r;")
-                w.line("if (!r.any) return l;")
-            if search is None:
+            else:
+                if full:
+                    w.line("if (!l.any) return r;")
+                    w.line("if (!r.any) return l;")
                 inner = BodyEmitter(w, op.body, {}, var_names={})
                 args = [Emitted(f"{s}.a{i}", exact=not d.is_float)
                         for s in ("l", "r") for i, d in enumerate(dtypes)]
                 out = inner.region(op.body, args)
                 w.line(f"return State{{{', '.join(x.name for x in out)}{full}}};")
-        if search is not None:
+        if search is not None and in_order:
             _next(w, search, is_float=dtypes[0].is_float)
     # A State is padded to its alignment by its own `alignas`.
     align = max(sizes)
     used = sum(8 if t in ("double", "int64_t", "uint64_t") else 4 for t in types) + 4
-    key = f"reducer {to_text(op.body, locs=False)}"
+    key = f"reducer {in_order} {to_text(op.body, locs=False)}"
     name = em.w.declare(key, "reducer", w.text().rstrip())
-    along = f"InOrder<{name}>" if search is not None and _counts(em, op) else name
+    along = f"InOrder<{name}>" if in_order else name
     return Reducer(name, dtypes, -(-used // align) * align, along)
+
+
+def _identity(op: ops.Reduce, search: str | None) -> str | None:
+    """The fields of a state that holds nothing; None where none is known."""
+    first, *others = (v.type.dtype for v in op.results)
+    if (kind := monoid_kind(op.body)) is not None:
+        return identity(kind, first)
+    if search is None:
+        return None
+    return f"{identity(search, first)}, {identity('minimum', others[0])}"
 
 
 def _combine(w: Writer, search: str, *, is_float: bool) -> None:
@@ -141,7 +143,7 @@ def _combine(w: Writer, search: str, *, is_float: bool) -> None:
     A NaN is beyond all numbers: ``!(l <= r)`` where r is none. No branches: with some a codebook
     of 8192 for 256 dimensions took 214 us of an H200, and 128 without.
     """
-    more, less = ("le", "ge") if search == "GT" else ("ge", "le")
+    more, less = ("le", "ge") if search == "maximum" else ("ge", "le")
     for name, outside, other in (("more", more, "r"), ("less", less, "l")):
         beyond = f"op_not(op_compare_{outside}(l.a0, r.a0))"
         number = f"op_compare_eq({other}.a0, {other}.a0)"
@@ -154,7 +156,7 @@ def _combine(w: Writer, search: str, *, is_float: bool) -> None:
 def _next(w: Writer, search: str, *, is_float: bool) -> None:
     """Of equal values the one in front stays. With 1000 columns of f32 an element takes 5
     instructions so, and 12 with a flag for what has nothing yet and places that are compared."""
-    stays = f"op_compare_{'ge' if search == 'GT' else 'le'}(l.a0, r.a0)"
+    stays = f"op_compare_{'ge' if search == 'maximum' else 'le'}(l.a0, r.a0)"
     if is_float:
         stays = f"op_or({stays}, op_compare_ne(l.a0, l.a0))"
     with w.block("JM_DEVICE static State next(const State& l, const State& r)"):
@@ -163,25 +165,11 @@ def _next(w: Writer, search: str, *, is_float: bool) -> None:
 
 
 def _counts(em: BodyEmitter, op: ops.Reduce) -> bool:
-    """Whether a search over one dimension begins with nothing at place 0, and places count up."""
-    found, dims = Finder(em.body.producer, lambda v: False), op.dimensions
-    least, place = (found.number(v) for v in op.inits)
+    """Whether a search over one dimension begins with what is behind all others, at place 0, and
+    places count up: a row of nothing else ends with the beginning's place, whatever `next` kept."""
+    number = Finder(em.body.producer, lambda v: False).number
+    value, place = map(number, op.inits)
     low, high = _range(op.args[0].type.dtype)
-    return place == 0 and least == (low if arg_max.searched(op.body) == "GT" else high) \
-        and len(dims) == 1 and dims[0] in _counted(em.body, op.args[1])
-
-
-def _counted(body: Graph, places: Value) -> tuple[int, ...]:
-    """Dimensions along which values are places, or parts of a dimension along which they are:
-
-        iota[n, 8192] along 1  ──reshape──►  [n, 256, 32], along 1 and 2
-    """
-    made = body.producer.get(places)
-    if isinstance(made, ops.BroadcastInDim):
-        return tuple(made.dimensions[d] for d in _counted(body, made.operand))
-    if isinstance(made, ops.Reshape):
-        for d in _counted(body, made.operand):
-            old, new = made.operand.type.dims, places.type.dims
-            if (*new[:d], math.prod(new[d:d + 2]), *new[d + 2:]) == old:
-                return d, d + 1
-    return (made.dimension,) if isinstance(made, ops.Iota) else ()
+    behind = low if search_kind(op.body) == "maximum" else high
+    return place == 0 and value == behind and len(op.dimensions) == 1 \
+        and op.dimensions[0] in counts(op.args[1], em.body.producer)

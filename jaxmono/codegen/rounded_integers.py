@@ -34,7 +34,7 @@ def by_round(find: Finder, op: ops.Convert) -> Whole | None:
     x = find.operand(value, "round_nearest_even")
     if x is None or low > high:
         return None
-    least, most = _range(target)
+    least, most = _ends(target)
     limits = (literal(low, DType.F32) if low > least else "",
               literal(high, DType.F32) if high < most else "")
     name = _NAMES[bool(limits[0]), bool(limits[1])]
@@ -57,6 +57,6 @@ def _limited(find: Finder, value: Value, low: float, high: float,
     return None
 
 
-def _range(dtype: DType) -> tuple[float, float]:
+def _ends(dtype: DType) -> tuple[float, float]:
     bits = 8 * dtype.itemsize
     return (-2.0 ** (bits - 1), 2.0 ** (bits - 1) - 1) if dtype.is_signed else (0, 2.0 ** bits - 1)

@@ -188,9 +188,9 @@ norms on an H200: 1.3 us for one, 2.2 us for two)."""
 
 def lanes_to_a_row(group: int, rows: int, cols: int, lanes: int, warps: int) -> int:
     """``group``, or fewer lanes to a row and more rows at a time, where that takes fewer turns; a
-    thread keeps no more than `KEEP_WORDS` elements, and a load takes 64 neighbours or more (32,
-    where some lanes would have none in the last one: 12 pieces of 96 columns are two for each of 8
-    lanes, and three for each of 4)."""
+    thread keeps no more than `KEEP_WORDS` elements, and a load takes 64 neighbours or more, or 32
+    where some lanes have none in a row's last one: 96 columns, 8 to a piece, are 12 pieces; 8 lanes
+    take two each, half of them none, and 4 lanes three."""
     def pieces(g: int) -> int:
         return max(math.ceil(cols / (g * lanes)), 1)
 

@@ -29,8 +29,8 @@ _PASSING = frozenset({"abs", "clamp", "maximum", "minimum", "negate", "select"})
 
 def fed(graph: Graph, members: Collection[int], copied: Collection[Value] = ()) -> set[Value]:
     """Values that contractions among these ops read, through views and padding too: they want them
-    in memory, and would have to wait until they are computed again. Not through what is ``copied``
-    for them, by a loop that may as well make it."""
+    in memory, and would have to wait until they are computed again. Not through what a loop has
+    ``copied`` for them: it can compute what it would read."""
     found: set[Value] = set()
     for i, o in reversed(tuple(enumerate(graph.ops))):
         if o.results and o.results[0] in copied:

@@ -148,7 +148,7 @@ class _Cut:
 
     def _is_of_one_element(self, v: Value) -> bool:
         """Whether an element is computed of one of each array that is in memory, or of one of each
-        part of it (x[:, 0], x[:, 1])."""
+        view of it (x[:, 0], x[:, 1], x.T)."""
         seen, todo = {v}, [v]
         while todo:
             o = self.graph.producer.get(todo.pop())

@@ -40,15 +40,37 @@ def test_the_first_of_the_largest(search: Any, shape: tuple[int, int], dtype: An
     assert "accumulate<InOrder<" in source and "bool any" not in source
 
 
+def body(one: Any, two: Any) -> Any:
+    """That of `jnp.argmax`."""
+    better = jnp.logical_or(one[0] > two[0], one[0] != one[0])
+    chosen = jnp.logical_or(better, jnp.logical_and(one[0] == two[0], one[1] < two[1]))
+    return lax.select(better, one[0], two[0]), lax.select(chosen, one[1], two[1])
+
+
+def test_places_that_begin_anew() -> None:
+    """128 of 8 bits is -128: behind place 10 comes a smaller one."""
+    def fn(x: Any) -> Any:
+        places = lax.broadcasted_iota(jnp.int8, x.shape, 1)
+        return lax.reduce((x, places), (np.float32(-INF), np.int8(0)), body, (1,))[1]
+
+    x = np.ones((6000, 300), np.float32)
+    x[:, [10, 138]] = 2
+    program = check(models.graph_of(fn, jax.ShapeDtypeStruct(x.shape, x.dtype)), [x])
+    assert "InOrder<" not in program.source[program.source.index("// row"):]
+
+
+def test_a_search_that_begins_with_nan() -> None:
+    def fn(x: Any) -> Any:
+        places = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+        return lax.reduce((x, places), (np.float32(NAN), np.int32(7)), body, (1,))[1]
+
+    x = rows((40, 300), np.float32)
+    check(models.graph_of(fn, jax.ShapeDtypeStruct(x.shape, x.dtype)), [x])
+
+
 def either(start: float, at: int) -> Any:
     """A search that `jnp.argmax` does not write: from another value, of places that are not those
     of the columns."""
-    def body(one: Any, two: Any) -> Any:
-        better = jnp.logical_or(one[0] > two[0], one[0] != one[0])
-        chosen = jnp.logical_or(better, jnp.logical_and(
-            one[0] == two[0], one[1] < two[1]))
-        return lax.select(better, one[0], two[0]), lax.select(chosen, one[1], two[1])
-
     def fn(x: Any) -> Any:
         places = lax.broadcasted_iota(jnp.int32, x.shape, 1) if at == 1 else \
             (lax.broadcasted_iota(jnp.int32, x.shape, 1) * 7919) % 1009

@@ -6,7 +6,9 @@
 //   static State of(elements...);      the state of one element
 //   static State full(State);          a state that is known to hold an element
 //   static State combine(a, b);
-//   static State next(a, b);           of a search: combine(a, b), all places of a in front of those of b
+//   static State next(a, b);           of a search whose places count up: combine(a, b), where those of a lie
+//                                      in front of those of b, or a holds nothing and the search begins with
+//                                      the value behind all others, at place 0 (of such b next(a, b) keeps a)
 //   static constexpr bool COMMUTES;    combine(a, b) and combine(b, a) are the same bits (NaN aside)
 // States are combined in a fixed order, and every thread of the team gets the same bits.
 #pragma once
@@ -16,7 +18,7 @@
 
 namespace jaxmono {
 
-// The search R where places never go back.
+// The search R over what lies in order.
 template <class R>
 struct InOrder : R {
   using State = typename R::State;

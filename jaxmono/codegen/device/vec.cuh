@@ -85,7 +85,8 @@ JM_DEVICE Vec<I, N> lane_steps(I base, I step) {
 JM_LIFT(abs) JM_LIFT(cbrt) JM_LIFT(ceil) JM_LIFT(count_leading_zeros)
 JM_LIFT(exponential) JM_LIFT(exponential_minus_one) JM_LIFT(floor) JM_LIFT(is_finite) JM_LIFT(log)
 JM_LIFT(log_plus_one) JM_LIFT(logistic) JM_LIFT(negate) JM_LIFT(not) JM_LIFT(popcnt)
-JM_LIFT(round_nearest_afz) JM_LIFT(round_nearest_even) JM_LIFT(rsqrt) JM_LIFT(sign) JM_LIFT(sqrt) JM_LIFT(tan) JM_LIFT(tanh) JM_LIFT(acos) JM_LIFT(acosh) JM_LIFT(asin) JM_LIFT(asinh)
+JM_LIFT(round_nearest_afz) JM_LIFT(round_nearest_even) JM_LIFT(rsqrt) JM_LIFT(sign)
+JM_LIFT(sqrt) JM_LIFT(tan) JM_LIFT(tanh) JM_LIFT(acos) JM_LIFT(acosh) JM_LIFT(asin) JM_LIFT(asinh)
 JM_LIFT(atan) JM_LIFT(atanh) JM_LIFT(bessel_i1e) JM_LIFT(cosh) JM_LIFT(digamma) JM_LIFT(erf)
 JM_LIFT(erf_inv) JM_LIFT(erfc) JM_LIFT(is_inf) JM_LIFT(is_neg_inf) JM_LIFT(is_pos_inf)
 JM_LIFT(lgamma) JM_LIFT(sinh) JM_LIFT(square)
@@ -104,32 +105,17 @@ JM_LIFT(compare_gt) JM_LIFT(compare_ge)
 
 #undef JM_LIFT
 
-template <int N>
-JM_DEVICE Vec<float, N> v_sine(const Vec<float, N>& x) {
-  Vec<float, N> y;
-  waves<false>(y.x, x.x);
-  return y;
-}
-template <int N>
-JM_DEVICE Vec<float, N> v_cosine(const Vec<float, N>& x) {
-  Vec<float, N> y;
-  waves<true>(y.x, x.x);
-  return y;
-}
-template <int N>
-JM_DEVICE Vec<double, N> v_sine(const Vec<double, N>& x) {
-  Vec<double, N> y;
-#pragma unroll
-  for (int i = 0; i < N; ++i) y.x[i] = sin(x.x[i]);
-  return y;
-}
-template <int N>
-JM_DEVICE Vec<double, N> v_cosine(const Vec<double, N>& x) {
-  Vec<double, N> y;
-#pragma unroll
-  for (int i = 0; i < N; ++i) y.x[i] = cos(x.x[i]);
-  return y;
-}
+// One branch for the far ones of all lanes.
+#define JM_WAVES(name, COSINE)                                                            \
+  template <class T, int N>                                                               \
+  JM_DEVICE Vec<T, N> v_##name(const Vec<T, N>& x) {                                      \
+    Vec<T, N> y;                                                                          \
+    if constexpr (is_same<T, float>) waves<COSINE>(y.x, x.x);                             \
+    else JM_UNROLL for (int i = 0; i < N; ++i) y.x[i] = op_##name(x.x[i]);                \
+    return y;                                                                             \
+  }
+JM_WAVES(sine, false) JM_WAVES(cosine, true)
+#undef JM_WAVES
 
 // Those whose result is of a type that is not their operands'.
 #define JM_LIFT_TO(name)                                                                  \

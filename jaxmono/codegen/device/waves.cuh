@@ -4,9 +4,9 @@
 //
 // The multiple is taken off in three parts (Cody and Waite) where x is near, |x| < 105615, and as bits of
 // 4 / pi times x where it is far (Payne and Hanek). A vector's lanes are computed side by side: one branch
-// asks whether any of them is far, where CUDA's functions, one by one, have one each. A sine and a cosine of
-// the same have all but their last selects and signs in common. Of an element that is near 22 instructions,
-// of CUDA's some 45.
+// asks whether any of them is far, where CUDA's functions, one by one, have one each. Of a sine
+// and a cosine of the same the compiler finds that they have all but their last selects and signs in common.
+// An element that is near takes some 24 instructions, and no conversion.
 #pragma once
 #include "jaxmono/kernel.cuh"
 #include "jaxmono/types.cuh"
@@ -34,7 +34,7 @@ JM_CONSTANT uint32_t BITS_OF_4_OVER_PI[24] = {
     0x441529fc, 0x1529fc27, 0x29fc2757, 0xfc2757d1, 0x2757d1f5, 0x57d1f534, 0xd1f534dd, 0xf534ddc0,
     0x34ddc0db, 0xddc0db62, 0xc0db6295, 0xdb629599, 0x6295993c, 0x95993c43, 0x993c4390, 0x3c439041};
 
-// Of a number.
+// Of a finite x of at least 2.
 JM_DEVICE Turn far_turn(float x) {
   const uint32_t bits = bitcast<uint32_t>(x), whole = ((bits & 0x7fffff) | 0x800000) << (bits >> 23 & 7);
   const uint32_t* const part = BITS_OF_4_OVER_PI + (bits >> 26 & 15);

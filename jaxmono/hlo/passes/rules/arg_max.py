@@ -16,16 +16,16 @@ These are fewer instructions for an element than a key is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeGuard
 
 import numpy as np
 
 from jaxmono.hlo import ops
-from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.ir import Value
 from jaxmono.hlo.passes.peephole import Scope
 from jaxmono.hlo.passes.rules.arithmetic import highest, lowest
 from jaxmono.hlo.passes.rules.indices import counts_along
 from jaxmono.hlo.passes.rules.keys import FLOATS, INTEGERS, keys_at, keys_of, places
+from jaxmono.hlo.searches import search_kind
 from jaxmono.hlo.types import DType
 
 MIN_LINE, FEW_LINES, MAX_LINES = 1 << 15, 32, 64
@@ -36,22 +36,19 @@ largest of 64 lines of 50257: 8.8 us as keys; by parts 8.2 in 4, 7.4 in 8, 8.3 i
 4.8 and 5.1, for a block meets twice.)"""
 PARTS = 8
 
-_KINDS = {"GT": "maximum", "LT": "minimum"}
-
-
 def arg_max(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
     """Of one long dimension; the value beside the place is a reduce of its own."""
     if len(op.args) != 2 or len(op.dimensions) != 1:
         return None
     (x, at), (d,) = op.args, op.dimensions
     t = x.type
-    direction = searched(op.body)
+    kind = search_kind(op.body)
     if t.dims[d] < MIN_LINE or t.size > MAX_LINES * t.dims[d] \
-            or t.dtype not in (*FLOATS, *INTEGERS) or direction is None \
-            or not counts_along(at, d, scope) or not _starts(op, direction, scope):
+            or t.dtype not in (*FLOATS, *INTEGERS) or kind is None \
+            or not counts_along(at, d, scope) or not _starts(op, kind, scope):
         return None
-    value = scope.reduce(x, op.inits[0], _KINDS[direction], (d,))
-    if direction == "LT":
+    value = scope.reduce(x, op.inits[0], kind, (d,))
+    if kind == "minimum":
         x = scope.elementwise("negate" if t.dtype in FLOATS else "not", x)
     if t.size > FEW_LINES * t.dims[d] and d == t.rank - 1:
         keys = _of_parts(scope, x)
@@ -89,52 +86,10 @@ def _of_parts(scope: Scope, x: Value) -> Value:
     return keys_at(scope, _ordered(scope, best), first)
 
 
-def searched(body: Graph) -> str | None:
-    """GT for the largest of values and its place, LT for the smallest; None for any other body."""
-    if len(body.inputs) != 4:
-        return None
-    a, i, b, j = body.inputs
-    may_be_nan = a.type.dtype.is_float
-    value, place = (body.producer.get(v) for v in body.outputs)
-    if not _is(value, "select") or not _is(place, "select") \
-            or value.args[1:] != (a, b) or place.args[1:] != (i, j):
-        return None
-    better, chosen = value.args[0], body.producer.get(place.args[0])
-    tied = _other(chosen, "or", better, body)
-    equal = _parts(tied, "and", body)
-    if not _any(equal, "EQ", a, b) or not _any(equal, "LT", i, j):
-        return None
-    made = body.producer.get(better)
-    found = _parts(made, "or", body) if may_be_nan else [made]
-    if may_be_nan and not _any(found, "NE", a, a):
-        return None
-    return next((x for x in _KINDS if _any(found, x, a, b)), None)
-
-
-def _is(op: Op | None, kind: str) -> TypeGuard[ops.Elementwise]:
-    return isinstance(op, ops.Elementwise) and op.kind == kind
-
-
-def _parts(op: Op | None, kind: str, body: Graph) -> list[Op | None]:
-    return [body.producer.get(v) for v in op.args] if _is(op, kind) else []
-
-
-def _other(op: Op | None, kind: str, one: Value, body: Graph) -> Op | None:
-    """What makes the operand beside ``one``."""
-    if not _is(op, kind) or one not in op.args:
-        return None
-    return body.producer.get(op.args[op.args[0] is one])
-
-
-def _any(found: Sequence[Op | None], direction: str, lhs: Value, rhs: Value) -> bool:
-    return any(isinstance(o, ops.Compare) and o.direction == direction
-               and o.compare_type != "TOTALORDER" and (o.lhs, o.rhs) == (lhs, rhs) for o in found)
-
-
-def _starts(op: ops.Reduce, direction: str, scope: Scope) -> bool:
+def _starts(op: ops.Reduce, kind: str, scope: Scope) -> bool:
     """Whether it starts with what is behind everything, at place 0."""
     value, place = (scope.element(v) for v in op.inits)
     if value is None or place is None or place != 0:
         return False
-    end = lowest if direction == "GT" else highest
+    end = lowest if kind == "maximum" else highest
     return bool(value == end(op.args[0].type.dtype))
