@@ -26,6 +26,7 @@ def kernel_of(fn: Callable[..., Any]) -> str:
     return source[source.index("  const int e = "):]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("fn", "function"), [
     (lambda x: jnp.round(x).astype(jnp.int8), "v_nearest<int8_t>(v0)"),
     (lambda x: jnp.round(x).astype(jnp.uint8), "v_nearest<uint8_t>(v0)"),
@@ -47,6 +48,7 @@ def test_one_conversion(fn: Callable[..., Any], function: str) -> None:
     assert function in text and "v_round_nearest" not in text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fn", [
     lambda x: jnp.clip(jnp.round(x), -1.5, 1.5).astype(jnp.int8),  # no whole numbers
     lambda x: jnp.minimum(jnp.maximum(jnp.round(x), 5), -5).astype(jnp.int8),  # nothing between
@@ -59,6 +61,7 @@ def test_what_is_no_rounded_integer(fn: Callable[..., Any]) -> None:
     assert "nearest<" not in kernel_of(fn)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32"])
 def test_truncated(dtype: str) -> None:
     kernel_of(lambda x: x.astype(dtype))

@@ -27,6 +27,7 @@ def rows(shape: tuple[int, int], dtype: Any) -> np.ndarray[Any, Any]:
     return x
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("search", [jnp.argmax, jnp.argmin])
 @pytest.mark.parametrize(("shape", "dtype"), [
     ((6, 24), np.float32), ((40, 1000), np.float32), ((8, 5001), np.float32),

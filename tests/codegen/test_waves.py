@@ -19,6 +19,7 @@ def ulps(found: np.ndarray[Any, Any], exact: np.ndarray[Any, Any]) -> np.ndarray
     return np.abs(found - exact) / np.spacing(np.abs(exact.astype(np.float32))).astype(np.float64)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("size", [4000, 4001])  # in vectors, one by one
 @pytest.mark.parametrize("most", [1.0, 30.0, 1e5, 1e38])
 def test_to_two_units_in_the_last_place(size: int, most: float) -> None:
