@@ -88,7 +88,8 @@ def _walk(state: State, op: ops.Reduce, index: IndexMap, reduced: IndexMap) -> W
 
 Walks = dict[tuple[IndexMap, IndexMap], Walk]
 """Of one reduce, by where it is and over what: drafts of as many rows have the same Vars. Of 842
-reduces of a training step (wav2vec2) that asked 22600 drafts, walks took 60 s."""
+reduces of a training step (wav2vec2) that asked 22600 drafts, walks were a third of the planner's
+34 s."""
 
 
 def _join(state: State, draft: Draft, op: ops.Reduce, walks: Walks) -> bool:
