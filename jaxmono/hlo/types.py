@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -115,7 +116,10 @@ Dim: TypeAlias = int | SymDim
 
 @dataclass(frozen=True)
 class TensorType:
-    """Shape and element type of a Value; ``shape`` entries are ints or SymDims."""
+    """Shape and element type of a Value; ``shape`` entries are ints or SymDims.
+
+    What is computed of them is asked for millions of times in a program, and kept.
+    """
 
     shape: tuple[Dim, ...]
     dtype: DType
@@ -124,11 +128,11 @@ class TensorType:
     def rank(self) -> int:
         return len(self.shape)
 
-    @property
+    @cached_property
     def is_static(self) -> bool:
         return all(isinstance(d, int) for d in self.shape)
 
-    @property
+    @cached_property
     def dims(self) -> tuple[int, ...]:
         """The shape as ints.
 
@@ -142,12 +146,12 @@ class TensorType:
             out.append(d)
         return tuple(out)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.dims)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
 

@@ -69,7 +69,7 @@ def rewrite_regions(op: Op, f: Callable[[Graph], Graph]) -> Op:
 
 def remapped(op: Op, mapping: Mapping[Value, Value]) -> Op:
     """``op`` on mapped operands; ``op`` itself if it uses none that is mapped."""
-    return op.clone(mapping) if any(v in mapping for v in op.uses) else op
+    return op if not mapping or mapping.keys().isdisjoint(op.uses) else op.clone(mapping)
 
 
 def is_static(op: Op) -> bool:
@@ -91,7 +91,8 @@ def apply_rules(graph: Graph, rules: Mapping[type[Op], Sequence[Rule]]) -> Graph
         current = rewrite_regions(remapped(op, mapping), lambda g: apply_rules(g, rules))
         changed |= current is not op
         scope.loc = op.loc
-        for rule in rules.get(type(op), ()) if is_static(current) else ():
+        of_type = rules.get(type(op), ())
+        for rule in of_type if of_type and is_static(current) else ():
             new = rule(current, scope)
             if new is not None:
                 for a, b in zip(op.results, new, strict=True):
