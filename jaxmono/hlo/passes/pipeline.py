@@ -79,10 +79,14 @@ def _simplify(graph: Graph, without: Collection[str], around: Mapping[Value, Op]
     """``around``: producers of what is in front of the loops that the graph is in."""
     out = [OPTIONAL[name] for name in without if name in OPTIONAL]
     passes = [run for run in PASSES if run not in out]
+    left: dict[Pass, Graph] = {}  # by each pass as it was
     for _ in range(MAX_ROUNDS):
         before = graph
         for run in passes:
-            graph = run(graph)
+            if left.get(run) is not graph:
+                found, graph = graph, run(graph)
+                if graph is found:
+                    left[run] = graph
         if graph is before:
             break
     return dead_code(_in_loops(graph, without, {**around, **graph.producer}))
