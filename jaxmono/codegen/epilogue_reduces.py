@@ -98,9 +98,8 @@ def declare(w: Writer, body: Graph, reduced: Sequence[Reduced], across: int, lan
     """The C++ variables ``reduced0``... that a warp's pieces of 16 rows go to."""
     for i, r in enumerate(reduced):
         reducer = declare_reducer(BodyEmitter(w, body, {}, var_names={}), r.op)
-        along = f", {reducer.along}" if reducer.along != reducer.name else ""
-        kind = f"ReduceRows<{reducer.name}, {across}, {lanes}{along}>" if r.over_rows else \
-            f"ReduceColumns<{reducer.along}, {COLUMNS}, {lanes}>"
+        rows = f"ReduceRows<{reducer.name}, {across}, {lanes}, {reducer.along}>"
+        kind = rows if r.over_rows else f"ReduceColumns<{reducer.along}, {COLUMNS}, {lanes}>"
         w.line(f"{kind} reduced{i};")
 
 

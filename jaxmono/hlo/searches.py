@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard
 
 import ml_dtypes
-import numpy as np
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.types import highest, lowest
 
 _KINDS = {"GT": "maximum", "LT": "minimum"}
 
@@ -61,16 +61,31 @@ def _any(found: Sequence[Op | None], direction: str, lhs: Value, rhs: Value) -> 
                and o.compare_type != "TOTALORDER" and (o.lhs, o.rhs) == (lhs, rhs) for o in found)
 
 
+def begins(op: ops.Reduce, kind: str, number: Callable[[Value], Any]) -> bool:
+    """Whether a search begins with what is behind all others, at place 0.
+
+    Args:
+      number: what all elements of a constant are, None of any other value.
+    """
+    value, place = map(number, op.inits)
+    end = lowest if kind == "maximum" else highest
+    return value is not None and place is not None and bool(
+        value == end(op.args[0].type.dtype) and place == 0)
+
+
 def counts(places: Value, producer: Mapping[Value, Op]) -> tuple[int, ...]:
-    """Dimensions along which values are places, or parts of a dimension along which they are:
+    """The dimension along which values are their places, or the two that it is parted in, along
+    either of which they count up:
 
         iota[n, 8192] along 1  ──reshape──►  [n, 256, 32], along 1 and 2
     """
     made = producer.get(places)
     if isinstance(made, ops.Iota):
-        return (made.dimension,) if reaches(made) else ()
+        return (made.dimension,) if _reaches(made) else ()
     if isinstance(made, ops.BroadcastInDim):
-        return tuple(made.dimensions[d] for d in counts(made.operand, producer))
+        dims = [(d, made.dimensions[d]) for d in counts(made.operand, producer)]
+        same = all(made.operand.type.dims[d] == places.type.dims[to] for d, to in dims)
+        return tuple(to for _, to in dims) if same else ()
     if isinstance(made, ops.Reshape):
         old, new = made.operand.type.dims, places.type.dims
         for d in counts(made.operand, producer):
@@ -80,10 +95,8 @@ def counts(places: Value, producer: Mapping[Value, Op]) -> tuple[int, ...]:
     return ()
 
 
-def reaches(iota: ops.Iota) -> bool:
+def _reaches(iota: ops.Iota) -> bool:
     """Whether its type has all places: one of 8 bits begins anew behind 127."""
     dtype = iota.result.type.dtype
-    last = iota.result.type.dims[iota.dimension] - 1
-    if dtype.is_integer:
-        return last <= np.iinfo(dtype.numpy).max
-    return dtype.is_float and last <= 2 ** (ml_dtypes.finfo(dtype.numpy).nmant + 1)
+    most = 2 ** (ml_dtypes.finfo(dtype.numpy).nmant + 1) if dtype.is_float else highest(dtype)
+    return most is not None and iota.result.type.dims[iota.dimension] - 1 <= most

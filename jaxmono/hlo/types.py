@@ -101,6 +101,24 @@ _SIGNED = {DType.S8, DType.S16, DType.S32, DType.S64, DType.S4}
 _UNSIGNED = {DType.U8, DType.U16, DType.U32, DType.U64, DType.U4}
 
 
+def lowest(dtype: DType) -> float | int | None:
+    """The neutral element of maximum."""
+    if dtype is DType.PRED:
+        return 0
+    if dtype.is_float:
+        return -math.inf
+    return int(ml_dtypes.iinfo(dtype.numpy).min) if dtype.is_integer else None
+
+
+def highest(dtype: DType) -> float | int | None:
+    """The neutral element of minimum."""
+    if dtype is DType.PRED:
+        return 1
+    if dtype.is_float:
+        return math.inf
+    return int(ml_dtypes.iinfo(dtype.numpy).max) if dtype.is_integer else None
+
+
 @dataclass(frozen=True)
 class SymDim:
     """A dimension known only at run time, named as in jax.export (``"b"``)."""

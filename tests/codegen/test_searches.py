@@ -12,6 +12,8 @@ import pytest
 from harness import check
 from jax import lax
 
+from jaxmono.hlo.searches import counts
+
 NAN, INF = np.nan, np.inf
 
 
@@ -58,6 +60,25 @@ def test_places_that_begin_anew() -> None:
     x[:, [10, 138]] = 2
     program = check(models.graph_of(fn, jax.ShapeDtypeStruct(x.shape, x.dtype)), [x])
     assert "InOrder<" not in program.source[program.source.index("// row"):]
+
+
+def test_where_places_count() -> None:
+    def dims(fn: Any) -> tuple[int, ...]:
+        graph = models.graph_of(fn)
+        return counts(graph.outputs[0], graph.producer)
+
+    line = jnp.arange
+    assert dims(lambda: lax.broadcasted_iota(jnp.int32, (4, 96), 1)) == (1,)
+    assert dims(lambda: lax.broadcasted_iota(jnp.int32, (4, 96), 1).reshape(4, 8, 12)) == (1, 2)
+    assert dims(lambda: lax.broadcast_in_dim(line(96), (96, 4), (0,))) == (0,)
+    assert dims(lambda: lax.broadcast_in_dim(line(1), (96, 4), (0,))) == ()  # all are 0
+    assert dims(lambda: lax.broadcasted_iota(jnp.int8, (4, 128), 1)) == (1,)
+    assert dims(lambda: lax.broadcasted_iota(jnp.int8, (4, 129), 1)) == ()
+    assert dims(lambda: lax.broadcasted_iota(jnp.int4, (4, 8), 1)) == (1,)
+    assert dims(lambda: lax.broadcasted_iota(jnp.int4, (4, 9), 1)) == ()
+    assert dims(lambda: lax.broadcasted_iota(jnp.bfloat16, (4, 257), 1)) == (1,)
+    assert dims(lambda: lax.broadcasted_iota(jnp.bfloat16, (4, 258), 1)) == ()
+    assert dims(lambda: lax.broadcasted_iota(jnp.int32, (4, 96), 1)[:, ::-1]) == ()
 
 
 def test_a_search_that_begins_with_nan() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from models import graph_of
 
 from jaxmono.fusion import PlanError, make_plan
-from jaxmono.fusion.flags import borders, unmet, with_flags
+from jaxmono.fusion.flags import _shortest, borders, unmet, with_flags
 from jaxmono.fusion.plan import Device, Mechanism, Place, Plan
 from jaxmono.fusion.verify import verify
 
@@ -172,3 +173,16 @@ def test_memory_that_is_used_again_needs_a_barrier() -> None:
     assert clash
     with pytest.raises(PlanError, match="without a barrier"):
         verify(replace(plan, open=frozenset(range(late + 1)) - {late - 1}))
+
+
+def test_the_shortest_needs_are_met_where_all_are() -> None:
+    """Of each set of up to four pairs of five stages, with each set of open borders."""
+    pairs = list(itertools.combinations(range(5), 2))
+    for n in range(5):
+        for needs in itertools.combinations(pairs, n):
+            short = _shortest(needs)
+            for k in range(5):
+                for closed in itertools.combinations(range(4), k):
+                    met = [any(first <= i < last for i in closed) for first, last in needs]
+                    assert all(met) == all(any(first <= i < last for i in closed)
+                                           for first, last in short)

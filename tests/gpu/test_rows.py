@@ -103,7 +103,7 @@ def test_the_first_of_the_largest(name: str, numpy: Any, shape: tuple[int, int],
 
 @pytest.mark.parametrize("name", [w.name for w in further_tables()["row_table"]])
 def test_rows(name: str) -> None:
-    """One kernel, no register spilled, as near to XLA in f32 as XLA is."""
+    """One kernel, as near to XLA in f32 as XLA is."""
     (workload,) = [w for w in further_tables()["row_table"] if w.name == name]
     case = data.Case(workload, 1, workload.dtype)
     program = case.program()

@@ -26,7 +26,7 @@ struct Combine {
 //   afterwards     columns 8 p + 2 r, + 1 of all
 //
 // ALONG: combines what a thread has of a row with what it has of a later one.
-template <class R, int PER_ROW, int LANES, class ALONG = R>
+template <class R, int PER_ROW, int LANES, class ALONG>
 struct ReduceRows {
   using State = typename R::State;
   static constexpr int ROWS = 16, AT_ONCE = WARP / PER_ROW;

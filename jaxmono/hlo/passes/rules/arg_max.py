@@ -22,11 +22,10 @@ import numpy as np
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.passes.peephole import Scope
-from jaxmono.hlo.passes.rules.arithmetic import highest, lowest
 from jaxmono.hlo.passes.rules.indices import counts_along
 from jaxmono.hlo.passes.rules.keys import FLOATS, INTEGERS, keys_at, keys_of, places
-from jaxmono.hlo.searches import search_kind
-from jaxmono.hlo.types import DType
+from jaxmono.hlo.searches import begins, search_kind
+from jaxmono.hlo.types import DType, lowest
 
 MIN_LINE, FEW_LINES, MAX_LINES = 1 << 15, 32, 64
 """Elements of a line, and lines, whose reduce the planner splits (fusion/split_reduce.py); more
@@ -35,6 +34,7 @@ reduce of as many: a softmax of 64 lines of 50257 would take 83 us of an H100 in
 largest of 64 lines of 50257: 8.8 us as keys; by parts 8.2 in 4, 7.4 in 8, 8.3 in 16. Of 16 lines
 4.8 and 5.1, for a block meets twice.)"""
 PARTS = 8
+
 
 def arg_max(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
     """Of one long dimension; the value beside the place is a reduce of its own."""
@@ -45,7 +45,7 @@ def arg_max(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
     kind = search_kind(op.body)
     if t.dims[d] < MIN_LINE or t.size > MAX_LINES * t.dims[d] \
             or t.dtype not in (*FLOATS, *INTEGERS) or kind is None \
-            or not counts_along(at, d, scope) or not _starts(op, kind, scope):
+            or not counts_along(at, d, scope) or not begins(op, kind, scope.element):
         return None
     value = scope.reduce(x, op.inits[0], kind, (d,))
     if kind == "minimum":
@@ -84,12 +84,3 @@ def _of_parts(scope: Scope, x: Value) -> Value:
     first = scope.reduce(scope.elementwise("select", chosen, at, last),
                          scope.constant(2**32 - 1, DType.U32), "minimum", (d + 1,))
     return keys_at(scope, _ordered(scope, best), first)
-
-
-def _starts(op: ops.Reduce, kind: str, scope: Scope) -> bool:
-    """Whether it starts with what is behind everything, at place 0."""
-    value, place = (scope.element(v) for v in op.inits)
-    if value is None or place is None or place != 0:
-        return False
-    end = lowest if kind == "maximum" else highest
-    return bool(value == end(op.args[0].type.dtype))

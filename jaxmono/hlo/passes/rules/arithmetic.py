@@ -11,7 +11,7 @@ import numpy as np
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
-from jaxmono.hlo.types import DType
+from jaxmono.hlo.types import DType, highest, lowest
 
 Element = np.ndarray[Any, Any]
 
@@ -22,24 +22,6 @@ def is_value(element: Element | None, value: float) -> bool:
         return False
     x = float(element)
     return x == value and math.copysign(1, x) == math.copysign(1, value)
-
-
-def lowest(dtype: DType) -> float | int | None:
-    """The neutral element of maximum."""
-    if dtype is DType.PRED:
-        return 0
-    if dtype.is_float:
-        return -math.inf
-    return int(np.iinfo(dtype.numpy).min) if dtype.is_integer else None
-
-
-def highest(dtype: DType) -> float | int | None:
-    """The neutral element of minimum."""
-    if dtype is DType.PRED:
-        return 1
-    if dtype.is_float:
-        return math.inf
-    return int(np.iinfo(dtype.numpy).max) if dtype.is_integer else None
 
 
 def neutral(kind: str, dtype: DType) -> float | int | None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.passes.peephole import Scope
-from jaxmono.hlo.searches import reaches
+from jaxmono.hlo.searches import counts
 
 
 def counts_along(v: Value, dimension: int, scope: Scope) -> bool:
     """Whether a value is its place along ``dimension``."""
-    if spread := scope.made_by(v, ops.BroadcastInDim):
-        iota = scope.made_by(spread.operand, ops.Iota)
-        return iota is not None and spread.dimensions[iota.dimension] == dimension \
-            and iota.result.type.dims[iota.dimension] == v.type.dims[dimension] and reaches(iota)
-    iota = scope.made_by(v, ops.Iota)
-    return iota is not None and iota.dimension == dimension and reaches(iota)
+    return counts(v, scope.producers) == (dimension,)
 
 
 def inside(v: Value, last: int, scope: Scope) -> Value:

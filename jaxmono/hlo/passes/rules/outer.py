@@ -9,11 +9,8 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
 from jaxmono.hlo.passes.rules.contraction import free_dims
-from jaxmono.hlo.passes.rules.few_terms import MIN_RESULTS, TERMS
+from jaxmono.hlo.passes.rules.few_terms import MIN_RESULTS, SPREAD, TERMS
 from jaxmono.hlo.types import DType
-
-SPREAD = 4
-"""How much larger than either operand the result has to be."""
 
 
 def outer_product(op: ops.DotGeneral, scope: Scope) -> Sequence[Value] | None:

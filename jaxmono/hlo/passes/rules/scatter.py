@@ -28,12 +28,11 @@ from dataclasses import dataclass
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
-from jaxmono.hlo.passes.rules.arithmetic import highest, lowest
 from jaxmono.hlo.passes.rules.indices import inside
 from jaxmono.hlo.passes.rules.keys import float_of, ordered
 from jaxmono.hlo.passes.rules.sorted_sums import rows_of, sums_by_line, too_many
 from jaxmono.hlo.rewrite import binary_kind
-from jaxmono.hlo.types import DType, TensorType
+from jaxmono.hlo.types import DType, TensorType, highest, lowest
 
 DENSE = 1 << 24
 """Updates times lines times elements that are gone through one by one: some microseconds."""
