@@ -14,8 +14,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from jaxmono.codegen.calls import STEP, Call
-from jaxmono.codegen.names import storage
+from jaxmono.codegen.names import input_pointer, storage
 from jaxmono.codegen.writer import Writer
+from jaxmono.hlo.types import FOUR_BITS
 
 _CONSTANT_BYTES = 32 * 1024
 """Larger tables of references leave constant memory."""
@@ -94,11 +95,12 @@ class Dispatch:
                 continue
             t = f"const {t}" if i < len(u.sig.body.inputs) else t
             if i in varying:
-                args.append(f"pointer<{t}>(p.buf, ref[{varying.index(i)}])")
+                at = f"pointer<{t}>(p.buf, ref[{varying.index(i)}])"
             else:
                 buf, offset = c.table[0][i]
-                args.append(f"pointer<{t}>(p.buf[{buf}], {offset})" if offset
-                            else f"pointer<{t}>(p.buf[{buf}])")
+                at = f"pointer<{t}>(p.buf[{buf}]{f', {offset}' if offset else ''})"
+            packed = v.type.dtype in FOUR_BITS
+            args.append(f"{input_pointer(v.type.dtype)}({at})" if packed else at)
         own = u.name in self.called_often or u.load is not None
         tail = [task, half] if u.doubled else [task] if own else [task, "smem"]
         if which == "_load":

@@ -44,6 +44,7 @@ from jaxmono.codegen.dot_schedule_gemv import (
 from jaxmono.codegen.dot_schedule_image import candidates_image
 from jaxmono.codegen.dot_schedule_tf32 import MOST_BLOCKS, candidates_tf32
 from jaxmono.codegen.dot_schedule_wgmma import candidates_wgmma, choose_wgmma
+from jaxmono.codegen.gemv_scales import scale_of
 from jaxmono.codegen.image import Image, image_of, takes_image
 from jaxmono.codegen.operand import PIECE_BYTES, has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Request
@@ -173,11 +174,11 @@ def late_us(sig: Sig, request: Request, s: DotSchedule) -> float:
     return ahead_us(request, form.m.size, gathered=False) if late else 0.0
 
 
-def _weight_bytes(sig: Sig) -> int:
+def _weight_bits(sig: Sig) -> int:
     """Of an element of the right operand in memory."""
     form = sig.form
     assert isinstance(form, DotForm)
-    return (any_stream(sig).rhs.stored or form.dot.rhs.type.dtype).itemsize
+    return (any_stream(sig).rhs.stored or form.dot.rhs.type.dtype).bits
 
 
 def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
@@ -190,13 +191,18 @@ def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
     batch, m, n, k = form.batch.size, form.m.size, form.n.size, form.k.size
     own = (batch, n, k)
     code = any_stream(sig)
+    scale = scale_of(code)
+    if scale is None and code.rhs.scaled is not None:
+        return []  # it is computed
     picked = _PICKED if is_unaligned(code.rhs) else 1.0
     return [(cost * picked, s) for cost, s in candidates_gemv(
-        batch, m, n, k, _weight_bytes(sig), k_major=code.rhs.k_major, device=request.device,
+        batch, m, n, k, _weight_bits(sig), k_major=code.rhs.k_major, device=request.device,
         threads=request.threads, x_itemsize=t.itemsize,
         shared_bytes=room(request),
         blocks=blocks_of(own, request.stage or (own,), request.device.sm_count),
-        row_prologue=form.row_prologue, behind=request.behind)]
+        row_prologue=form.row_prologue, behind=request.behind,
+        per_scale=0 if scale is None else scale.per,
+        scale_bytes=4 if scale is None else scale.view.param.type.dtype.itemsize)]
 
 
 def swapped_candidates(sig: Sig, request: Request) -> list[Costed]:
@@ -291,7 +297,7 @@ def bytes_candidates(sig: Sig, request: Request) -> list[Costed]:
                             form.k.size, code.element.itemsize, device=request.device,
                             shared_bytes=request.shared_bytes,
                             computed=not dot_wgmma_shared.comes(code.lhs),
-                            row_prologue=form.row_prologue, stored=code.rhs_element.itemsize)
+                            row_prologue=form.row_prologue, bits=code.rhs_element.bits)
 
 
 def bf16x6_candidates(sig: Sig, request: Request) -> list[Costed]:
@@ -332,7 +338,7 @@ def stage_bytes(sig: Sig, request: Request) -> int:
     assert isinstance(form, DotForm)
     own = (form.batch.size, form.n.size, form.k.size)
     size = sum(b * n * k for b, n, k in request.stage or (own,))
-    return size * _weight_bytes(sig)
+    return size * _weight_bits(sig) // 8
 
 
 def varied(choice: DotSchedule, families: Iterable[list[Costed]]) -> tuple[DotSchedule, ...]:

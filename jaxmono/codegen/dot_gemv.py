@@ -21,9 +21,10 @@ from jaxmono.codegen.asked import Together
 from jaxmono.codegen.dot import DotCode, emit_epilogue, epilogue_lanes, row_demands, store_offset
 from jaxmono.codegen.dot_gemv_shape import SCRATCH, Shape
 from jaxmono.codegen.emit import BodyEmitter, Emitted, Load, c_type, vector_width
+from jaxmono.codegen.gemv_scales import emit_address, scale_of, width_of
 from jaxmono.codegen.landed import emit_landed
 from jaxmono.codegen.loaders import emit_loader, lane_of
-from jaxmono.codegen.names import compute, vector
+from jaxmono.codegen.names import compute, stored_type, vector
 from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.team import block_team, warp_team
@@ -34,16 +35,19 @@ from jaxmono.fusion.plan import Store
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
 
-_HELD_PIECES = {False: 24, True: 8}
-"""Of 16 bytes of weights, that a thread keeps in registers until x comes, by whether it has to
-convert them."""
+_HELD_PIECES = {4: 4, 8: 8}
+_MOST_HELD = 24
+"""Of 16 bytes of weights, that a thread keeps in registers until x comes: those of few bits, which
+it has to convert, and others."""
 
 
 def shape(code: DotCode, threads: int) -> Shape:
     assert code.element is not None and code.rhs_element is not None
-    f = code.form
-    return Shape(code.s, m=f.m.size, n=f.n.size, k=f.k.size, itemsize=code.rhs_element.itemsize,
-                 k_major=code.rhs.k_major, threads=threads, x_itemsize=code.element.itemsize)
+    f, scale = code.form, scale_of(code)
+    return Shape(code.s, m=f.m.size, n=f.n.size, k=f.k.size, bits=code.rhs_element.bits,
+                 k_major=code.rhs.k_major, threads=threads, x_itemsize=code.element.itemsize,
+                 per_scale=0 if scale is None else scale.per,
+                 scale_bytes=4 if scale is None else scale.view.param.type.dtype.itemsize)
 
 
 def is_whole(code: DotCode, threads: int) -> bool:
@@ -54,7 +58,8 @@ def is_whole(code: DotCode, threads: int) -> bool:
 def holds(code: DotCode, threads: int) -> bool:
     """``Gemv::HOLDS``."""
     of = shape(code, threads)
-    return not code.rhs.k_major and not of.mma and of.steps * of.u <= _HELD_PIECES[of.bytes]
+    most = _HELD_PIECES.get(128 // of.e, _MOST_HELD)
+    return not (code.rhs.scaled or code.rhs.k_major or of.mma) and of.steps * of.u <= most
 
 
 def can_flag(code: DotCode, param: Value) -> bool:
@@ -93,11 +98,15 @@ def emit_prefetch(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     """Requests the first steps of a task's weights and touches its small inputs; False if it may
     not. Runs between the halves of the grid barrier before the dot's stage."""
     body, rhs = code.sig.body, code.rhs
-    if rhs.param not in read_only or rhs.offset is None or not rhs.offset.is_static or rhs.others:
+    scale = scale_of(code)
+    copied = [rhs.param, *([scale.view.param] if scale is not None else [])]
+    if not set(copied) <= set(read_only) or rhs.offset is None or not rhs.offset.is_static \
+            or rhs.others:
         return False
     _begin(w, code, threads)
     _emit_load_b(w, code, pointers, read_only, threads)
-    w.line(f"G::{'request' if doubled else 'prologue'}(smem, n0, k0, ks, load_b);")
+    w.line(f"{_emit_scales(w, code, pointers, threads)}"
+           f"G::{'request' if doubled else 'prologue'}(smem, n0, k0, ks, load_b);")
     touch(w, [v for v in body.inputs if v is not rhs.param], pointers, read_only)
     return True
 
@@ -114,6 +123,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     names: dict[Var, str] = {form.batch: "b"}
     _begin(w, code, threads)
     _emit_load_b(w, code, pointers, read_only, threads)
+    scales = _emit_scales(w, code, pointers, threads)
     w.line("syncthreads();  // the previous task is done with shared memory")
     held = doubled and holds(code, threads)
 
@@ -121,9 +131,10 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
         """What is done before the threads wait for x."""
         unless = "" if fetched == "false" else f"if (!{fetched}) "
         if not doubled:
-            w.line(f"{unless}G::prologue(smem, n0, k0, ks, load_b);")
+            w.line(f"{unless}{{ {scales}G::prologue(smem, n0, k0, ks, load_b); }}" if scales else
+                   f"{unless}G::prologue(smem, n0, k0, ks, load_b);")
             return
-        w.line(f"{unless}{{ G::request(smem, n0, k0, ks, load_b); cp_async_commit(); }}")
+        w.line(f"{unless}{{ {scales}G::request(smem, n0, k0, ks, load_b); cp_async_commit(); }}")
         if held:
             emit_landed(w, fetched)
             w.line("held = G::Held(smem);")
@@ -278,12 +289,24 @@ def _begin(w: Writer, code: DotCode, threads: int) -> None:
     w.line(f"const int b = {tile} / {code.tiles_n};")
     w.line("(void)b;")
     wk = s.warps[2] if code.rhs.k_major else 1
-    stored = f", {c_type(code.rhs_element)}" if code.rhs_element is not code.element else ""
+    stored = f", {stored_type(code.rhs_element)}" if code.rhs_element is not code.element else ""
+    scale = scale_of(code)
+    group = "" if scale is None else f", {scale.per}, {c_type(scale.view.param.type.dtype)}"
     w.line(f"using G = Gemv<{c_type(code.element)}, {form.m.size}, {form.n.size}, {form.k.size}, "
            f"{s.bn}, {of.share}, {s.stages}, {of.u}, {wk}, {threads}, "
            f"{'true' if code.rhs.k_major else 'false'}, {'true' if of.mma else 'false'}"
-           f"{', true' if of.empty else ', false' if stored else ''}{stored}>;")
+           f"{', true' if of.empty else ', false' if stored else ''}{stored}{group}>;")
     w.line(f"static_assert(G::SHARED_BYTES == {of.shared_bytes}, \"shared memory\");")
+
+
+def _emit_scales(w: Writer, code: DotCode, pointers: Mapping[Value, str], threads: int) -> str:
+    """What requests a task's scales, in front of its weights; "" if it has none."""
+    scale = scale_of(code)
+    if scale is None:
+        return ""
+    emit_address(w, code, scale, pointers)
+    return f"G::request_scales<{width_of(code, scale, shape(code, threads))}>(smem, n0, k0, " \
+        "scale_address); "
 
 
 def _emit_load_b(w: Writer, code: DotCode, pointers: Mapping[Value, str],
@@ -410,7 +433,7 @@ def _emit_rows(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs:
     stores = tuple(x for x in form.stores if k in x.over)
     rows = [RowOutput(form.dot.lhs, form.lhs_index),
             *(RowOutput(body.outputs[x.result], x.index) for x in stores)]
-    warps = threads // 32
+    warps, of = threads // 32, shape(code, threads)
     whole = m == 1 and _states_fit(code, warps)
     read = sources(body, form.dot.lhs)
     asks = not read.isdisjoint(flagged)
@@ -429,8 +452,12 @@ def _emit_rows(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs:
 
             def sink(i: int, x: Emitted) -> None:
                 if i == 0:
+                    at = em.code(Index.of(k))
+                    if of.dealt:
+                        em.w.line(f"G::template put_x<{lanes}>(smem, m, {at}, {x});")
+                        return
                     vec = f", {lanes}" if lanes > 1 else ""
-                    em.w.line(f"store<{t}{vec}>(G::x(smem, m, {em.code(Index.of(k))}), {x});")
+                    em.w.line(f"store<{t}{vec}>(G::x(smem, m, {at}), {x});")
                     return
                 store = stores[i - 1]
                 with em.w.block("if (n0 == 0)"):
@@ -439,11 +466,10 @@ def _emit_rows(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs:
 
             emit_row_chain(em, k, rows, sink,
                            team=block_team(threads, "smem", idle="true") if whole else warp_team())
-    of = shape(code, threads)
     if (padded := of.pitch) > k.size:
-        gap = padded - k.size
+        gap, place = padded - k.size, "padded_x" if of.dealt else "x"
         w.line(f"for (int i = thread_id(); i < {m * gap}; i += {threads}) "
-               f"*G::x(smem, i / {gap}, {k.size} + i % {gap}) = convert<{t}>(0.0f);")
+               f"*G::{place}(smem, i / {gap}, {k.size} + i % {gap}) = convert<{t}>(0.0f);")
     w.line("syncthreads();")
 
 

@@ -37,13 +37,17 @@ def takes(form: DotForm) -> str | None:
 class Shape:
     """The constants of a ``Gemv`` as device/gemv.cuh has them."""
 
-    def __init__(self, s: DotSchedule, *, m: int, n: int, k: int, itemsize: int, k_major: bool,
-                 threads: int, x_itemsize: int = 0) -> None:
-        """``itemsize``: of weights as they are stored; of x as well, unless that has its own."""
-        self.e = 16 // itemsize
-        self.bytes, self.x_itemsize = itemsize == 1, x_itemsize or itemsize
+    def __init__(self, s: DotSchedule, *, m: int, n: int, k: int, bits: int, k_major: bool,
+                 threads: int, x_itemsize: int = 0, per_scale: int = 0,
+                 scale_bytes: int = 4) -> None:
+        """``bits``: of weights as they are stored; of x as well, unless that has an itemsize.
+        ``per_scale``: elements of k that share a scale of ``scale_bytes``, 0 if there are none."""
+        self.e = 128 // bits
+        self.bytes, self.x_itemsize = bits <= 8, x_itemsize or bits // 8
         warps = threads // 32
-        self.mma = is_mma(m, s.bn, itemsize, k_major, warps, x_itemsize)
+        self.mma = is_mma(m, s.bn, bits, k_major, warps, x_itemsize)
+        self.dealt = self.mma and k_major and bits == 4
+        """``Gemv::DEALT``: x lies in shared memory in another order."""
         wk = s.warps[2] if k_major else 1
         self.share = math.ceil(math.ceil(k / s.bk) / s.split_k) * s.bk if s.split_k > 1 else k
         if k_major:
@@ -69,10 +73,15 @@ class Shape:
         self.steps = self.spans * self.groups
         self.pitch = pitch = math.ceil(self.spans * self.span / 8) * 8 if not self.mma else (
             math.ceil(self.spans * self.span / 64) * 64 + (
-                16 if not k_major else 8 if self.bytes else 32))
+                16 if not k_major else 8 if bits == 8 else 32))
         self.slot_bytes = self.u * threads * 16
         sums = math.ceil(parts * m * s.bn * 4 / 128) * 128
         self.fixed = SCRATCH + math.ceil(m * pitch * self.x_itemsize / 128) * 128
+        if per_scale:
+            groups = math.ceil(self.share / per_scale) + (self.share % per_scale != 0)
+            row = math.ceil(groups * scale_bytes / 128) * 128 + 16
+            size = s.bn * row if k_major else groups * s.bn * scale_bytes
+            self.fixed += math.ceil(size / 128) * 128
         ring = s.stages * self.slot_bytes
         self.shared_bytes = self.fixed + (sums + ring if k_major else max(sums, ring))
         if k_major:
@@ -90,10 +99,13 @@ U = 4
 """Pieces of a step for weights [k][n]: neighbouring rows of one column."""
 
 
-def is_mma(m: int, bn: int, itemsize: int, k_major: bool, warps: int, x_itemsize: int = 0) -> bool:
-    """Whether the tensor cores multiply: many rows, and a tile that fragments can be made of."""
-    columns, wide = 8 * 16 // itemsize, x_itemsize or itemsize
-    return m > FMA_ROWS and wide == 2 and itemsize <= wide and (
+def is_mma(m: int, bn: int, bits: int, k_major: bool, warps: int, x_itemsize: int = 0) -> bool:
+    """Whether the tensor cores multiply: many rows, or weights [n][k] of 4 bits, which take longer
+    to become f32 (1x8192x2048 takes 0.97 of the time so, with scales of groups 0.86); and a tile
+    that fragments can be made of."""
+    columns, wide = 8 * 128 // bits, 8 * x_itemsize or bits
+    few = 0 if bits == 4 and k_major else FMA_ROWS
+    return m > few and wide == 16 and bits <= wide and (
         k_major or (bn % columns == 0 and warps % (bn // columns) == 0))
 
 

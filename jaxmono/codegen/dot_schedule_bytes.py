@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule
 from jaxmono.codegen.dot_wgmma_shared import (
@@ -60,17 +60,18 @@ class _Model:
 
 
 _MODELS = {
-    1: _Model(load_bytes=240_000.0, l2_reads=3.15, flops={1: 14.0e6, 2: 8.0e6},
+    8: _Model(load_bytes=240_000.0, l2_reads=3.15, flops={1: 14.0e6, 2: 8.0e6},
               shared_bytes=270_000.0, k_tile_us=0.03, line_us={1: 0.007, 2: 0.06},
               latency_us={True: 1.3, False: 2.15}, epilogue_bytes=36_000.0, meet_us=0.4,
               again_us=0.54, split_us=0.95, split_bytes=48_000.0,
               split_total={True: 1.3, False: 0.7}, cold=0.64),
-    4: _Model(load_bytes=134_000.0, l2_reads=3.8, flops={2: 5.05e6}, shared_bytes=252_000.0,
+    32: _Model(load_bytes=134_000.0, l2_reads=3.8, flops={2: 5.05e6}, shared_bytes=252_000.0,
               k_tile_us=0.0, line_us={2: 0.0}, latency_us={True: 1.63, False: 3.5},
               epilogue_bytes=20_000.0, meet_us=0.42, again_us=0.43, split_us=1.0,
               split_bytes=229_000.0, split_total={True: 0.4, False: 1.65}, cold=0.78),
 }
-"""By bytes of an element of the weights."""
+_MODELS[4] = replace(_MODELS[8])
+"""By bits of an element of the weights. Of 4 as of 8: not fitted."""
 _MOST_ROWS = {1: 256, 2: 128}
 _MOST_DEEP = 96
 """Rows of tiles with two lines of k, whose fragments take 64 registers."""
@@ -80,18 +81,18 @@ _PANEL_US = 0.03 / 1024
 
 def candidates_bytes(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Device,
                      shared_bytes: int, computed: bool = False, row_prologue: bool = False,
-                     stored: int = 1) -> list[tuple[float, DotSchedule]]:
+                     bits: int = 8) -> list[tuple[float, DotSchedule]]:
     """Every legal tile with its time in the model in microseconds, cheapest first.
 
     Args:
       itemsize: bytes of an element of the rows. computed: they are, a task's share at once.
       row_prologue: they are, and by whole rows.
-      stored: bytes of an element of the weights, 1 or 4.
+      bits: of an element of the weights, 4, 8 or 32.
       shared_bytes: per block.
     """
     if m < MIN_ROWS or n < MIN_COLUMNS:
         return []
-    found = _costed(batch, m, n, k, itemsize, device, shared_bytes, computed, row_prologue, stored)
+    found = _costed(batch, m, n, k, itemsize, device, shared_bytes, computed, row_prologue, bits)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
 
 
@@ -100,7 +101,7 @@ _LAYOUTS = ((1, 2, 1), (2, 1, 1), (1, 1, 2))
 
 
 def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
-            shared_bytes: int, computed: bool, row_prologue: bool, stored: int,
+            shared_bytes: int, computed: bool, row_prologue: bool, bits: int,
             ) -> Iterator[tuple[float, DotSchedule]]:
     splits = (1,) if row_prologue else (1, 2, 4, 8)
     for warps, rows, lines, split in itertools.product(_LAYOUTS, range(16, 257, 16), (1, 2),
@@ -113,18 +114,18 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
         tiles = math.ceil(math.ceil(k / bk) / split)
         panel, x = (tiles * bm * bk * itemsize, 0) if computed else (0, bm * bk * itemsize)
         room = shared_bytes - ROLES_BYTES - LOW_BYTES - together_bytes(bm, warps[2]) - panel
-        slots = min(room // (bn * bk * stored + x), MAX_SLOTS, max(4 * tiles, 2))
+        slots = min(room // (bn * bk * bits // 8 + x), MAX_SLOTS, max(4 * tiles, 2))
         if slots >= min(3, max(tiles, 2)):
             s = DotSchedule(BYTES, bm, bn, bk, slots, warps, split)
-            yield _cost(s, batch, m, n, k, itemsize, device, stored) + _PANEL_US * panel, s
+            yield _cost(s, batch, m, n, k, itemsize, device, bits) + _PANEL_US * panel, s
 
 
 def _cost(s: DotSchedule, batch: int, m: int, n: int, k: int, itemsize: int,
-          device: Device, stored: int) -> float:
+          device: Device, bits: int) -> float:
     tiles = batch * math.ceil(m / s.bm) * math.ceil(n / s.bn) * s.split_k
     if s.split_k > 1 and tiles > device.sm_count:
         return math.inf  # the blocks of a tile wait for each other: only in a single wave
-    of, few = _MODELS[stored], m <= FEW
+    of, few, stored = _MODELS[bits], m <= FEW, bits / 8
     waves = math.ceil(tiles / device.sm_count)
     depth = math.ceil(k / s.split_k / s.bk) * s.bk
     size = (min(s.bm, m) * itemsize + min(s.bn, n) * stored) * depth

@@ -61,17 +61,19 @@ _SHARE_US = {True: 0.0, False: 0.04}
 _EPILOGUE_US = 0.2
 _WARP_SLOTS = 0.65 * 4 * 1700.0
 """Warp instructions that an SM issues in a microsecond, with two warps a scheduler."""
-_FRAGMENTS = 5.0
+_FRAGMENTS, _FRAGMENTS_OF_4 = 5.0, 1.5
 """Times as long as by its issue slots takes a piece of weights [k][n] on the tensor cores: it is
-transposed by the way. Measured with 4 rows 28 KB a microsecond and SM, with 16 rows 14 to 20."""
+transposed by the way. Measured with 4 rows 28 KB a microsecond and SM, with 16 rows 14 to 20. A
+piece of 4 bits has so many that few of them wait."""
 _SUMS = 0.8
 """Likewise in ordinary arithmetic."""
 _WIDENED = {False: 1.0, True: 2.25}
 """Instructions that make f32 of an element of weights, by whether it is a byte (bytes.cuh)."""
 _ROUNDED = 1.5
 """The same of f32 that are rounded to 16 bits."""
-_PAIRED = 30.0
-"""Those that make 16-bit elements of the bytes of a piece, for the tensor cores: of 48 in all."""
+_PAIRED = {8: 30.0, 4: 40.0}
+"""Those that make 16-bit elements of the bytes of a piece, for the tensor cores, by bits: of 48 and
+58 in all."""
 _LESS = 0.05
 """Of the shorter of both times, what tiles of bytes take longer: not measured, it decides between
 equal ones (1x2048x8192 of bytes [n][k] in 78 or 64 instructions a piece)."""
@@ -81,6 +83,8 @@ _FIRST_RING_BYTES = {True: 96 * 1024, False: 64 * 1024}
 """The same of weights [k][n] where no barrier is in front of the stage, by whether blocks share k:
 1x2048x8192, where they do, takes 10.24, 10.01 and 10.13 us on an H200 with rings of 64, 96 and
 160 KB, 1x8192x2048 with one share 9.85, 10.00 and 10.04."""
+_MOST_SUMS = 128
+"""Of weights [k][n], that a thread keeps in registers: of four rows where they have 4 bits."""
 _SPLITS = (1, 2, 4, 8, 16)
 
 Group = tuple[int, int, int]
@@ -116,40 +120,42 @@ def _tasks(group: Group, size: int) -> int:
     return batch * math.ceil(n / 8) * math.ceil(8 * k / max(size, 1))
 
 
-def candidates_gemv(batch: int, m: int, n: int, k: int, itemsize: int, *, k_major: bool,
+def candidates_gemv(batch: int, m: int, n: int, k: int, bits: int, *, k_major: bool,
                     device: Device, threads: int, shared_bytes: int, blocks: int,
                     row_prologue: bool = False, behind: bool = False, x_itemsize: int = 0,
-                    ) -> list[tuple[float, DotSchedule]]:
+                    per_scale: int = 0, scale_bytes: int = 4) -> list[tuple[float, DotSchedule]]:
     """Every sensible tile with its time in the model in microseconds, cheapest first.
 
     Args:
-      itemsize: of weights as they are stored; of x as well, unless it has an ``x_itemsize``.
+      bits: of weights as they are stored; of x as well, unless it has an ``x_itemsize``.
       blocks: that this contraction has for itself. k_major: weights are [n][k]. behind: a grid
-        barrier is in front of its stage.
+        barrier is in front of its stage. per_scale: elements of k that share a scale of
+        ``scale_bytes``.
     """
-    x_itemsize = x_itemsize or itemsize
+    x_itemsize = x_itemsize or bits // 8
     out: list[tuple[float, DotSchedule]] = []
     splits = [x for x in _SPLITS if x == 1 or (not row_prologue and k >= 4 * GRANULE * x)]
     tiles = _rows(m, n, batch, blocks, splits, threads) if k_major else _columns(
-        n, itemsize, batch, blocks, splits, threads)
+        n, bits, batch, blocks, splits, threads)
     for bn, wk, split in dict.fromkeys(tiles):
         s = DotSchedule("gemv", m, bn, GRANULE, 1, (1, threads // 32 // wk, wk), split)
         room = _RING_BYTES if behind or k_major else _FIRST_RING_BYTES[split > 1]
-        fitted = _fit(s, m, n, k, itemsize, x_itemsize, k_major, threads, room, shared_bytes)
+        fitted = _fit(s, m, n, k, bits, x_itemsize, k_major, threads, room, shared_bytes, per_scale,
+                      scale_bytes)
         if fitted is not None:
-            of = Shape(fitted, m=m, n=n, k=k, itemsize=itemsize, k_major=k_major, threads=threads,
-                       x_itemsize=x_itemsize)
-            if m > MAX_ROWS and not of.mma:
+            of = Shape(fitted, m=m, n=n, k=k, bits=bits, k_major=k_major, threads=threads,
+                       x_itemsize=x_itemsize, per_scale=per_scale, scale_bytes=scale_bytes)
+            if not of.mma and (m > MAX_ROWS or (not k_major and m * of.e > _MOST_SUMS)):
                 continue
-            out.append((_cost(fitted, of, batch, m, n, k, itemsize, k_major, device, blocks,
+            out.append((_cost(fitted, of, batch, m, n, k, bits, k_major, device, blocks,
                               behind), fitted))
     return sorted(out, key=lambda x: x[0])
 
 
-def _columns(n: int, itemsize: int, batch: int, blocks: int, splits: Sequence[int],
+def _columns(n: int, bits: int, batch: int, blocks: int, splits: Sequence[int],
              threads: int) -> Iterator[tuple[int, int, int]]:
     """Tiles of weights [k][n]: the narrowest whose tasks fit the blocks, per split."""
-    e, warps = 16 // itemsize, threads // 32
+    e, warps = 128 // bits, threads // 32
     pieces = math.ceil(n / e)
     for split in splits:
         tiles = max(blocks // (batch * split), 1)
@@ -175,13 +181,14 @@ def _rows(m: int, n: int, batch: int, blocks: int, splits: Sequence[int], thread
                     yield bn, wk, split
 
 
-def _fit(s: DotSchedule, m: int, n: int, k: int, itemsize: int, x_itemsize: int, k_major: bool,
-         threads: int, ring_bytes: int, shared_bytes: int) -> DotSchedule | None:
+def _fit(s: DotSchedule, m: int, n: int, k: int, bits: int, x_itemsize: int, k_major: bool,
+         threads: int, ring_bytes: int, shared_bytes: int, per_scale: int,
+         scale_bytes: int) -> DotSchedule | None:
     """``s`` with the deepest ring that fits, or None."""
     def of(slots: int) -> Shape:
         made = DotSchedule(s.family, s.bm, s.bn, s.bk, slots, s.warps, s.split_k)
-        return Shape(made, m=m, n=n, k=k, itemsize=itemsize, k_major=k_major, threads=threads,
-                     x_itemsize=x_itemsize)
+        return Shape(made, m=m, n=n, k=k, bits=bits, k_major=k_major, threads=threads,
+                     x_itemsize=x_itemsize, per_scale=per_scale, scale_bytes=scale_bytes)
 
     one = of(1)
     if one.empty:
@@ -193,12 +200,12 @@ def _fit(s: DotSchedule, m: int, n: int, k: int, itemsize: int, x_itemsize: int,
     return DotSchedule(s.family, s.bm, s.bn, s.bk, slots, s.warps, s.split_k)
 
 
-def _cost(s: DotSchedule, of: Shape, batch: int, m: int, n: int, k: int, itemsize: int,
+def _cost(s: DotSchedule, of: Shape, batch: int, m: int, n: int, k: int, bits: int,
           k_major: bool, device: Device, blocks: int, behind: bool = False) -> float:
     tasks = batch * math.ceil(n / s.bn) * s.split_k
     waves = math.ceil(tasks / blocks)
-    size = s.bn * of.share * itemsize
-    row = of.share * itemsize if k_major else s.bn * itemsize
+    size = s.bn * of.share * bits // 8
+    row = (of.share if k_major else s.bn) * bits // 8
     if k_major:
         rate = device.read_bytes_per_us * STREAM * next(
             (f for bytes_, f in _ROW.items() if row <= bytes_), 1.0)
@@ -213,15 +220,15 @@ def _cost(s: DotSchedule, of: Shape, batch: int, m: int, n: int, k: int, itemsiz
         device.sm_count / blocks if blocks < device.sm_count else 1.0))
     # A piece: loads of it and of x, unpacking, products, address and request of the next.
     beside = 16 if of.bytes and k_major else 8  # elements of x to a piece, which its rows share
-    converts = _ROUNDED if itemsize > of.x_itemsize else _WIDENED[of.bytes]
+    converts = _ROUNDED if bits > 8 * of.x_itemsize else _WIDENED[of.bytes]
     each = 14 + 4 * math.ceil(m / 8) if of.mma else (
         of.e * m + of.e * converts + 12 + m * (1 + beside / of.u))
     if not k_major:
-        each *= _FRAGMENTS if of.mma else _SUMS
-    each += _PAIRED if of.mma and of.bytes else 0.0
+        each *= _SUMS if not of.mma else _FRAGMENTS_OF_4 if bits == 4 else _FRAGMENTS
+    each += _PAIRED[bits] if of.mma and of.bytes else 0.0
     work = size / 16 / 32 * each / _WARP_SLOTS / of.busy
     x = 0.0 if k_major else m * of.share * of.x_itemsize / _X_BYTES
-    if k_major and itemsize == 1:
+    if k_major and of.bytes:
         split = (_BYTES_SPLIT_US if s.split_k > 1 else _BYTES_WHOLE_US) + _BYTES_SPAN_US * of.spans
     else:
         split = _SPLIT_US[k_major] + _SHARE_US[k_major] * s.split_k if s.split_k > 1 else 0.0

@@ -54,7 +54,8 @@ from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.epilogue_reduces import declare, emit_take, refusal
 from jaxmono.codegen.epilogue_source import source_operand
 from jaxmono.codegen.image import emit_image, emit_row
-from jaxmono.codegen.loaders import emit_element_loader, emit_loader
+from jaxmono.codegen.loaders import emit_element_loader, emit_loader, emit_scale
+from jaxmono.codegen.names import stored_type
 from jaxmono.codegen.operand import Operand, has_rows, is_looked_up
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
@@ -125,7 +126,7 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     ahead, source = 0, code.rhs.source
     if behind and source is not None and source.offset.is_static \
             and {source.param, *code.rhs.params} <= set(read_only):
-        line = s.bk * weights.itemsize if s.family == BYTES else 128
+        line = s.bk * weights.bits // 8 if s.family == BYTES else 128
         ahead = max(1, s.stages - math.ceil(_IN_FLIGHT_BYTES / (s.bn * line))) \
             if s.family in _ON_THE_LEFT else max(1, _AHEAD_BYTES // (s.bn * deep(code)))
     w.line("const auto ready = [&] { roles->await_open(at); };")
@@ -291,8 +292,16 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
 
 def _emit_again(w: Writer, code: DotCode, pointers: Mapping[Value, str],
                 read_only: Sequence[Value], names: Mapping[Var, str]) -> str:
-    """What `consume` needs besides: how an element is summed once more, in multiply-adds."""
+    """What `consume` needs besides: how an element is summed once more, in multiply-adds, or the
+    scales of weights."""
     form, s, body = code.form, code.s, code.sig.body
+    if code.rhs.scaled is not None:
+        assert code.element is not None
+        emit_scale(w, body, code.rhs, pointers, names, read_only)
+        with w.block("const auto scale = [&](int c, int k)", "};"):
+            w.line(f"const bool there = (n0 + c < {form.n.size}) & (k0 + k < {form.k.size});")
+            w.line(f"return there ? twice<{c_type(code.element)}>(scale_of(n0 + c, k0 + k)) : 0u;")
+        return f", Scales<{code.rhs.scaled.group}, decltype(scale)>{{scale}}"
     if s.family != BF16X6:
         return ""
     for name, x, order in (("left", code.lhs, (form.m, form.k)),
@@ -461,7 +470,8 @@ def _gemm(code: DotCode) -> str:
     if s.family == BYTES:
         assert code.rhs_element is not None
         lines, panel = deep(code) // 128, panel_columns(code) // s.bk
-        return (f"GemmBytes<{c_type(code.rhs_element)}, {c_type(code.element)}, {s.bm}, {s.bn}, "
+        types = f"{stored_type(code.rhs_element)}, {c_type(code.element)}"
+        return (f"GemmBytes<{types}, {s.bm}, {s.bn}, "
                 f"{s.stages}, {', '.join(map(str, s.warps))}, {_cpp(code.rhs.k_major)}"
                 f"{f', {lines}' if panel or lines > 1 else ''}{f', {panel}' if panel else ''}>")
     if s.family == IMAGE:

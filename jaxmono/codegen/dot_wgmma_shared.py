@@ -73,7 +73,7 @@ def layout(code: DotCode) -> tuple[int, int]:
     panel = panel_columns(code)
     if s.family == BYTES:
         assert code.rhs_element is not None
-        rows, weights = s.bm * deep(code), s.bn * s.bk * code.rhs_element.itemsize
+        rows, weights = s.bm * deep(code), s.bn * s.bk * code.rhs_element.bits // 8
         return rows * math.ceil(panel / s.bk), weights + (0 if panel else rows)
     if s.family == BF16X6:
         return 0, parts_slot_bytes(s.bm, s.bn)

@@ -18,7 +18,7 @@ from jaxmono.fusion.indexing import stride
 from jaxmono.fusion.plan import DotForm
 from jaxmono.fusion.support import asks_for_nine
 from jaxmono.hlo.precision import algorithm_of
-from jaxmono.hlo.types import DType
+from jaxmono.hlo.types import FOUR_BITS, DType
 
 
 def takes(form: DotForm, code: DotCode, element: DType | None) -> str | None:
@@ -77,8 +77,10 @@ def takes_bytes(form: DotForm, code: DotCode) -> str | None:
     registers; None if it can. ``code``: of that family."""
     stored = code.rhs.stored
     if code.element is None or code.rhs.param is None or code.rhs_element is None or (
-            code.rhs_element.itemsize != 1 and stored is not DType.F32):
+            code.rhs_element.bits > 8 and stored is not DType.F32):
         return "weights are not stored as bytes, or as f32, 16 bytes of which are neighbours"
+    if code.rhs_element in FOUR_BITS and not is_strided(code.rhs):
+        return "rows of weights of 4 bits do not lie at constant distances"
     if code.element not in (DType.BF16, DType.F16) and stored is not None:
         return "stored weights are converted to 16 bits"
     if form.taps > 1:

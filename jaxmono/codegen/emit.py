@@ -52,7 +52,7 @@ from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.rewrite import is_splat, splat_value
-from jaxmono.hlo.types import DType
+from jaxmono.hlo.types import FOUR_BITS, DType
 
 __all__ = ["BodyEmitter", "Emitted", "c_type", "vector_width"]
 
@@ -427,7 +427,7 @@ class BodyEmitter(Scopes):
         return self._name(Emitted(f"{test} ? {x} : {other}", wide, x.exact), dtype)
 
     def _parts(self, op: Op | None, index: IndexMap) -> Joined | None:
-        if not isinstance(op, ops.Concatenate):
+        if not isinstance(op, ops.Concatenate) or op.result.type.dtype in FOUR_BITS:
             return None
         choices = alternatives(op, index)
         if len(choices) < 2 or any(isinstance(self.buffer(c.value), FlaggedName | None)

@@ -8,6 +8,7 @@ from jaxmono.codegen.calls import Unit
 from jaxmono.codegen.dot_schedule_fma import FMA
 from jaxmono.codegen.dot_wgmma_shared import BF16X6, BYTES, IMAGE, SWAPPED, TF32
 from jaxmono.hlo import ops
+from jaxmono.hlo.types import FOUR_BITS
 
 _KINDS = {
     "loop": ("padded",), "row": ("opaque", "reduce"),
@@ -29,6 +30,8 @@ def needed(units: Collection[Unit], *, open_borders: bool, roles: bool) -> set[s
     """
     found = {"kernel", "vec"}.union(*(_KINDS[u.sig.kind] for u in units))
     for u in units:
+        if any(v.type.dtype in FOUR_BITS for v in u.sig.body.inputs):
+            found.add("four_bits")
         found.update(_FAMILIES.get(getattr(u.schedule, "family", ""), ()))
         found |= {"tile_reduce"} if getattr(u.sig.form, "reduced", ()) else set()
         if any(isinstance(o, ops.Elementwise) and o.kind in ops.QUATERNARY

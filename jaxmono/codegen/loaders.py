@@ -19,7 +19,7 @@ from jaxmono.codegen.operand import (
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, Var, stride
 from jaxmono.hlo.ir import Graph, Value
-from jaxmono.hlo.types import DType
+from jaxmono.hlo.types import FOUR_BITS, DType
 
 
 def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
@@ -105,11 +105,12 @@ def _emit_rows(w: Writer, name: str, body: Graph, x: Operand, element: DType,
     """``const Strided<...> NAME{...};`` or ``const Unaligned<...> NAME{...};``."""
     source, row = x.source, x.outer if x.k_major else x.k
     assert source is not None
-    pitch, per = stride(source.offset, row), 2 if pair else 1
+    packed = element in FOUR_BITS
+    pitch, per = stride(source.offset, row), 2 if pair or packed else 1
     assert pitch is not None
     origin = source.offset.substitute({row: Index.of(0), x.major: Index.of(0)})
     first = BodyEmitter(w, body, pointers, var_names=names).code(origin)
-    base, t = pointers[source.param], pair or c_type(element)
+    base, t = pointers[source.param], pair or ("uint8_t" if packed else c_type(element))
     checks = ("true" if v.size % tiles[v] else "false" for v in (row, x.major))
     args = [t, str(pitch // per), *checks]
     extent = f"{row.size}, {x.major.size // per}"
@@ -117,7 +118,8 @@ def _emit_rows(w: Writer, name: str, body: Graph, x: Operand, element: DType,
         size = source.param.type.nbytes
         w.line(f"const Unaligned<{', '.join(args)}> {name}{{{base}, {first}, {size}, {extent}}};")
         return
-    begin = f"reinterpret_cast<const {pair}*>({base} + {first})" if pair else f"{base} + {first}"
+    begin = f"reinterpret_cast<const {pair}*>({base} + {first})" if pair \
+        else f"({base} + {first}).address()" if packed else f"{base} + {first}"
     if x.ragged or x.width < PIECE_BYTES:
         args += [str(x.width), *(["true"] if x.ragged else [])]
     w.line(f"const Strided<{', '.join(args)}> {name}{{{begin}, {extent}}};")
@@ -145,7 +147,7 @@ def _emit_copy(w: Writer, body: Graph, x: Operand, row: Var, inside: str,
     """One cp.async of ``x.width`` bytes, of zeros where they are outside or padding; of what is
     there of a `ragged` operand's last piece."""
     assert x.param is not None and x.offset is not None
-    copy, lanes = f"{copy}_{x.width}", x.width // x.param.type.dtype.itemsize
+    copy, lanes = f"{copy}_{x.width}", 8 * x.width // x.param.type.dtype.bits
     if x.ragged:
         offset = BodyEmitter(w, body, pointers, var_names=names).code(x.offset)
         size, left = x.param.type.dtype.itemsize, f"{x.major.size} - {names[x.major]}"
@@ -232,3 +234,14 @@ def emit_element_loader(w: Writer, name: str, body: Graph, x: Operand, order: tu
         em = BodyEmitter(w, body, pointers, var_names={**names, a: "i", b: j},
                          read_only=read_only)
         w.line(f"return convert<{accumulator}>({em.emit(x.value, x.index)});")
+
+
+def emit_scale(w: Writer, body: Graph, x: Operand, pointers: Mapping[Value, str],
+               names: Mapping[Var, str], read_only: Sequence[Value]) -> None:
+    """``scale_of(int o, int k)``: f32, what an operand's element is multiplied with (`Scaled`)."""
+    assert x.scaled is not None
+    with w.block("const auto scale_of = [&](int o, int k)", "};"):
+        em = BodyEmitter(w, body, pointers, var_names={**names, x.outer: "o", x.k: "k"},
+                         read_only=read_only)
+        w.line(f"return static_cast<float>({em.emit(x.scaled.scale, x.scaled.scale_index)});")
+

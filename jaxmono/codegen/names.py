@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from jaxmono.codegen.errors import CodegenError
-from jaxmono.hlo.types import DType
+from jaxmono.hlo.types import FOUR_BITS, DType
 
 _STORAGE = {
     DType.PRED: "bool", DType.S8: "int8_t", DType.S16: "int16_t", DType.S32: "int32_t",
     DType.S64: "int64_t", DType.U8: "uint8_t", DType.U16: "uint16_t", DType.U32: "uint32_t",
     DType.U64: "uint64_t", DType.F16: "f16", DType.BF16: "bf16", DType.F32: "float",
     DType.F64: "double", DType.F8E4M3FN: "f8e4m3", DType.F8E5M2: "f8e5m2",
+    DType.S4: "int8_t", DType.U4: "uint8_t",
 }
 _UNSIGNED_BITS = {1: "uint8_t", 2: "uint16_t", 4: "uint32_t", 8: "uint64_t"}
 
@@ -25,10 +26,20 @@ def is_generated(dtype: DType) -> bool:
 
 
 def storage(dtype: DType) -> str:
-    """C type of one element in memory."""
+    """C type of one element in memory; of 4 bits that of one by itself (see `stored_type`)."""
     if dtype not in _STORAGE:
         raise CodegenError(f"no generated code for element type {dtype.value}; leave it to XLA")
     return _STORAGE[dtype]
+
+
+def stored_type(dtype: DType) -> str:
+    """What weights are stored as: `storage`, or device/four_bits.cuh's name."""
+    return f"FourBits<{storage(dtype)}>" if dtype in FOUR_BITS else storage(dtype)
+
+
+def input_pointer(dtype: DType) -> str:
+    """C type of a pointer to what a kernel reads."""
+    return stored_type(dtype) if dtype in FOUR_BITS else f"const {storage(dtype)}*"
 
 
 def compute(dtype: DType) -> str:

@@ -27,6 +27,7 @@ from jaxmono.codegen.traverse import Lane, guard_holds, uniform_guard
 from jaxmono.fusion.demand import Demand, Guard, demands
 from jaxmono.fusion.dots import both_columns
 from jaxmono.fusion.indexing import Index, IndexMap, Var, contiguous, linearize, stride
+from jaxmono.fusion.scaled_weights import Scaled, scaled
 from jaxmono.fusion.support import converts_stored
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
@@ -83,6 +84,7 @@ class Operand:
       picked: the buffer that elements are taken from one by one, if they are; zeros elsewhere.
       new: rows that are not the buffer's.
       width: bytes that are copied at a time, 16, 8 or 4.
+      scaled: what its elements are multiplied with behind shared memory, if they are.
 
     The buffer's elements are those of ``value``, or what it is converted from (`stored`).
     """
@@ -99,6 +101,7 @@ class Operand:
     picked: Source | None = None
     new: NewRows | None = None
     width: int = PIECE_BYTES
+    scaled: Scaled | None = None
 
     @property
     def k_major(self) -> bool:
@@ -120,7 +123,7 @@ class Operand:
     def ragged(self) -> bool:
         """Whether the last piece of a row has fewer elements."""
         return self.param is not None and self.major.size % (
-            self.width // self.param.type.dtype.itemsize) != 0
+            8 * self.width // self.param.type.dtype.bits) != 0
 
     @property
     def in_pieces(self) -> bool:
@@ -322,7 +325,14 @@ def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, item
         if found and len(found) == 1 and found[0].param.type.dtype is not value.type.dtype:
             for var in (k, outer):
                 made = _copied(Operand(value, index, outer, k, var), found,
-                               PIECE_BYTES // found[0].param.type.dtype.itemsize, ragged=False)
+                               8 * PIECE_BYTES // found[0].param.type.dtype.bits, ragged=False)
+                if made is not None:
+                    return made
+        if (by := scaled(body, value, index, k)) is not None:
+            for var in (k, outer):
+                made = _copied(Operand(value, index, outer, k, var, scaled=by),
+                               [View(by.param, by.index)],
+                               8 * PIECE_BYTES // by.param.type.dtype.bits, ragged=False)
                 if made is not None:
                     return made
     updates: list[Demand] | None = None if rows is None else []

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Mapping
 
 from jaxmono.codegen.writer import Writer
 from jaxmono.hlo.ir import Value
+from jaxmono.hlo.types import FOUR_BITS
 
 SMALL = 16 * 1024
 """Bytes of an input that every block may touch in whole: one 128-byte line a thread."""
@@ -24,7 +25,8 @@ def touch(w: Writer, inputs: Iterable[Value], pointers: Mapping[Value, str],
       inputs: of a Sig's body, without those that the caller fetches itself.
       read_only: those that nothing in the launch writes, which alone are touched.
     """
-    found = [v for v in inputs if v in read_only and 0 < v.type.nbytes <= SMALL]
+    found = [v for v in inputs if v in read_only and 0 < v.type.nbytes <= SMALL
+             and v.type.dtype not in FOUR_BITS]
     for v in found:
         lines = math.ceil(v.type.nbytes / 128)
         base = f"reinterpret_cast<const char*>({pointers[v]})"

@@ -336,6 +336,15 @@ def contiguous(offset: Index, var: Var, piece: int, *, ragged: bool = False) -> 
             and rest.multiple_of() % piece == 0)
 
 
+def uniform(index: Index, var: Var, piece: int) -> bool:
+    """True if ``index`` is the same for ``piece`` elements along ``var``, from a multiple of
+    piece."""
+    if var.size % piece:
+        return False
+    high, low = Var(f"{var.name}_hi", var.size // piece), Var(f"{var.name}_lo", piece)
+    return not index.substitute({var: Index.of(high) * piece + Index.of(low)}).depends_on(low)
+
+
 def stride(offset: Index, var: Var) -> int | None:
     """Elements between neighbours along ``var``; None if that is not constant."""
     if not offset.depends_on(var):

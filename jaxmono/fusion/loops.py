@@ -23,6 +23,7 @@ from jaxmono.fusion.support import matrix_dtype
 from jaxmono.fusion.widened import left_to_products
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.types import FOUR_BITS
 
 MAX_INLINE_OPS = 192
 """A longer chain is not copied into several groups."""
@@ -93,6 +94,7 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
             continue
         # Of a view: decide at what it looks at.
         worth = op not in state.views and op not in on_the_way and cost.weight(op) > 0 \
+            and op.results[0].type.dtype not in FOUR_BITS \
             and not isinstance(op, ops.Pad) and not _is_looked_up(op, state.graph) and (
             op in early or op in apart
             or (not _is_free(op, light) and (

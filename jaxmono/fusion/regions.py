@@ -22,9 +22,10 @@ from jaxmono.fusion.demand import is_view
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.region_cut import Part, part
 from jaxmono.fusion.region_size import NOTE, divided
-from jaxmono.fusion.support import refusal
+from jaxmono.fusion.support import WRITTEN_BY_XLA, refusal
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.types import FOUR_BITS
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +118,12 @@ def find_regions(graph: Graph, mode: str = "auto", device: Device | None = None,
         chosen = [indices for indices, views in zip(chosen, bare, strict=True) if not views]
     regions = tuple(_region(graph, p, free, notes.get(indices[0], ""))
                     for p, indices in zip(parts, chosen, strict=True) if p.own)
+    written = {graph.ops[i]: WRITTEN_BY_XLA for region in regions for i in region.op_indices
+               if any(v.type.dtype in FOUR_BITS and v in region.outputs
+                      for v in graph.ops[i].results)}
+    if written:  # of 4 bits kernels write nothing, so that these cannot be in one
+        return find_regions(graph, mode, device, {**kept, **written}, same_bits=same_bits,
+                            whole=whole)
     taken = {i for region in regions for i in region.op_indices}
     return regions, [(graph.ops[i], reasons[i]) for i in sorted(reasons) if i not in taken]
 

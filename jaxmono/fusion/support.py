@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from jaxmono.fusion.demand import is_view
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes import branches
@@ -27,7 +28,7 @@ from jaxmono.hlo.passes.rules import (
 from jaxmono.hlo.passes.unroll import refusal as loop_refusal
 from jaxmono.hlo.precision import algorithm_of, allows_tf32
 from jaxmono.hlo.rewrite import is_splat
-from jaxmono.hlo.types import DType
+from jaxmono.hlo.types import FOUR_BITS, DType
 
 _NOTHING: Mapping[Value, Op] = {}
 
@@ -64,10 +65,15 @@ REFUSED_OPS: dict[type[Op], str] = {
 REFUSED_DTYPES: dict[DType, str] = {
     DType.C64: "complex numbers are not generated",
     DType.C128: "complex numbers are not generated",
-    DType.S4: "4-bit integers are not generated yet",
-    DType.U4: "4-bit integers are not generated yet",
     DType.OPAQUE: "jaxmono does not know this element type",
 }
+
+WRITTEN_BY_XLA = "integers of 4 bits are written by XLA, and arithmetic in them is its own"
+_READS_FOURS = "integers of 4 bits are read by conversions; convert them in front of this op"
+
+MOVES_FOURS = (ops.Constant, ops.Concatenate, ops.DynamicSlice, ops.Gather,
+               ops.OptimizationBarrier, ops.Pad)
+"""Besides views and `select`, what kernels do with integers of 4 bits in front of a conversion."""
 
 REFUSED_ELEMENTWISE: dict[str, str] = dict.fromkeys(
     ("complex", "conj", "imag", "real"), "complex numbers are not generated")
@@ -97,6 +103,8 @@ def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING, *, same_bits: bool 
     for v in (*op.uses, *op.results):
         if (reason := _refused_type(v)) is not None:
             return reason
+    if (reason := _refused_fours(op)) is not None:
+        return reason
     if isinstance(op, ops.BitcastConvert) and op.operand.type.rank != op.result.type.rank:
         return "a bitcast between element types of different width is not generated yet"
     if isinstance(op, ops.Constant) and op.value.nbytes > MAX_LITERAL_BYTES \
@@ -124,6 +132,22 @@ def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING, *, same_bits: bool 
             return "reductions in 8-bit floats are not generated yet"
         return None if isinstance(op, ops.Scan) else _refused_reducer(op)
     return None
+
+
+def _refused_fours(op: Op) -> str | None:
+    """Integers of 4 bits are what a kernel is given, moved, and converted."""
+    if is_view(op) or isinstance(op, MOVES_FOURS) or (
+            isinstance(op, ops.Elementwise) and op.kind == "select"):
+        return None
+    made = [i for i, v in enumerate(op.results) if v.type.dtype in FOUR_BITS]
+    if isinstance(op, ops.While):  # what every trip hands to the next one as it was
+        return None if all(op.body.outputs[i] is op.body.inputs[i] for i in made) \
+            else WRITTEN_BY_XLA
+    if made:
+        return WRITTEN_BY_XLA
+    reads = not isinstance(op, (ops.Convert, ops.Case)) and any(
+        v.type.dtype in FOUR_BITS for v in op.uses)
+    return _READS_FOURS if reads else None
 
 
 def _refused_loop(op: ops.While, producer: Mapping[Value, Op], same_bits: bool) -> str | None:
@@ -183,9 +207,10 @@ def _plain_f8(op: ops.DotGeneral) -> bool:
 
 
 def widens_bytes(op: Op) -> bool:
-    """Whether an op converts 8-bit integers or floats to floats that have all of their values."""
+    """Whether an op converts integers or floats of 8 bits, or of 4, to floats that have all of
+    their values."""
     return isinstance(op, ops.Convert) and op.operand.type.dtype in (
-        DType.S8, DType.U8, *F8_DTYPES) and op.result.type.dtype in (
+        DType.S8, DType.U8, *FOUR_BITS, *F8_DTYPES) and op.result.type.dtype in (
         DType.BF16, DType.F16, DType.F32)
 
 

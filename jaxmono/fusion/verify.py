@@ -35,6 +35,7 @@ from jaxmono.fusion.round_rows import is_rounded, moved
 from jaxmono.fusion.spans import Span, overlap, overlaps
 from jaxmono.fusion.walk import leaves
 from jaxmono.hlo import ops
+from jaxmono.hlo.types import FOUR_BITS
 
 
 def verify(plan: Plan) -> None:
@@ -66,6 +67,9 @@ def _check_buffers(plan: Plan) -> None:
     for i, b in enumerate(plan.buffers):
         if b.id != i:
             raise PlanError(f"buffer b{b.id} stands at position {i}; ids are positions")
+        if b.type.dtype in FOUR_BITS and b.place not in (Place.INPUT, Place.PART):
+            raise PlanError(f"buffer b{i} of {b.type} would be written; kernels write no integers "
+                            f"of 4 bits")
         if b.place is Place.SCRATCH:
             if b.offset < 0 or b.offset % ALIGNMENT:
                 raise PlanError(f"buffer b{i}: offset {b.offset} is no multiple of {ALIGNMENT}")

@@ -23,6 +23,7 @@ from jaxmono.fusion.dots import dot_dims, dot_vars, operand_index
 from jaxmono.fusion.draft import Draft
 from jaxmono.fusion.indexing import Index, IndexMap, Var, contiguous, linearize
 from jaxmono.fusion.plan import Device
+from jaxmono.fusion.scaled_weights import scaled_operand
 from jaxmono.fusion.support import converts_stored, matrix_dtype, rounds_floats, widens_bytes
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -30,6 +31,15 @@ from jaxmono.hlo.types import DType
 
 PIECE = 16
 """Bytes that are copied at a time."""
+
+MIN_GROUP, FEW_ROWS = 64, 4
+"""Summed elements that share a scale, where more rows are multiplied than weights are streamed
+for."""
+
+MANY_ROWS, LONG_ROWS = 2048, 3072
+"""From so many rows of so many elements on weights are scaled by a stage of their own: each tile of
+rows would scale them once more. On an H200 with 4 bits, groups of 128: 2048x768x3072 0.86 to 0.95
+of the time so, 4096 cubed 0.91 to 0.94; 2048x8192x2048 1.02, 512x3072x768 1.05 to 1.07."""
 
 MIN_COLUMNS = 64
 """That a tile of codegen's dot_schedule_bytes.py has."""
@@ -62,10 +72,11 @@ def left_to_products(graph: Graph, device: Device, holders: Mapping[Op, Sequence
         if (op := _conversion(graph, dot)) is not None:
             found.setdefault(op, []).append(dot)
     bytes_ = frozenset(op for op in found if widens_bytes(op))
+    scaled = frozenset(op for dot in dots for op in _scaled(graph, dot))
     legal = {op: by for op, by in found.items() if op not in bytes_ and all(
         d.kind == "dot" and d.taps == 1 and not (d.reduced or d.paired)
         for dot in by for d in holders.get(dot, ())) and len(by) == _uses(graph, op.results[0])}
-    return bytes_ | _rounded(legal, dots, device)
+    return bytes_ | scaled | _rounded(legal, dots, device)
 
 
 def _rounded(legal: Mapping[Op, Sequence[ops.DotGeneral]], dots: Sequence[ops.DotGeneral],
@@ -98,24 +109,45 @@ def _uses(graph: Graph, v: Value) -> int:
                for u in graph.users.get(v, ()))
 
 
+def _scaled(graph: Graph, dot: ops.DotGeneral) -> tuple[Op, ...]:
+    """Of weights that a product scales on its way (scaled_weights.py), the multiplication and the
+    conversion; nothing where it cannot."""
+    if not _rows_in_pieces(graph, dot) or (found := scaled_operand(graph, dot)) is None:
+        return ()
+    dims = dot_dims(dot)
+    if (found.group < MIN_GROUP and dims.m > FEW_ROWS) or (dims.m >= MANY_ROWS
+                                                           and dims.k >= LONG_ROWS):
+        return ()
+    _, _, n, k = dot_vars(dot)
+    t = found.param.type
+    offset, piece = linearize(found.index, t.dims), 8 * PIECE // t.dtype.bits
+    return found.ops if any(contiguous(offset, var, piece) for var in (k, n)) else ()
+
+
+def _rows_in_pieces(graph: Graph, dot: ops.DotGeneral) -> bool:
+    """Whether rows of 16 bits lie in memory in pieces of `PIECE` bytes along k, unless they are
+    computed."""
+    if matrix_dtype(dot) not in (DType.BF16, DType.F16):
+        return False
+    contracted = tuple(range(dot.lhs.type.rank - len(dot.lhs_contract), dot.lhs.type.rank))
+    if tuple(dot.lhs_contract) != contracted or 0 in dot_dims(dot)[2:]:
+        return False  # rows whose k are no neighbours
+    b, m, _, k = dot_vars(dot)
+    return _pieces(graph, dot.lhs, operand_index(dot, "lhs", Index.of(b), Index.of(m), Index.of(k)),
+                   (k,), None)
+
+
 def _conversion(graph: Graph, dot: ops.DotGeneral) -> Op | None:
     """That of a product's weights, where both operands lie in memory in pieces of `PIECE` bytes: of
     rows along k, unless they are computed."""
-    if matrix_dtype(dot) not in (DType.BF16, DType.F16):
-        return None
-    contracted = tuple(range(dot.lhs.type.rank - len(dot.lhs_contract), dot.lhs.type.rank))
-    dims = dot_dims(dot)
-    if tuple(dot.lhs_contract) != contracted or 0 in dims[2:]:
-        return None  # rows whose k are no neighbours
     op = stored_conversion(graph, dot.rhs)
-    if op is None or (rounds_floats(op) and dims.n < MIN_COLUMNS):
+    if op is None or not _rows_in_pieces(graph, dot) or (
+            rounds_floats(op) and dot_dims(dot).n < MIN_COLUMNS):
         return None
-    b, m, n, k = dot_vars(dot)
-    rows = _pieces(graph, dot.lhs, operand_index(dot, "lhs", Index.of(b), Index.of(m), Index.of(k)),
-                   (k,), None)
+    b, _, n, k = dot_vars(dot)
     weights = _pieces(graph, dot.rhs, operand_index(dot, "rhs", Index.of(b), Index.of(n),
                                                     Index.of(k)), (k, n), op)
-    return op if rows and weights else None
+    return op if weights else None
 
 
 def _pieces(graph: Graph, v: Value, index: IndexMap, along: Sequence[Var], through: Op | None,
@@ -127,7 +159,7 @@ def _pieces(graph: Graph, v: Value, index: IndexMap, along: Sequence[Var], throu
         assert needs is not None
         (first,) = needs
         v, index = first.value, first.index
-    offset, piece = linearize(index, v.type.dims), PIECE // v.type.dtype.itemsize
+    offset, piece = linearize(index, v.type.dims), 8 * PIECE // v.type.dtype.bits
     return any(contiguous(offset, var, piece) for var in along)
 
 
@@ -138,7 +170,7 @@ def stored_conversion(graph: Graph, v: Value) -> ops.Convert | None:
     if not isinstance(op, ops.Convert) or not converts_stored(op):
         return None
     t = (stored := _behind_views(graph, op.operand)).type
-    whole = stored in graph.inputs and t.rank > 0 and not t.dims[-1] % (PIECE // t.dtype.itemsize)
+    whole = stored in graph.inputs and t.rank > 0 and not t.dims[-1] % (8 * PIECE // t.dtype.bits)
     return op if whole else None
 
 

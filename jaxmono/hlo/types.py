@@ -32,7 +32,7 @@ class DType(enum.Enum):
     F8E5M2 = "f8e5m2"
     C64 = "c64"
     C128 = "c128"
-    # Types that are imported but that no later room takes (XLA keeps them).
+    # Kernels read them (fusion/four_bits.py); XLA writes them.
     S4 = "s4"
     U4 = "u4"
     # Tokens, and element types that have no name here; only ops.Unknown uses such values.
@@ -44,8 +44,14 @@ class DType(enum.Enum):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one element in a buffer (pred is one byte, as in XLA)."""
+        """Bytes of one element by itself (pred is one, as in XLA). In a buffer: `bits`."""
         return self.numpy.itemsize
+
+    @property
+    def bits(self) -> int:
+        """Of one element in a buffer, where two of 4 bits share a byte, the first in its low
+        half."""
+        return 4 if self in FOUR_BITS else 8 * self.itemsize
 
     @property
     def is_float(self) -> bool:
@@ -95,6 +101,7 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.F8E5M2: np.dtype(ml_dtypes.float8_e5m2),
     DType.OPAQUE: np.dtype("V1"),
 }
+FOUR_BITS = (DType.S4, DType.U4)
 _FROM_NUMPY = {v: k for k, v in _NUMPY.items()}
 _FLOATS = {DType.F16, DType.BF16, DType.F32, DType.F64, DType.F8E4M3FN, DType.F8E5M2}
 _SIGNED = {DType.S8, DType.S16, DType.S32, DType.S64, DType.S4}
@@ -171,7 +178,7 @@ class TensorType:
 
     @cached_property
     def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
+        return -(-self.size * self.dtype.bits // 8)
 
     def __str__(self) -> str:
         return f"{self.dtype.value}[{','.join(str(d) for d in self.shape)}]"

@@ -289,6 +289,8 @@ def random_values(dtype: str, size: int) -> Any:
             np.uint8)
     if dtype == "pred":
         return rng.integers(0, 2, size).astype(np.uint8)
+    if dtype in ("s4", "u4"):
+        return rng.integers(0, 256, size).astype(np.uint8)
     t = np.dtype(_NUMPY.get(dtype, np.uint8))
     if t.kind == "f":
         return (rng.standard_normal(size // t.itemsize, np.float32) * _SCALE).astype(t)

@@ -16,7 +16,7 @@ from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device, Plan
 from jaxmono.hlo.interp import evaluate
 from jaxmono.hlo.ir import Graph
-from jaxmono.hlo.types import DType
+from jaxmono.hlo.types import FOUR_BITS, DType
 
 DEVICE = Device(sm_count=4)
 BLOCKS = 4
@@ -37,8 +37,7 @@ def run_program(program: Program, inputs: Sequence[Any], *, blocks: int = BLOCKS
     held = [buffer(max(t.nbytes, 1)) for t in (*program.inputs, *program.outputs)]
     n = len(program.inputs)
     for array, t, b in zip(inputs, program.inputs, held, strict=False):
-        flat = np.ascontiguousarray(np.asarray(array, t.dtype.numpy)).reshape(-1)
-        b[: t.nbytes] = flat.view(np.uint8)
+        b[: t.nbytes] = _in_memory(np.asarray(array, t.dtype.numpy), t.dtype)
     for out, source in program.aliases:
         held[n + out] = held[source]
     pointers = [*held, *([buffer(program.scratch_bytes)] if program.scratch_bytes else [])]
@@ -51,6 +50,14 @@ def run_program(program: Program, inputs: Sequence[Any], *, blocks: int = BLOCKS
         raise RuntimeError(error.value.decode())
     return [held[n + i][: t.nbytes].view(t.dtype.numpy).reshape(t.dims)
             for i, t in enumerate(program.outputs)]
+
+
+def _in_memory(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    """Its bytes; NumPy has one for each integer of 4 bits, memory one for two."""
+    if dtype not in FOUR_BITS:
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    codes = np.append(array.reshape(-1).astype(np.int8), np.int8(0)).view(np.uint8) & 0xF
+    return codes[: array.size + 1 & ~1].reshape(-1, 2) @ np.array([1, 16], np.uint8)
 
 
 @lru_cache(maxsize=256)

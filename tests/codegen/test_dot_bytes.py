@@ -343,7 +343,7 @@ def test_a_stage_of_copies_has_to_pay() -> None:
 
 def test_whole_rows_are_no_ones_share() -> None:
     found = candidates_bytes(1, 16, 3072, 768, 2, device=H200, shared_bytes=H200.shared_bytes,
-                             computed=True, row_prologue=True, stored=4)
+                             computed=True, row_prologue=True, bits=32)
     assert found and {s.split_k for _, s in found} == {1}
 
 

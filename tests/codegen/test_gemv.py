@@ -327,7 +327,7 @@ def test_no_tile_is_far_from_an_even_share() -> None:
     """Of columns, twice as many may be better: 16 of 1024x1024 take 2.7 us, 8 3.1 us."""
     for n, k in itertools.product((768, 2304, 3072, 4096, 8192, 50257, 128256), (768, 2048, 4096)):
         for k_major in (False, True):
-            s = candidates_gemv(1, 1, n, k, 2, k_major=k_major, device=H200, threads=256,
+            s = candidates_gemv(1, 1, n, k, 16, k_major=k_major, device=H200, threads=256,
                                 shared_bytes=H200.shared_bytes, blocks=132)[0][1]
             most = math.ceil(k / s.split_k) * s.bn * math.ceil(
                 math.ceil(n / s.bn) * s.split_k / 132)
@@ -341,7 +341,7 @@ def test_no_tile_is_far_from_an_even_share() -> None:
 def test_no_share_of_k_begins_behind_the_weights(k: int, n: int, m: int, t: Any, k_major: bool,
                                                  bn: int, wk: int) -> None:
     """84 tiles of 64 over 16 blocks would be 14 shares of 6: the others would read what follows."""
-    found = candidates_gemv(1, m, n, k, jnp.dtype(t).itemsize, k_major=k_major, device=H200,
+    found = candidates_gemv(1, m, n, k, 8 * jnp.dtype(t).itemsize, k_major=k_major, device=H200,
                             threads=256, shared_bytes=H200.shared_bytes, blocks=132)
     assert found and all((s.split_k - 1) * math.ceil(math.ceil(k / s.bk) / s.split_k) * s.bk < k
                          for _, s in found)
@@ -357,9 +357,9 @@ def test_every_candidate_fits() -> None:
     room = 100 * 1024
     for m, n, k, size in itertools.product((1, 3, 8), (512, 50257), (768, 8192), (2, 4)):
         for k_major in (False, True):
-            for _, s in candidates_gemv(1, m, n, k, size, k_major=k_major, device=H200,
+            for _, s in candidates_gemv(1, m, n, k, 8 * size, k_major=k_major, device=H200,
                                         threads=256, shared_bytes=room, blocks=132):
-                of = Shape(s, m=m, n=n, k=k, itemsize=size, k_major=k_major, threads=256)
+                of = Shape(s, m=m, n=n, k=k, bits=8 * size, k_major=k_major, threads=256)
                 assert of.shared_bytes <= room and s.split_k in (1, 2, 4, 8, 16)
 
 
@@ -385,7 +385,7 @@ def test_no_spills(m: int, t: Any) -> None:
 
 def _own(sig: Any, m: int, t: Any) -> Any:
     code = DotCode.of(sig, DotSchedule("gemv", m, 8, GRANULE, 1, (1, 1, 1)))
-    found = candidates_gemv(1, m, 2048, 2048, jnp.dtype(t).itemsize, k_major=code.rhs.k_major,
+    found = candidates_gemv(1, m, 2048, 2048, 8 * jnp.dtype(t).itemsize, k_major=code.rhs.k_major,
                             device=H200, threads=256, shared_bytes=H200.shared_bytes, blocks=66,
                             row_prologue=sig.form.row_prologue)
     return found[0] if found else None

@@ -365,11 +365,11 @@ def test_every_candidate_fits() -> None:
     room = 100 * 1024
     for m, n, k in ((1, 512, 768), (3, 50304, 8192), (8, 2048, 2048)):
         for k_major, wide in ((False, 2), (True, 4), (True, 2)):
-            found = candidates_gemv(1, m, n, k, 1, k_major=k_major, device=H200, threads=256,
+            found = candidates_gemv(1, m, n, k, 8, k_major=k_major, device=H200, threads=256,
                                     shared_bytes=room, blocks=132, x_itemsize=wide)
             assert found
             for _, s in found:
-                of = Shape(s, m=m, n=n, k=k, itemsize=1, k_major=k_major, threads=256,
+                of = Shape(s, m=m, n=n, k=k, bits=8, k_major=k_major, threads=256,
                            x_itemsize=wide)
                 assert of.shared_bytes <= room and (k_major or s.bn % 16 == 0)
 

@@ -50,6 +50,29 @@ JM_DEVICE uint32_t bf16x2_minus(uint32_t x, uint32_t y) {
 }
 #endif
 
+// Two products, rounded as T: what is missing to a product in an addition of -0.
+template <class T>
+JM_DEVICE uint32_t pairs_product(uint32_t x, uint32_t y) {
+#ifdef JAXMONO_EMULATE
+  const auto one = [](uint32_t a, uint32_t b) {
+    return bitcast<uint16_t>(convert<T>(convert<float>(bitcast<T>(static_cast<uint16_t>(a))) *
+                                        convert<float>(bitcast<T>(static_cast<uint16_t>(b)))));
+  };
+  return one(x, y) | static_cast<uint32_t>(one(x >> 16, y >> 16)) << 16;
+#else
+  uint32_t out;
+  if constexpr (is_same<T, bf16>)
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(y), "r"(0x80008000u));
+  else asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(out) : "r"(x), "r"(y));
+  return out;
+#endif
+}
+// The 16 bits of T twice.
+template <class T>
+JM_DEVICE uint32_t twice(float x) {
+  return bitcast<uint16_t>(convert<T>(x)) * 0x10001u;
+}
+
 template <class W>
 JM_DEVICE void bytes_to_floats(float (&out)[16], const uint32_t (&x)[4]) {
 #pragma unroll

@@ -3,7 +3,7 @@
 // and x @ w.astype(bf16) reads no other bytes than those.)
 //
 //   [k][n]   a lane reads two neighbouring columns at once. So the first 8 rows of a fragment are the even
-//            columns of a warp's 16, the others the odd ones (INTERLEAVED)
+//            columns of a warp's 16, the others the odd ones (EACH)
 //   [n][k]   it reads two neighbouring k, which are a word of the fragment
 #pragma once
 #include "jaxmono/elements.cuh"
@@ -64,7 +64,8 @@ struct FloatTile {
 template <class X, int BN, bool K_MAJOR, int LINES = 1>
 struct FloatWeights {
   static_assert(sizeof(X) == 2, "");
-  static constexpr bool INTERLEAVED = !K_MAJOR, TOGETHER = true;
+  static constexpr bool TOGETHER = true;
+  static constexpr int EACH = K_MAJOR ? 1 : 2, PER = 1;  // as of ByteWeights
   static constexpr int BK = LINES * 64, STEP = 16, STEPS = BK / STEP;
   using Row = X;
   using Sum = float;

@@ -28,7 +28,8 @@ struct Bf16x6Weights : PartsLeft<BN, K_MAJOR> {
   using Row = float;
   using Sum = float;
   static constexpr int BK = 32, STEP = 16, STEPS = 2;
-  static constexpr bool INTERLEAVED = false, TOGETHER = false;
+  static constexpr bool TOGETHER = false;
+  static constexpr int EACH = 1;
 };
 
 // X_K_MAJOR: rows are [m][k]. W_K_MAJOR: weights are [n][k]. The others: as of WeightsLeft.

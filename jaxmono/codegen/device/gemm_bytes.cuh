@@ -1,4 +1,4 @@
-// One output tile of a contraction whose weights are stored as bytes: by rows of bytes (integers with sums
+// One output tile of a contraction whose weights are stored as bytes (or two in one, four_bits.cuh): by rows of bytes (integers with sums
 // in s32, 8-bit floats), or widened to the 16 bits of the rows; or as f32, rounded to these. They are the left
 // operand of wgmma, in registers (weights_left.cuh, byte_weights.cuh, float_weights.cuh): it reads bytes along k
 // only, and JAX's x @ w has weights [k][n].
@@ -35,8 +35,9 @@ struct GemmBytes
                                 int tiles, const Ready& ready, const LoadX& load_x,
                                 const LoadW& load_w) {
     const int thread = fresh(thread_id()) - CONSUMERS;
+    constexpr int PER = Weights::PER;
     const auto from = Weights::Tile::template begin<PRODUCERS>(thread, W_K_MAJOR ? n0 : k0,
-                                                               W_K_MAJOR ? k0 : n0, load_w);
+                                                               (W_K_MAJOR ? k0 : n0) / PER, load_w);
     const auto x = [&] {
       if constexpr (PANEL > 0) return 0;
       else return Marching<X, TileX, BK, true, false, 0, LoadX>(thread, m0, k0, load_x);
@@ -45,11 +46,11 @@ struct GemmBytes
       const int k = k0 + t * BK;
       unsigned char* const to = Left::slot(smem, slot);
       const auto ahead = [&] {
-        if constexpr (IsStrided<LoadW>::value) return from + t * (W_K_MAJOR ? BK : BK * LoadW::PITCH);
+        if constexpr (IsStrided<LoadW>::value) return from + t * (W_K_MAJOR ? BK / PER : BK * LoadW::PITCH);
         else return 0;
       }();
-      Weights::Tile::template fill<PRODUCERS>(to, thread, W_K_MAJOR ? n0 : k, W_K_MAJOR ? k : n0, load_w,
-                                              ahead);
+      Weights::Tile::template fill<PRODUCERS>(to, thread, W_K_MAJOR ? n0 : k,
+                                              (W_K_MAJOR ? k : n0) / PER, load_w, ahead);
     };
     constexpr int FIRST = PANEL && AHEAD ? SLOTS : AHEAD < SLOTS ? AHEAD : SLOTS;
     Left::template request<FIRST>(roles, at, tiles, ready, fill, [&](int slot, int t) {

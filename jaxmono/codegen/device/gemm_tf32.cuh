@@ -29,7 +29,8 @@ struct Tf32Weights : Tf32Left<BN, K_MAJOR> {
   using Row = float;
   using Sum = float;
   static constexpr int BK = 32, STEP = 8, STEPS = 4;
-  static constexpr bool INTERLEAVED = false, TOGETHER = false;
+  static constexpr bool TOGETHER = false;
+  static constexpr int EACH = 1;
 
   // at: shared_offset(tile) + first(column).
   template <int COUNT>

@@ -18,7 +18,7 @@
 // same private pieces (gemv_mma.cuh).
 //
 // Weights may be stored as bytes (W), which threads convert between the ring and the products (bytes.cuh).
-// A piece has 16 elements, and takes 66 instructions with one row: 36 of int8 (28 of 8-bit floats) to f32, 16
+// A piece has 16 elements, of integers of 4 bits (four_bits.cuh) 32, and takes 66 instructions with one row: 36 of int8 (28 of 8-bit floats) to f32, 16
 // multiply-adds, the rest as ever. Or as f32, which are rounded to T: of a piece of 4 two instructions do that,
 // and four make f32 of them again.
 #pragma once
@@ -33,13 +33,15 @@ namespace jaxmono {
 
 // T: bf16, f16 or float. K, N: of the whole operand; KS: elements of k of a task (the last one of a
 // tile may have fewer, or none at all if EMPTY). Loads at k = K or n = N are outside: the loader writes
-// zeros. W: what weights are stored as, T, a type of bytes, or float.
+// zeros. W: what weights are stored as, T, a type of bytes, or float. PER_SCALE: elements of k that share a scale, an S; 0:
+// there are none.
 template <class T, int M, int N, int K, int BN_, int KS, int SLOTS, int U, int WK, int THREADS_,
-          bool K_MAJOR, bool MMA = false, bool EMPTY = false, class W = T>
+          bool K_MAJOR, bool MMA = false, bool EMPTY = false, class W = T, int PER_SCALE = 0, class S = float>
 struct Gemv {
-  static constexpr int BM = M, BN = BN_, THREADS = THREADS_, WARPS = THREADS / 32;
-  static constexpr int E = 16 / sizeof(W), EX = 16 / sizeof(T);  // elements of a piece; of one of x
-  static constexpr bool BYTES = sizeof(W) == 1, ROUNDS = sizeof(W) > sizeof(T);
+  static constexpr int BM = M, BN = BN_, SHARE = KS, THREADS = THREADS_, WARPS = THREADS / 32;
+  static constexpr bool FOURS = is_four_bits<W>, BYTES = FOURS || sizeof(W) == 1;
+  static constexpr bool ROUNDS = !BYTES && sizeof(W) > sizeof(T);
+  static constexpr int E = FOURS ? 32 : 16 / sizeof(W), EX = 16 / sizeof(T);  // elements of a piece; of one of x
 
   // [k][n]: C pieces a row of the tile. Where they pack well, a warp has whole rows, whose sums meet
   // in shuffles; otherwise they are dealt to the block's threads.
@@ -66,14 +68,28 @@ struct Gemv {
   static constexpr bool N_TAIL = K_MAJOR && GROUPS * GROUP != BN;
   static constexpr int PARTS = K_MAJOR ? WK : MMA ? WARPS / WC : PACKED ? WARPS : ROWS;
 
-  // Layout: scratch | x [M][PITCH] | ring and sums. The sums of [k][n] replace the ring at the end;
+  // Scales of a task, as they lie in memory: of [n][k] a row's lie beside each other, and 4 words further in the
+  // banks than those of the row before, for the 4 groups that 8 rows of a fragment read; of [k][n] the first 4 of
+  // all pieces' columns, then the next 4...
+  static constexpr bool SCALED = PER_SCALE > 0;
+  // Whether sums are scaled, and not weights.
+  static constexpr bool SCALES_SUMS =
+      SCALED && (!MMA || (FOURS && K_MAJOR && PER_SCALE % 128 == 0 && (KS % 128 == 0 || KS >= K)));
+  static constexpr int PER = SCALED ? PER_SCALE : 1;
+  static constexpr int GROUPS_OF_K = SCALED ? (KS + PER - 1) / PER + (KS % PER != 0) : 0;
+  static constexpr int SCALE_PITCH =
+      K_MAJOR ? ((GROUPS_OF_K * int(sizeof(S)) + 127) / 128 * 128 + 16) / int(sizeof(S)) : BN;
+  static constexpr int SCALE_BYTES =
+      SCALED ? ((K_MAJOR ? BN : GROUPS_OF_K) * SCALE_PITCH * int(sizeof(S)) + 127) / 128 * 128 : 0;
+
+  // Layout: scratch | x [M][PITCH] | scales | ring and sums. The sums of [k][n] replace the ring at the end;
   // those of [n][k] are finished while the ring is in use.
   static constexpr int SCRATCH = 1024;
   // Rows of x: with MMA the lanes of a warp read 8 of them at once, which must lie in other banks.
   // A lane reads 16 bytes, 8 for [k][n], and 32, 16 at a time, beside bytes for [n][k]; 8 beside f32 there.
-  static constexpr int PITCH = MMA ? (SPANS * SPAN + 63) / 64 * 64 + (!K_MAJOR ? 16 : BYTES ? 8 : 32)
+  static constexpr int PITCH = MMA ? (SPANS * SPAN + 63) / 64 * 64 + (!K_MAJOR ? 16 : FOURS ? 32 : BYTES ? 8 : 32)
                                    : (SPANS * SPAN + 7) / 8 * 8;
-  static constexpr int X_BYTES = (M * PITCH * int(sizeof(T)) + 127) / 128 * 128;
+  static constexpr int X_BYTES = (M * PITCH * int(sizeof(T)) + 127) / 128 * 128 + SCALE_BYTES;
   static constexpr int SUM_BYTES = (PARTS * M * BN * 4 + 127) / 128 * 128;
   static constexpr int RING_BYTES = SLOTS * U * THREADS * 16;
   static constexpr int SHARED_BYTES =
@@ -83,15 +99,73 @@ struct Gemv {
   // Likewise, a lane's piece of bytes takes TURNS pieces of x, neighbours in k: eight lanes at a time read
   // the same number of them, which must lie in other banks.
   static constexpr int TURNS = K_MAJOR && !MMA && E > EX ? E / EX : 1;
+  // Beside 4 bits on the tensor cores a lane takes four pieces of x; those of its neighbours lie beside each of
+  // them, so that what four lanes read at a time is 64 bytes.
+  static constexpr bool DEALT = FOURS && MMA && K_MAJOR;
   JM_DEVICE static T* x(unsigned char* smem, int m, int k) {
+    if constexpr (DEALT) k = (k & ~127) | (k >> 5 & 3) << 3 | (k >> 3 & 3) << 5 | (k & 7);
     if constexpr (TURNS > 1) k ^= static_cast<int>(static_cast<uint32_t>(k) / (8 * EX) % TURNS * EX);
     return reinterpret_cast<T*>(smem + SCRATCH) + m * PITCH + k;
   }
   // Piece p of all rows.
   JM_DEVICE static Piece<T>* x_piece(unsigned char* smem, int p) {
-    if constexpr (TURNS > 1)
+    if constexpr (DEALT) {
+      return reinterpret_cast<Piece<T>*>(padded_x(smem, p / (PITCH / EX), p % (PITCH / EX) * EX));
+    } else if constexpr (TURNS > 1) {
       return reinterpret_cast<Piece<T>*>(x(smem, p / (PITCH / EX), p % (PITCH / EX) * EX));
-    else return reinterpret_cast<Piece<T>*>(x(smem, 0, 0)) + p;
+    } else {
+      return reinterpret_cast<Piece<T>*>(x(smem, 0, 0)) + p;
+    }
+  }
+  // Where k may be one of those behind a row that nobody reads.
+  JM_DEVICE static T* padded_x(unsigned char* smem, int m, int k) {
+    return DEALT && k >= SPANS * SPAN ? x(smem, m, 0) + k : x(smem, m, k);
+  }
+  // Puts neighbours, at most a piece of them, where products read them.
+  template <int COUNT, class X>
+  JM_DEVICE static void put_x(unsigned char* smem, int m, int k, const X& values) {
+    if constexpr (DEALT) {
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) {
+        const int e = (k + i) & 7;
+        store<T>(padded_x(smem, m, (k + i) & ~7) + (e < 4 ? 2 * e : 2 * e - 7), at(values, i));
+      }
+    } else {
+      store<T, COUNT>(x(smem, m, k), values);
+    }
+  }
+  JM_DEVICE static S* scales(unsigned char* smem) {
+    return reinterpret_cast<S*>(smem + SCRATCH + X_BYTES - SCALE_BYTES);
+  }
+  // Where the scale of column n of the tile and the group of element k is; k, as of Step, from the task's first
+  // group on.
+  JM_DEVICE static int scale_at(int n, int k) {
+    const int group = static_cast<int>(static_cast<uint32_t>(k) / PER);
+    return K_MAJOR ? n * SCALE_PITCH + group : group * SCALE_PITCH + n % E / 4 * (BN / E * 4) + n / E * 4 + n % 4;
+  }
+  // Requests the scales, in front of the first weights and with these. WIDTH: bytes that lie beside each other,
+  // aligned, at most 4 columns of [k][n]. address(n, k), of the whole operand: where the scale is.
+  template <int WIDTH, class Of>
+  JM_DEVICE static void request_scales(unsigned char* smem, int n0, int k0, const Of& address) {
+    constexpr int STEP = WIDTH / int(sizeof(S)), ALONG = (K_MAJOR ? GROUPS_OF_K : BN) / STEP;
+    const int first = k0 / PER * PER;
+#pragma unroll 1
+    for (int i = thread_id(); i < ALONG * (K_MAJOR ? BN : GROUPS_OF_K); i += THREADS) {
+      const int line = i / ALONG, along = i % ALONG * STEP;
+      const int n = K_MAJOR ? line : along, k = (K_MAJOR ? along : line) * PER;
+      const bool there = n0 + n < N && first + k < K;
+      S* const to = scales(smem) + scale_at(n, k);
+      const S* const from = address(there ? n0 + n : 0, there ? first + k : 0);
+      if constexpr (WIDTH == 16) cp_async_stream_16(to, from, there);
+      else if constexpr (WIDTH == 8) cp_async_stream_8(to, from, there);
+      else if constexpr (WIDTH == 4) cp_async_stream_4(to, from, there);
+      else *to = there ? *from : S{};
+    }
+  }
+  // A piece of x as the products take it.
+  JM_DEVICE static Piece<T> in_order(const Piece<T>& x) {
+    if constexpr (DEALT) return in_order_of_fours(x);
+    else return x;
   }
   JM_DEVICE static float* sums(unsigned char* smem) {
     return reinterpret_cast<float*>(smem + SCRATCH + X_BYTES);
@@ -200,7 +274,7 @@ struct Gemv {
     const auto put = [&](int p, const Piece<T>& value) {
       if (TOTAL % THREADS != 0 && p >= TOTAL) return;
       const bool there = WHOLE || p % PER_ROW * EX < ks;
-      *x_piece(smem, p) = there ? value : Piece<T>{};
+      *x_piece(smem, p) = there ? in_order(value) : Piece<T>{};
     };
 #pragma unroll
     for (int i = 0; i < HELD; ++i) held[i] = request(thread_id() + i * THREADS);
@@ -261,7 +335,7 @@ struct Gemv {
         if (TOTAL % (HELD * THREADS) != 0 && p >= TOTAL) continue;
         const Piece<T> value = place(p, [&](int m, int k) { return piece(words[i], m, k); });
         const bool inside = WHOLE || p % PER_ROW * EX < ks;
-        *x_piece(smem, p) = inside ? value : Piece<T>{};
+        *x_piece(smem, p) = inside ? in_order(value) : Piece<T>{};
       }
     }
     syncthreads();
@@ -282,6 +356,10 @@ struct Gemv {
   JM_DEVICE static void run(unsigned char* smem, int n0, int k0, int ks, const Load& load) {
     Sums acc;
     reset(acc);
+    if constexpr (SCALED) {  // those of other threads, too
+      if constexpr (!LANDED) cp_async_wait<SLOTS - 1>();
+      syncthreads();
+    }
     Step now, ahead;
     ahead.k = SLOTS % SPANS * SPAN;
     ahead.n = K_MAJOR ? SLOTS / SPANS * GROUP : 0;
@@ -290,7 +368,7 @@ struct Gemv {
 #pragma unroll 1
     for (int s = 0; s < STEPS; ++s) {
       if constexpr (!LANDED) cp_async_wait<SLOTS - 1>();
-      Products::multiply(acc, smem, slot, now);
+      Products::multiply(acc, smem, slot, now, k0 % PER);
       if constexpr (!LANDED) {
         if (s + SLOTS < STEPS) fetch(smem, slot, ahead, n0, k0, ks, load);
         cp_async_commit();
@@ -316,7 +394,7 @@ struct Gemv {
   // way (all threads before the one barrier behind which x is whole), so that behind x there is nothing
   // but its own loads and the multiply-adds.
   static constexpr int PIECES = STEPS * U;
-  static constexpr bool HOLDS = !K_MAJOR && !MMA && STEPS <= SLOTS && PIECES <= (BYTES ? 8 : 24);
+  static constexpr bool HOLDS = !SCALED && !K_MAJOR && !MMA && STEPS <= SLOTS && PIECES <= (FOURS ? 4 : BYTES ? 8 : 24);
   static constexpr bool WIDE = BYTES || ROUNDS || PIECES <= 12;  // as f32: 96 registers, of bytes up to 128
   struct Held {
     Conditional<WIDE, Vec<float, E>, Piece<W>> w[HOLDS ? PIECES : 1]{};
@@ -326,7 +404,7 @@ struct Gemv {
       if (!active()) return;
 #pragma unroll
       for (int i = 0; i < PIECES; ++i) {
-        const W* const p = reinterpret_cast<const W*>(piece(smem, i / U, i % U));
+        const unsigned char* const p = piece(smem, i / U, i % U);
         if constexpr (WIDE) {
           w[i] = Fma::weights(p);
 #pragma unroll
@@ -336,7 +414,7 @@ struct Gemv {
     }
     JM_DEVICE Vec<float, E> get(int i) const {
       if constexpr (WIDE) return w[i];
-      else return Fma::weights(w[i].x);
+      else return Fma::weights(reinterpret_cast<const unsigned char*>(w[i].x));
     }
   };
 

@@ -6,6 +6,7 @@
 #pragma once
 #include "jaxmono/bytes.cuh"
 #include "jaxmono/deal.cuh"
+#include "jaxmono/four_bits.cuh"
 #include "jaxmono/tile.cuh"
 #include "jaxmono/types.cuh"
 #include "jaxmono/vec.cuh"
@@ -43,24 +44,30 @@ struct GemvFma {
   }
 
   // A piece of weights.
-  JM_DEVICE static Vec<float, E> weights(const W* p) {
-    if constexpr (BYTES) {
+  JM_DEVICE static Vec<float, E> weights(const unsigned char* p) {
+    if constexpr (G::FOURS) {
+      Vec<float, E> out;
+      four_bits_to_floats<typename W::Element>(out.x, reinterpret_cast<const Piece<uint32_t>*>(p)->x);
+      return out;
+    } else if constexpr (BYTES) {
       Vec<float, E> out;
       bytes_to_floats<W>(out.x, reinterpret_cast<const Piece<uint32_t>*>(p)->x);
       return out;
     } else if constexpr (G::ROUNDS) {
-      return rounded<T>(jaxmono::load<float, E>(p));
+      return rounded<T>(jaxmono::load<float, E>(reinterpret_cast<const W*>(p)));
     } else {
-      return wide<E>(p);
+      return wide<E>(reinterpret_cast<const T*>(p));
     }
   }
 
-  JM_DEVICE static void multiply(Sums& acc, unsigned char* smem, int slot, const Step& at) {
+  // first: of k, in its group.
+  JM_DEVICE static void multiply(Sums& acc, unsigned char* smem, int slot, const Step& at, int first) {
     if (!G::active()) return;
+    if constexpr (G::SCALED) return multiply_scaled(acc, smem, slot, at, first);
     Vec<float, E> w[U];
 #pragma unroll
     for (int u = 0; u < U; ++u)
-      w[u] = weights(reinterpret_cast<const W*>(G::piece(smem, slot, u)));
+      w[u] = weights(G::piece(smem, slot, u));
     const int k = at.k + (K_MAJOR ? G::own_col() : G::own_row());
 #pragma unroll
     for (int m = 0; m < M; ++m) {
@@ -134,6 +141,49 @@ struct GemvFma {
   }
 
  private:
+  // A piece's products, or those of a column's rows, are summed before they are scaled: one more for each.
+  JM_DEVICE static void multiply_scaled(Sums& acc, unsigned char* smem, int slot, const Step& at, int first) {
+    const int k = at.k + (K_MAJOR ? G::own_col() : G::own_row());
+    const auto* const scales = G::scales(smem);
+    if constexpr (K_MAJOR) {
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const Vec<float, E> w = weights(G::piece(smem, slot, u));
+        const int n = at.n + G::own_row() + u;
+        const float scale =
+            to_float(scales[G::scale_at(!G::N_TAIL || n < BN ? n : 0, !G::K_TAIL || k < G::SHARE ? first + k : 0)]);
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+          const Vec<float, E> f = beside(smem, m, at);
+          float sum = 0.0f;
+#pragma unroll
+          for (int e = 0; e < E; ++e) sum = fmaf(f.x[e], w.x[e], sum);
+          acc[m][u] = fmaf(scale, sum, acc[m][u]);
+        }
+      }
+    } else {
+      Vec<float, E> sums[M];
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const Vec<float, E> w = weights(G::piece(smem, slot, u));
+#pragma unroll
+        for (int m = 0; m < M; ++m) {
+          const float f = wide<U>(G::x(smem, m, k)).x[u];
+#pragma unroll
+          for (int e = 0; e < E; ++e) sums[m].x[e] = u ? fmaf(f, w.x[e], sums[m].x[e]) : f * w.x[e];
+        }
+      }
+      const auto* const own = scales + G::scale_at(G::own_col(), !G::K_TAIL || k < G::SHARE ? first + k : 0);
+#pragma unroll
+      for (int e = 0; e < E; e += 4) {
+        const Vec<float, 4> scale = jaxmono::load<float, 4>(own + e * (BN / E));
+#pragma unroll
+        for (int m = 0; m < M; ++m)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) acc[m][e + i] = fmaf(scale.x[i], sums[m].x[e + i], acc[m][e + i]);
+      }
+    }
+  }
   // Of x, what a piece of weights [n][k] is multiplied with. SPAN is a multiple of what changes places.
   JM_DEVICE static Vec<float, E> beside(unsigned char* smem, int m, const Step& at) {
     if constexpr (BYTES) {

@@ -10,8 +10,13 @@
 //
 //   [n][k]   lane (g, t) has rows g and g + 8, 16 elements of k from 16 t: four products of 16 k
 //   [k][n]   lane (g, t) has columns 16 g .. 16 g + 15 of 128, rows 4 t .. 4 t + 3: eight products of 16 n
+// Of integers of 4 bits it has 32:
+//
+//   [n][k]   lane (g, t) has 32 elements of k from 32 t: eight products of 16 k, each of four elements of a word
+//   [k][n]   lane (g, t) has columns 32 g .. 32 g + 31 of 256, rows 4 t .. 4 t + 3: 16 products of 16 n
 #pragma once
 #include "jaxmono/bytes.cuh"
+#include "jaxmono/four_bits.cuh"
 #include "jaxmono/mma.cuh"
 #include "jaxmono/tile.cuh"
 #include "jaxmono/vec.cuh"
@@ -27,12 +32,15 @@ struct GemvMma {
   using Words4 = Piece<uint32_t>;
   static constexpr int E = G::E, EX = G::EX, BN = G::BN, XN = G::XN, WN = G::WN, WC = G::WC;
 
-  JM_DEVICE static void multiply(Sums& acc, unsigned char* smem, int slot, const Step& at) {
+  // first: of k, in its group.
+  JM_DEVICE static void multiply(Sums& acc, unsigned char* smem, int slot, const Step& at, int first) {
     Words4 w[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) w[u] = *reinterpret_cast<const Words4*>(G::piece(smem, slot, u));
-    if constexpr (sizeof(W) == 1) {
-      multiply_bytes(acc, smem, w, at);
+    if constexpr (G::FOURS) {
+      multiply_fours(acc, smem, w, at, first);
+    } else if constexpr (sizeof(W) == 1) {
+      multiply_bytes(acc, smem, w, at, first);
     } else if constexpr (K_MAJOR) {
 #pragma unroll
       for (int c = 0; c < U / 2; ++c) {
@@ -110,11 +118,13 @@ struct GemvMma {
   }
   // The same of bytes, which become fragments where they lie.
   JM_DEVICE static void multiply_bytes(Sums& acc, unsigned char* smem, const Words4 (&w)[U],
-                                       const Step& at) {
+                                       const Step& at, int first) {
     if constexpr (K_MAJOR) {
 #pragma unroll
       for (int c = 0; c < U / 2; ++c) {
         const int k = at.k + G::own_col() + G::col_step(2 * c);
+        const uint32_t scale[2] = {twice_of(scale_of_row(smem, at, 0, first, k)),
+                                   twice_of(scale_of_row(smem, at, 1, first, k))};
         Words4 f[XN][2];
 #pragma unroll
         for (int i = 0; i < XN; ++i)
@@ -124,8 +134,8 @@ struct GemvMma {
 #pragma unroll
         for (int h = 0; h < 4; ++h) {
           const uint32_t p = w[2 * c].x[h], q = w[2 * c + 1].x[h];
-          const uint32_t a[4] = {pair_of_word<T, W>(p, 0), pair_of_word<T, W>(q, 0),
-                                 pair_of_word<T, W>(p, 1), pair_of_word<T, W>(q, 1)};
+          const uint32_t a[4] = {by(pair_of_word<T, W>(p, 0), scale[0]), by(pair_of_word<T, W>(q, 0), scale[1]),
+                                 by(pair_of_word<T, W>(p, 1), scale[0]), by(pair_of_word<T, W>(q, 1), scale[1])};
 #pragma unroll
           for (int i = 0; i < XN; ++i) {
             const uint32_t b[2] = {f[i][h / 2].x[h % 2 * 2], f[i][h / 2].x[h % 2 * 2 + 1]};
@@ -140,11 +150,12 @@ struct GemvMma {
         f[i] = *reinterpret_cast<const Words2*>(G::x(smem, x_row(i), at.k + G::own_row()));
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
+        const Words2 scale = scales_of_columns(smem, at, first, 2 * j);
         uint32_t a[4];
 #pragma unroll
         for (int e = 0; e < 4; ++e)  // column 2 j + e % 2, rows 0 and 1 or 2 and 3
-          a[e] = pair_of_words<T, W>(w[e / 2 * 2].x[j / 2], w[e / 2 * 2 + 1].x[j / 2],
-                                     j % 2 * 2 + e % 2);
+          a[e] = by(pair_of_words<T, W>(w[e / 2 * 2].x[j / 2], w[e / 2 * 2 + 1].x[j / 2],
+                                        j % 2 * 2 + e % 2), scale.x[e % 2]);
 #pragma unroll
         for (int i = 0; i < XN; ++i) {
           float(&d)[4] = *reinterpret_cast<float(*)[4]>(&acc[i][j * 4]);
@@ -152,6 +163,100 @@ struct GemvMma {
           product(d, a, b);
         }
       }
+    }
+  }
+  // The same of integers of 4 bits.
+  JM_DEVICE static void multiply_fours(Sums& acc, unsigned char* smem, const Words4 (&w)[U],
+                                       const Step& at, int first) {
+    using I = typename W::Element;
+    if constexpr (K_MAJOR) {
+#pragma unroll
+      for (int c = 0; c < U / 2; ++c) {
+        const int k = at.k + G::own_col() + G::col_step(2 * c);
+        const float scale[2] = {scale_of_row(smem, at, 0, first, k), scale_of_row(smem, at, 1, first, k)};
+        const uint32_t both[2] = {twice_of(scale[0]), twice_of(scale[1])};
+        float sums[XN][4] = {};  // of 128 k
+#pragma unroll
+        for (int h = 0; h < 4; ++h) {
+          Words4 f[XN];
+#pragma unroll
+          for (int i = 0; i < XN; ++i)
+            f[i] = *reinterpret_cast<const Words4*>(G::x(smem, x_row(i), k + h * EX));
+          const uint32_t p = w[2 * c].x[h], q = w[2 * c + 1].x[h];
+#pragma unroll
+          for (int j = 0; j < 4; j += 2) {
+            const uint32_t a[4] = {
+                by(pair_of_fours<T, I>(p >> 4 * j), both[0]), by(pair_of_fours<T, I>(q >> 4 * j), both[1]),
+                by(pair_of_fours<T, I>(p >> (4 * j + 4)), both[0]), by(pair_of_fours<T, I>(q >> (4 * j + 4)), both[1])};
+#pragma unroll
+            for (int i = 0; i < XN; ++i) {
+              const uint32_t b[2] = {f[i].x[j], f[i].x[j + 1]};
+              if constexpr (G::SCALES_SUMS) product(sums[i], a, b);
+              else product(acc[i], a, b);
+            }
+          }
+        }
+        if constexpr (G::SCALES_SUMS)
+#pragma unroll
+          for (int i = 0; i < XN; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) acc[i][e] = fmaf(scale[e / 2], sums[i][e], acc[i][e]);
+      }
+    } else {
+      Words2 f[XN];
+#pragma unroll
+      for (int i = 0; i < XN; ++i)
+        f[i] = *reinterpret_cast<const Words2*>(G::x(smem, x_row(i), at.k + G::own_row()));
+#pragma unroll
+      for (int h = 0; h < 8; ++h) {  // halves of words: four columns of two rows
+        const uint32_t half = h % 2 ? 0x7632u : 0x5410u;
+        const uint32_t p = byte_permute(w[0].x[h / 2], w[1].x[h / 2], half);
+        const uint32_t q = byte_permute(w[2].x[h / 2], w[3].x[h / 2], half);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const Words2 scale = scales_of_columns(smem, at, first, 4 * h + 2 * j);
+          const uint32_t a[4] = {
+              by(pair_of_fours<T, I>(p >> 8 * j), scale.x[0]), by(pair_of_fours<T, I>(p >> (8 * j + 4)), scale.x[1]),
+              by(pair_of_fours<T, I>(q >> 8 * j), scale.x[0]), by(pair_of_fours<T, I>(q >> (8 * j + 4)), scale.x[1])};
+#pragma unroll
+          for (int i = 0; i < XN; ++i) {
+            float(&d)[4] = *reinterpret_cast<float(*)[4]>(&acc[i][(2 * h + j) * 4]);
+            const uint32_t b[2] = {f[i].x[0], f[i].x[1]};
+            product(d, a, b);
+          }
+        }
+      }
+    }
+  }
+  // Weights times their scale, rounded as T.
+  JM_DEVICE static uint32_t by(uint32_t pair, uint32_t scale) {
+    if constexpr (!G::SCALED || G::SCALES_SUMS) return pair;
+    else return pairs_product<T>(pair, scale);
+  }
+  JM_DEVICE static uint32_t twice_of(float scale) {
+    if constexpr (G::SCALED && !G::SCALES_SUMS) return twice<T>(scale);
+    else return 0;
+  }
+  // [n][k]: of this lane's row g or g + 8 and what a piece that begins at k has.
+  JM_DEVICE static float scale_of_row(unsigned char* smem, const Step& at, int half, int first, int k) {
+    if constexpr (G::SCALED) {
+      const int n = at.n + G::own_row() + half * 8;
+      return to_float(
+          G::scales(smem)[G::scale_at(!G::N_TAIL || n < BN ? n : 0, !G::K_TAIL || k < G::SHARE ? first + k : 0)]);
+    } else {
+      return 0.0f;
+    }
+  }
+  // [k][n]: of the columns c and c + 1 of this lane's piece.
+  JM_DEVICE static Words2 scales_of_columns(unsigned char* smem, const Step& at, int first, int c) {
+    if constexpr (G::SCALED && !G::SCALES_SUMS) {
+      const int k = at.k + G::own_row();
+      const Vec<float, 2> two = load<float, 2>(
+          G::scales(smem) + G::scale_at(G::own_col(), !G::K_TAIL || k < G::SHARE ? first + k : 0) +
+          c / 4 * (BN / E * 4) + c % 4);
+      return {twice<T>(two.x[0]), twice<T>(two.x[1])};
+    } else {
+      return {};
     }
   }
   JM_DEVICE static uint32_t low_halves(uint32_t a, uint32_t b) { return (a & 0xffffu) | b << 16; }

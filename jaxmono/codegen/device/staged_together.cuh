@@ -2,7 +2,8 @@
 // 64 rows are columns of the result.
 //
 //   fragment          lane 4 g + t:  rows 8 j + 2 t, + 1  of columns g, g + 8 of a warp's 16   (stored)
-//                     INTERLEAVED:                        of columns 2 g, 2 g + 1
+//                     EACH 2:                             of columns 2 g, 2 g + 1
+//                     EACH 4:                             of columns 4 g + 2 w, + 1 of the 32 of two warps (w: 0, 1)
 //   piece             LANES neighbouring columns of a row                                      (loaded)
 //
 // A warp by itself (staged_columns.cuh) has 16 columns: rows of 16 bits leave it in sectors. Of four warps
@@ -19,7 +20,7 @@ namespace jaxmono {
 
 // NT fragments of 8 rows each, some at a time. Sum: float or uint32_t. WG_K: 2 where both warpgroups have sums
 // of the same elements: all threads finish them. 1: chunks alternate between two buffers.
-template <int NT, class Sum, bool INTERLEAVED, int WG_K = 1>
+template <int NT, class Sum, int EACH, int WG_K = 1>
 struct StagedTogether {
   static constexpr int ROWS = WG_K == 2 && NT % 4 == 0 ? 32 : 16, COLUMNS = 64, CHUNKS = NT * 8 / ROWS;
   static_assert(NT % 2 == 0, "whole chunks");
@@ -36,15 +37,15 @@ struct StagedTogether {
   // A chunk's fragments, from the j-th one on.
   template <int LANES>
   JM_DEVICE static void put(Sum* to, const Sum (&x)[NT][4], int j) {
-    const int lane = fresh(lane_id()), warp = fresh(warp_id()) % 4 * 16;
-    Sum* const own = to + (lane & 3) * (2 * PITCH) +
-                     place<LANES>(warp + (INTERLEAVED ? (lane >> 2) * 2 : lane >> 2));
+    const int lane = fresh(lane_id()), warp = fresh(warp_id()) % 4;
+    const int first = EACH == 4 ? warp / 2 * 32 + warp % 2 * 2 : warp * 16;
+    Sum* const own = to + (lane & 3) * (2 * PITCH) + place<LANES>(first + (lane >> 2) * EACH);
 #pragma unroll
     for (int i = 0; i < ROWS / 8; ++i)
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         Sum* const row = own + (i * 8 + e) * PITCH;
-        if constexpr (INTERLEAVED) {
+        if constexpr (EACH > 1) {
           store<Sum, 2>(row, Vec<Sum, 2>{x[j + i][e], x[j + i][e + 2]});
         } else {
           row[0] = x[j + i][e];

@@ -7,12 +7,25 @@
 //
 // Rows lie in shared memory as wgmma reads them, [m][k]; weights in any way. Coordinates are those of y.
 #pragma once
+#include "jaxmono/bytes.cuh"
 #include "jaxmono/gemm_wgmma.cuh"
 #include "jaxmono/row_panel.cuh"
 #include "jaxmono/staged_columns.cuh"
 #include "jaxmono/staged_together.cuh"
 
 namespace jaxmono {
+
+// Weights that nothing is multiplied with.
+struct NoScales {
+  static constexpr int PER_SCALE = 0;
+};
+// of(column, k): the scale of a column of a tile and of PER elements of k, from the task's first on, twice the
+// rows' 16 bits (bytes.cuh's `twice`).
+template <int PER, class Of>
+struct Scales {
+  static constexpr int PER_SCALE = PER;
+  const Of& of;
+};
 
 // Weights: a tile of weights and its fragments, as Tf32Weights (gemm_tf32.cuh) and ByteWeights
 // (byte_weights.cuh). The warpgroups share the tile along m (WG_M), n (WG_N) or k (WG_K: each has all of it
@@ -33,7 +46,7 @@ struct WeightsLeft {
   static constexpr int STAGE_BYTES = Weights::BYTES + (PANEL ? 0 : TileX::BYTES);
   static constexpr bool TOGETHER = Weights::TOGETHER;  // the warps of a warpgroup stage their sums
   static_assert(WG_K == 1 || TOGETHER, "");
-  using Staged = Conditional<TOGETHER, StagedTogether<NT, Sum, Weights::INTERLEAVED, WG_K>,
+  using Staged = Conditional<TOGETHER, StagedTogether<NT, Sum, Weights::EACH, WG_K>,
                              StagedColumns<NT>>;
 
   // Layout: panel | ring | staging. A slot: weights | x.
@@ -90,8 +103,10 @@ struct WeightsLeft {
     fill_panel<typename Weights::Row, BM>(smem, m0, k0, tiles * (TileX::BYTES / (BM * 128)), load_x);
   }
 
-  JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles,
-                                Accumulators& sums) {
+  // Scales are asked for two tiles ahead: a lane has two columns.
+  template <class By = NoScales>
+  JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles, Accumulators& sums,
+                                const By& by = {}) {
 #pragma unroll
     for (int j = 0; j < NT; ++j)
 #pragma unroll
@@ -114,10 +129,36 @@ struct WeightsLeft {
 #else
     constexpr int RUNNING = NT <= 24 ? 1 : 0;
 #endif
+    constexpr bool SCALED = By::PER_SCALE > 0;
+    constexpr int OWN_K = STEPS * STEP;  // of a warpgroup in a tile
+    constexpr int SCALES = SCALED && OWN_K > By::PER_SCALE ? OWN_K / By::PER_SCALE : 1;
+    struct Held {
+      uint32_t x[SCALES][2];
+    };
+    const auto scales = [&](int t) {
+      Held out{};
+      if constexpr (SCALED)
+#pragma unroll
+        for (int i = 0; i < SCALES; ++i)
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+            out.x[i][h] = by.of(Weights::column(first_column(), h),
+                                t * BK + (WG_K == 2 ? wg * OWN_K : 0) + i * By::PER_SCALE);
+      return out;
+    };
     int before = -1;  // the slot whose products may still run
-    const auto step = [&](uint32_t (&own)[STEPS][4], int t) {
+    const auto step = [&](uint32_t (&own)[STEPS][4], Held& held, int t) {
       mbarrier_wait(&roles->full[at.slot], at.parity());
       Weights::fragments(own, shared_offset(slot(smem, at.slot)) + first);
+      if constexpr (SCALED) {
+#pragma unroll
+        for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            own[s][i] = pairs_product<typename Weights::Row>(
+                own[s][i], held.x[SCALES == 1 ? 0 : s * STEP / By::PER_SCALE][i % 2]);
+        held = scales(t + 2 < tiles ? t + 2 : t);
+      }
       const uint64_t x = wgmma_descriptor_at(x0, PANEL ? t * TileX::BYTES : at.slot * STAGE_BYTES);
       wgmma_fence();
 #pragma unroll
@@ -131,11 +172,12 @@ struct WeightsLeft {
       at.template next<SLOTS>();
     };
     uint32_t even[STEPS][4], odd[STEPS][4];
+    Held of_even = scales(0), of_odd = scales(tiles > 1 ? 1 : 0);
 #pragma unroll 1
     for (int t = 0; t < tiles; t += 2) {
-      step(even, t);
+      step(even, of_even, t);
       if (t + 1 == tiles) break;  // with the second step behind a branch ptxas lets products wait (13.5)
-      step(odd, t + 1);
+      step(odd, of_odd, t + 1);
     }
     wgmma_wait<0>();
     if (RUNNING && before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);

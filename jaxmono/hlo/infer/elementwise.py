@@ -96,7 +96,7 @@ def infer_convert(op: ops.Convert) -> tuple[TensorType, ...]:
 
 def infer_bitcast_convert(op: ops.BitcastConvert) -> tuple[TensorType, ...]:
     source, result = op.operand.type, op.result.type
-    a, b = _bits(source.dtype), _bits(result.dtype)
+    a, b = source.dtype.bits, result.dtype.bits
     if a == b:
         shape = source.shape
     elif a > b:
@@ -149,5 +149,3 @@ def infer_case_index(op: ops.Case) -> None:
             f"index has to be s32 or pred, is {op.index.type.dtype.value}")
 
 
-def _bits(dtype: DType) -> int:
-    return 4 if dtype in (DType.S4, DType.U4) else 8 * dtype.itemsize

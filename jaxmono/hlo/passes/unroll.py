@@ -29,7 +29,7 @@ from jaxmono.hlo.passes.on_the_way import on_the_way, source
 from jaxmono.hlo.passes.pipeline import in_loop
 from jaxmono.hlo.passes.rules.top_k import expanded
 from jaxmono.hlo.rewrite import Builder, copy_ops
-from jaxmono.hlo.types import DType, TensorType
+from jaxmono.hlo.types import FOUR_BITS, DType, TensorType
 
 MAX_OPS = 40960
 """Of all trips of a loop. The user waits for the planner, which takes 7 seconds of a slow core for
@@ -149,19 +149,20 @@ def _made_weights(loop: ops.While, found: Counted, op: Op, producer: Mapping[Val
         if whole in body.inputs and body.outputs[i := body.inputs.index(whole)] is whole:
             whole = _without_reshapes(producer, loop.args[i])
         if whole in producer or whole in body.producer or whole in body.inputs \
-                or not _is_piece(made.result.type.nbytes) or not sliced(loop, found, made):
+                or not _is_piece(made.result.type) or not sliced(loop, found, made):
             return True
     return False
 
 
 def _lie_together(t: TensorType, found: Counted) -> bool:
     """Whether the pieces that trips write of an array can lie there, each from its trip on."""
-    return _is_piece(t.nbytes // found.trips)
+    return _is_piece(t, found.trips)
 
 
-def _is_piece(nbytes: int) -> bool:
-    """Whether arrays of so many bytes can lie one behind the other."""
-    return nbytes > 0 and nbytes % ops.PIECE_BYTES == 0
+def _is_piece(t: TensorType, count: int = 1) -> bool:
+    """Whether arrays of so much can lie one behind the other; ``count``: of which ``t`` is made."""
+    bits = t.size // count * t.dtype.bits
+    return bits > 0 and bits % (8 * ops.PIECE_BYTES) == 0
 
 
 def unroll(graph: Graph) -> Graph:
@@ -216,7 +217,7 @@ class _Trips:
         self.computed: dict[Value, Value] = {}  # of the body's inputs, what products compute
         self.on_the_way = on_the_way(loop.body)
         self.places = {o: places for o in loop.body.ops if isinstance(o, ops.DynamicSlice)
-                       and _is_piece(o.result.type.nbytes) and (places := sliced(loop, found, o))}
+                       and _is_piece(o.result.type) and (places := sliced(loop, found, o))}
         self.first = loop.args
         self.products: dict[Op, Value] = {}  # of what all trips read, by an op of the body
         self.whole: dict[Value, Value] = {}  # arrays in memory, of which trips read pieces
@@ -308,7 +309,8 @@ class _Trips:
         if isinstance(made, ops.Stacked) and made.args[0].type.size == t.size:
             return self.walk.reshape(made.args[index], t.shape)
         if made is not None and not isinstance(made, ops.Stored | ops.Stacked):
-            if isinstance(made, ops.Constant | ops.Transpose) or v.type.nbytes > MAX_COPIED:
+            if isinstance(made, ops.Constant | ops.Transpose) or v.type.nbytes > MAX_COPIED \
+                    or v.type.dtype in FOUR_BITS:
                 return None
             if v not in self.whole:
                 self.whole[v] = self.walk.emit1(ops.Stored, v.type, operand=v)
@@ -327,7 +329,7 @@ class _Trips:
             return None
         *rows, k = o.lhs.type.dims
         if o.lhs_contract != (len(rows),) or read.result.type.dims[-1] != k \
-                or not _is_piece(o.result.type.nbytes) or len(o.rhs_contract) != 1:
+                or not _is_piece(o.result.type) or len(o.rhs_contract) != 1:
             return None
         if o not in self.products:
             b, given = self.walk, dict(zip(self.body.inputs, self.first, strict=True))

@@ -24,10 +24,10 @@ def lossless(a: DType, b: DType) -> bool:
         return b.is_integer or b.is_float
     if a.is_integer and b.is_integer:
         if a.is_unsigned:
-            return b.itemsize > a.itemsize
-        return b.is_signed and b.itemsize > a.itemsize
+            return b.bits > a.bits
+        return b.is_signed and b.bits > a.bits
     if a.is_integer and b in FORMATS:
-        digits = a.itemsize * 8 - a.is_signed
+        digits = a.bits - a.is_signed
         return digits <= FORMATS[b][1] + 1 and digits <= 2 ** (FORMATS[b][0] - 1)
     if a in FORMATS and b in FORMATS:
         return FORMATS[a][0] <= FORMATS[b][0] and FORMATS[a][1] <= FORMATS[b][1]

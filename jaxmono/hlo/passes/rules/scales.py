@@ -22,7 +22,7 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope
 from jaxmono.hlo.passes.rules.contraction import free_dims
-from jaxmono.hlo.types import DType
+from jaxmono.hlo.types import FOUR_BITS, DType
 
 INTEGERS = (DType.S8, DType.U8)
 FLOATS = (DType.F8E4M3FN, DType.F8E5M2)
@@ -94,7 +94,7 @@ def _bytes(v: Value, contracted: Sequence[int], scope: Scope,
             return None
         v, scale = found
         scales.append(scale)
-    return (v, tuple(scales)) if v.type.dtype in (*INTEGERS, *FLOATS) else None
+    return (v, tuple(scales)) if v.type.dtype in (*INTEGERS, *FOUR_BITS, *FLOATS) else None
 
 
 def _scale(op: ops.Elementwise, contracted: Sequence[int], scope: Scope,
