@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
@@ -80,8 +81,14 @@ def _nbytes(var: Any) -> int:
     aval = var.aval
     if not hasattr(aval, "shape"):
         return 0
-    itemsize = getattr(aval.dtype, "itemsize", 0)  # random keys have one too
-    return math.prod(aval.shape) * int(itemsize)
+    return math.prod(aval.shape) * _bits(aval.dtype) // 8
+
+
+def _bits(dtype: Any) -> int:
+    """Of an element in a buffer; random keys have some too."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return int(jnp.iinfo(dtype).bits)
+    return 8 * int(getattr(dtype, "itemsize", 0))
 
 
 def _inner(eqn: Any) -> Any | None:
@@ -145,18 +152,18 @@ def _read(flat: _Flat, uses: _Uses, var: Any, seen: set[int]) -> int:
     for (eqn, _, results), place in uses.get(id(var), ()):
         name = eqn.primitive.name
         if place == 0 and name in _TAKES:
-            total += sum(_nbytes(v) for v in results) * _itemsize(var) // _itemsize(results[0])
+            total += sum(_nbytes(v) for v in results) * _itembits(var) // _itembits(results[0])
         elif place == 0 and (name in _VIEWS or name in _UPDATES):
             if id(eqn) not in seen:
-                share = _itemsize(var) / _itemsize(results[0])
+                share = _itembits(var) / _itembits(results[0])
                 total += int(_read(flat, uses, results[0], {*seen, id(eqn)}) * share)
         else:
             return _nbytes(var)
     return total
 
 
-def _itemsize(var: Any) -> int:
-    return max(int(getattr(var.aval.dtype, "itemsize", 1)), 1)
+def _itembits(var: Any) -> int:
+    return max(_bits(var.aval.dtype), 1)
 
 
 def _written(made: dict[int, Any], inputs: set[int], var: Any) -> int:

@@ -20,7 +20,7 @@ from jaxmono.fusion import support
 from jaxmono.hlo import ir, ops
 from jaxmono.hlo.passes import branches
 from jaxmono.hlo.passes.rules import reduce_window, scatter, sort, top_k
-from jaxmono.hlo.types import DType
+from jaxmono.hlo.types import FOUR_BITS, DType
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -36,11 +36,13 @@ def supported_ops() -> str:
     refused["while"] = "loops with such ops in them, with loops of which nobody knows how often " \
         "they run, or of long trips; kernels may be in them (see Limits)"
     taken += [o for o in others if o not in refused]
-    dtypes = [d.value for d in DType if d not in support.REFUSED_DTYPES]
+    dtypes = [d.value for d in DType if d not in (*support.REFUSED_DTYPES, *FOUR_BITS)]
     lines = [
         "**In kernels**: " + ", ".join(f"`{name}`" for name in sorted(taken)) + ".",
         "",
-        "**Element types**: " + ", ".join(f"`{name}`" for name in dtypes) + ".",
+        "**Element types**: " + ", ".join(f"`{name}`" for name in dtypes) + "; of 4 bits (" +
+        ", ".join(f"`{d.value}`" for d in FOUR_BITS) + ", two in a byte as XLA packs them) what is "
+        "read, moved, chosen and converted; XLA alone writes such, or calculates with them.",
         "",
         "**Left to XLA**:",
         "",

@@ -1,16 +1,17 @@
 """Runs generated kernels and next to nothing else, for `compute-sanitizer` to watch.
 
     PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] [images:DTYPE] [taps:DTYPE] \\
-        [rows:DTYPE] [quantised:DTYPE] [diffusion:DTYPE] [gated:DTYPE] [exact:DTYPE] \\
-        [dense:DTYPE] NUMBER... MODEL:BATCH[:DTYPE]...
+        [rows:DTYPE] [quantised:DTYPE] [fours:DTYPE] [diffusion:DTYPE] [gated:DTYPE] \\
+        [exact:DTYPE] [dense:DTYPE] NUMBER... MODEL:BATCH[:DTYPE]...
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
 models of the yardstick at their published sizes. ``images``: convolutions with channels first, and
 rows that read windows. ``taps``: convolutions whose image stays in shared memory. ``rows``:
-products whose rows are no multiples of 16 bytes. ``quantised``: weights of bytes. ``diffusion``:
-a level of a UNet. ``gated``: tiles of columns of two halves. ``exact``: products of f32 at
-precision HIGHEST. ``dense``: a block of DenseNet. ``ordered``: with what racecheck sees the order
-of producers and consumers by (JM_RACECHECK in device/roles.cuh), in kernels that no cache keeps.
+products whose rows are no multiples of 16 bytes. ``quantised``: weights of bytes; ``fours``: of
+4 bits, with scales of groups. ``diffusion``: a level of a UNet. ``gated``: tiles of columns of two
+halves. ``exact``: products of f32 at precision HIGHEST. ``dense``: a block of DenseNet.
+``ordered``: with what racecheck sees the order of producers and consumers by (JM_RACECHECK in
+device/roles.cuh), in kernels that no cache keeps.
 """
 
 from __future__ import annotations
@@ -107,6 +108,28 @@ def quantised(dtype: str) -> None:
         run(block, (rng.standard_normal((m, 512)).astype(t), *weights, scale))
 
 
+def fours(dtype: str) -> None:
+    """Streams of 4 bits in both layouts, behind a norm and with flags between them, tiles of them,
+    shares of k; scales of groups, and of columns."""
+    t, groups = jnp.dtype(dtype), 128
+
+    def block(x: jax.Array, w: jax.Array, s: jax.Array, u: jax.Array, v: jax.Array, r: jax.Array,
+              ) -> jax.Array:
+        y = x - x.mean(-1, keepdims=True)
+        wide = w.reshape(-1, groups, w.shape[1]).astype(t) * s[:, None].astype(t)
+        gate, up = jnp.split(y @ wide.reshape(w.shape), 2, axis=1)
+        z = (jax.nn.silu(gate) * up) @ u.astype(t)
+        turned = v.reshape(v.shape[0], -1, groups).astype(t) * r[..., None].astype(t)
+        return jnp.einsum("mk,nk->mn", z, turned.reshape(v.shape)) + x
+
+    rng = np.random.default_rng(0)
+    w, u, v = (jnp.asarray(rng.integers(-8, 8, s, np.int8)).astype(jnp.int4)
+               for s in ((512, 4096), (2048, 512), (512, 512)))
+    s, r = (rng.uniform(1e-3, 2e-3, s).astype(np.float32) for s in ((4, 4096), (512, 4)))
+    for m in (1, 4, 16, 100):
+        run(block, (rng.standard_normal((m, 512)).astype(t), w, s, u, v, r))
+
+
 def diffusion(dtype: str) -> None:
     """Gates in the epilogue of the second of two products, groups' norms, several places of which
     a thread takes, joined channels; twice, the second time in several kernels."""
@@ -180,7 +203,8 @@ def main(what: list[str]) -> None:
         show_order()
         what = [spec for spec in what if spec != "ordered"]
     for name, function in (("images:", images), ("taps:", taps), ("rows:", rows),
-                           ("quantised:", quantised), ("diffusion:", diffusion), ("gated:", gated),
+                           ("quantised:", quantised), ("fours:", fours),
+                           ("diffusion:", diffusion), ("gated:", gated),
                            ("exact:", exact), ("dense:", dense)):
         for spec in [spec for spec in what if spec.startswith(name)]:
             function(spec.removeprefix(name))
