@@ -86,7 +86,7 @@ def check_gemv(plan: Plan, columns: DotSchedule, rows: DotSchedule) -> set[bool]
     return {shape(DotCode.of(s, sigs[s.key]), 32 * WARPS).mma for s in dot_sigs(plan)}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("w", [S4, U4])
 @pytest.mark.parametrize(("t", "m"), [(BF16, 1), (F16, 2), (F32, 1), (F32, 3)])
 @pytest.mark.parametrize(("columns", "rows"), [
@@ -98,7 +98,7 @@ def test_multiply_adds(columns: DotSchedule, rows: DotSchedule, t: Any, m: int, 
     assert mma == ({False} if t is F32 else {False, True})
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("w", [S4, U4])
 @pytest.mark.parametrize("t", [BF16, F16])
 @pytest.mark.parametrize("m", [3, 8, 11])
@@ -109,6 +109,7 @@ def test_tensor_cores(columns: DotSchedule, rows: DotSchedule, m: int, t: Any, w
     assert check_gemv(both(m, 544, 608, t, w), columns, rows) == {True}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("m", [1, 4, 11])
 def test_normalised_rows(m: int, scaled: bool) -> None:
@@ -148,7 +149,7 @@ SHAPES: list[tuple[int, int, int, tuple[int, int, int]]] = [
     (96, 64, 5, (2, 1, 1)), (64, 64, 3, (1, 1, 2)), (48, 64, 3, (1, 1, 2))]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("lines", [1, 2])
 @pytest.mark.parametrize(("t", "w"), [(BF16, S4), (F16, U4)])
@@ -164,6 +165,7 @@ def test_shares_of_k(split: int) -> None:
     run(both(40, 160, 544, BF16, S4), tile(48, 64, 3, (1, 1, 2), split=split), seeds=(0, 1))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("t", [BF16, F16])
 @pytest.mark.parametrize("w", [S4, U4])
 @pytest.mark.parametrize("layout", ["mk,kn->mn", "mk,nk->mn"])
@@ -210,7 +212,7 @@ def check_scaled(plan: Plan, columns: DotSchedule, rows: DotSchedule) -> set[boo
     return {shape(DotCode.of(s, sigs[s.key]), 32 * WARPS).mma for s in dot_sigs(plan)}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(31)
 @pytest.mark.parametrize("w", [S4, U4, jnp.int8, jnp.float8_e4m3fn])
 @pytest.mark.parametrize(("t", "m"), [(BF16, 1), (F16, 2), (BF16, 3), (BF16, 11)])
 @pytest.mark.parametrize("group", [32, 64, 128])
@@ -225,7 +227,7 @@ def test_scaled_streams(columns: DotSchedule, rows: DotSchedule, group: int, t: 
     assert (True in check_scaled(plan, columns, rows)) == (m > 2 or w in (S4, U4))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(29)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("lines", [1, 2])
 @pytest.mark.parametrize("group", [32, 64, 128])
