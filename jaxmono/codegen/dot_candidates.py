@@ -44,7 +44,7 @@ from jaxmono.codegen.dot_schedule_gemv import (
 from jaxmono.codegen.dot_schedule_image import candidates_image
 from jaxmono.codegen.dot_schedule_tf32 import MOST_BLOCKS, candidates_tf32
 from jaxmono.codegen.dot_schedule_wgmma import candidates_wgmma, choose_wgmma
-from jaxmono.codegen.gemv_scales import scale_of
+from jaxmono.codegen.group_scales import scale_of
 from jaxmono.codegen.image import Image, image_of, takes_image
 from jaxmono.codegen.operand import PIECE_BYTES, has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Request

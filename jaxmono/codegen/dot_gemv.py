@@ -21,7 +21,7 @@ from jaxmono.codegen.asked import Together
 from jaxmono.codegen.dot import DotCode, emit_epilogue, epilogue_lanes, row_demands, store_offset
 from jaxmono.codegen.dot_gemv_shape import SCRATCH, Shape
 from jaxmono.codegen.emit import BodyEmitter, Emitted, Load, c_type, vector_width
-from jaxmono.codegen.gemv_scales import emit_address, scale_of, width_of
+from jaxmono.codegen.group_scales import emit_address, scale_of, width_of
 from jaxmono.codegen.landed import emit_landed
 from jaxmono.codegen.loaders import emit_loader, lane_of
 from jaxmono.codegen.names import compute, stored_type, vector

@@ -53,6 +53,7 @@ from jaxmono.codegen.early_loads import (
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.epilogue_reduces import declare, emit_take, refusal
 from jaxmono.codegen.epilogue_source import source_operand
+from jaxmono.codegen.group_scales import emit_address, scale_of
 from jaxmono.codegen.image import emit_image, emit_row
 from jaxmono.codegen.loaders import emit_element_loader, emit_loader, emit_scale
 from jaxmono.codegen.names import stored_type
@@ -136,6 +137,11 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
         w.line(f"G::produce<{ahead}>(smem, roles, at, n0, ready, {image}, place, load_b{own});")
         w.line("return at;")
         return
+    scale = scale_of(code)
+    if scale is not None and scale.view.param in read_only:
+        emit_address(w, code, scale, pointers)
+        w.line(f"G::touch_scales<{form.n.size}, {form.k.size}, {scale.per}>(n0, k0, k_tiles, "
+               "scale_address);")
     w.line(f"G::produce<{ahead}>(smem, roles, at, m0, n0, k0, k_tiles, ready, load_a, load_b);")
     if besides := source_of(code):
         t = besides.value.type.dtype

@@ -28,6 +28,20 @@ struct GemmBytes
   using Left = WeightsLeft<Weights, TileX, BM, BN, SLOTS, WG_M, WG_N, WG_K, PANEL>;
   static constexpr int BK = Weights::BK;
 
+  // Requests a task's scales into the L2, by the producers. PER: elements of k that share one. address(n, k), of the
+  // whole operand: where it is; a column's (W_K_MAJOR), or a row's, lie beside each other.
+  template <int N, int K, int PER, class Of>
+  JM_DEVICE static void touch_scales(int n0, int k0, int tiles, const Of& address) {
+    constexpr int LINE = 32;
+    const int groups = (tiles * BK + PER - 1) / PER, lines = W_K_MAJOR ? (groups + LINE - 1) / LINE : BN / LINE;
+#pragma unroll 1
+    for (int i = fresh(thread_id()) - CONSUMERS; i < lines * (W_K_MAJOR ? BN : groups); i += PRODUCERS) {
+      const int row = i / lines, at = i % lines * LINE;
+      const int n = n0 + (W_K_MAJOR ? row : at), k = k0 + (W_K_MAJOR ? at : row) * PER;
+      if (n < N && k < K) prefetch_l2(address(n, k));
+    }
+  }
+
   // Of the first AHEAD tiles the weights do not wait for ready(), beside a panel of as many as there is room
   // for.
   template <int AHEAD, class Ready, class LoadX, class LoadW>

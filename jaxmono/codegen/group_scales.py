@@ -1,8 +1,8 @@
-"""Scales of groups of summed elements in the gemv family: as they lie in memory, into shared
-memory.
+"""Where the scales of groups of summed elements are (fusion/scaled_weights.py), and how they come.
 
-They are requested with a task's first weights, in front of a barrier where these are: loaded behind
-it, a decode step's stages waited for them once more.
+Streams of weights (gemv) bring them into shared memory with a task's first weights, as they lie in
+memory, in front of a barrier where these are: loaded behind it, a decode step's stages waited for
+them once more. Tiles (bytes) have them requested into the L2 by their producers.
 """
 
 from __future__ import annotations
