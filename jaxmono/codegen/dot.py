@@ -84,7 +84,7 @@ class DotCode:
         t = fma_type(form) if s.family in EXACT_FAMILIES else \
             operand_type(form) if s.family != "simt" else None
         stored = t is not None and s.family in STORED_FAMILIES
-        return DotCode(sig, form, s, t, *_operands(sig, t, stored))
+        return DotCode(sig, form, s, t, *_operands(sig, t, stored, s.family == "gemv"))
 
     @property
     def tiles_m(self) -> int:
@@ -280,7 +280,8 @@ def epilogue_lanes(body: Graph, stores: Sequence[Store], lane: Var, *, rows: int
 
 
 @lru_cache(maxsize=64)
-def _operands(sig: Sig, t: DType | None, stored: bool) -> tuple[Operand, Operand]:
+def _operands(sig: Sig, t: DType | None, stored: bool, copied: bool,
+              ) -> tuple[Operand, Operand]:
     """Of all tiles of a Sig, which are hundreds: kept, for the time that it takes to choose one."""
     form = sig.form
     assert isinstance(form, DotForm)
@@ -290,7 +291,8 @@ def _operands(sig: Sig, t: DType | None, stored: bool) -> tuple[Operand, Operand
         else analyse(sig.body, form.dot.lhs, form.lhs_index, form.m, form.k, size, several=True,
                      narrow=t is not None)
     return lhs, analyse(sig.body, form.dot.rhs, form.rhs_index, form.n, form.k, size,
-                        several=form.pairs is not None, narrow=t is not None, stored=stored)
+                        several=form.pairs is not None, narrow=t is not None, stored=stored,
+                        copied=copied)
 
 
 @lru_cache(maxsize=64)

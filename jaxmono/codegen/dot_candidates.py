@@ -192,8 +192,6 @@ def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
     own = (batch, n, k)
     code = any_stream(sig)
     scale = scale_of(code)
-    if scale is None and code.rhs.scaled is not None:
-        return []  # it is computed
     picked = _PICKED if is_unaligned(code.rhs) else 1.0
     return [(cost * picked, s) for cost, s in candidates_gemv(
         batch, m, n, k, _weight_bits(sig), k_major=code.rhs.k_major, device=request.device,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_gemv_shape import Shape
 from jaxmono.codegen.emit import BodyEmitter
-from jaxmono.codegen.operand import View, views_of_params
+from jaxmono.codegen.operand import View, scales_of
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, Var, contiguous, linearize
 from jaxmono.hlo.ir import Value
@@ -33,12 +33,8 @@ class Scale:
 def scale_of(code: DotCode) -> Scale | None:
     """Those of a dot's weights; None if there are none, or if they are computed."""
     by = code.rhs.scaled
-    if by is None:
-        return None
-    found = views_of_params(code.sig.body, by.scale, by.scale_index, stored=True)
-    if not found or len(found) != 1 or found[0].guard.bounds:
-        return None
-    return Scale(found[0], by.group)
+    found = None if by is None else scales_of(code.sig.body, by)
+    return None if by is None or found is None else Scale(found, by.group)
 
 
 def width_of(code: DotCode, scale: Scale, of: Shape) -> int:
@@ -48,9 +44,9 @@ def width_of(code: DotCode, scale: Scale, of: Shape) -> int:
     offset = linearize(scale.view.index, scale.view.param.type.dims).substitute(
         {k: Index.of(groups) * scale.per})
     if not code.rhs.k_major:
-        return _COLUMNS * size if contiguous(offset, n, _COLUMNS) else size
+        return min(_COLUMNS * size, 16) if contiguous(offset, n, _COLUMNS) else size
     own = of.share // scale.per
-    return next((count * size for count in (8, 4, 2) if count * size <= 16
+    return next((count * size for count in (16, 8, 4, 2) if 4 <= count * size <= 16
                  and of.share % scale.per == 0 and own % count == 0
                  and contiguous(offset, groups, count)), size)
 

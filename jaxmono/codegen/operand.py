@@ -311,14 +311,15 @@ def copied_bytes(x: Operand) -> int:
 
 def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, itemsize: int, *,
             several: bool = False, rows: Var | None = None, narrow: bool = False,
-            stored: bool = False) -> Operand:
+            stored: bool = False, copied: bool = False) -> Operand:
     """Decides how an operand demanded at ``index`` is loaded, for pieces of 16 bytes.
 
     ``several``: pieces may come from several buffers, which a concatenation joins. ``rows``: of an
     update of one buffer, whose own elements the operand then has apart (`Operand.new`).
     ``narrow``: what is not padded may be copied 8 or 4 bytes at a time, where no more are aligned,
     and the last piece of a row may be a part of one. ``stored``: it may be bytes or f32 that are
-    converted behind shared memory (`Operand.stored`), in whole pieces.
+    converted behind shared memory (`Operand.stored`), in whole pieces, and scaled; ``copied``: by
+    scales that lie in memory (`scales_of`).
     """
     if stored:
         found = views_of_params(body, value, index, stored=True)
@@ -328,7 +329,8 @@ def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, item
                                8 * PIECE_BYTES // found[0].param.type.dtype.bits, ragged=False)
                 if made is not None:
                     return made
-        if (by := scaled(body, value, index, k)) is not None:
+        by = scaled(body, value, index, k)
+        if by is not None and (not copied or scales_of(body, by) is not None):
             for var in (k, outer):
                 made = _copied(Operand(value, index, outer, k, var, scaled=by),
                                [View(by.param, by.index)],
@@ -356,6 +358,22 @@ def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, item
         picked = Source(view.param, offset, view.guard) if len(sources) == 1 and static else None
         return Operand(value, index, outer, k, major, picked=picked)
     return Operand(value, index, outer, k, _computed_major(body, value, index, outer, k))
+
+
+def scales_of(body: Graph, by: Scaled) -> View | None:
+    """Where the scales of an operand lie, in floats or bytes; None if they are computed."""
+    value, index, inputs = by.scale, by.scale_index, set(body.inputs)
+    while value not in inputs:
+        op = body.producer.get(value)
+        needs = None if op is None else demands(op, index)
+        if op is None or not needs or len(needs) != 1 or needs[0].guard.bounds or not (
+                _selects(op.opcode) or isinstance(op, ops.Convert)):
+            return None
+        value, index = needs[0].value, needs[0].index
+        t = value.type.dtype
+        if not t.is_float and not (t.is_integer and t.bits == 8):
+            return None
+    return View(value, index)
 
 
 def _new_rows(updates: Sequence[Demand], rows: Var, sources: Sequence[View]) -> NewRows | None:

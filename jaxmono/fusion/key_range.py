@@ -200,4 +200,4 @@ def _same_kind(op: Op) -> bool:
     a, b = op.operand.type.dtype, op.result.type.dtype
     return (a.is_float and b.is_float) or (
         a.is_integer and b.is_integer and not a.is_unsigned and not b.is_unsigned
-        and b.itemsize >= a.itemsize)
+        and b.bits >= a.bits)

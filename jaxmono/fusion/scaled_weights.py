@@ -34,7 +34,7 @@ class Scaled:
       param, index: the input that the weights are in, and where, demanded as the product's operand.
       scale, scale_index: what each is multiplied with, and where.
       group: neighbours along k, from a multiple of them, that have one scale; a power of two.
-      ops: the multiplication and the conversion.
+      ops: the multiplication and the conversion, and that of the scales if there is one.
     """
 
     param: Value
@@ -42,7 +42,7 @@ class Scaled:
     scale: Value
     scale_index: IndexMap
     group: int
-    ops: tuple[Op, Op]
+    ops: tuple[Op, ...]
 
 
 def scaled(graph: Graph, value: Value, index: IndexMap, k: Var) -> Scaled | None:
@@ -69,7 +69,9 @@ def scaled(graph: Graph, value: Value, index: IndexMap, k: Var) -> Scaled | None
         while group < MOST_GROUP and k.size % (2 * group) == 0 \
                 and all(uniform(i, k, 2 * group) for i in where):
             group *= 2
-        return Scaled(param, inside, scale, where, group, (op, convert))
+        made = graph.producer.get(scale)
+        besides = (made,) if isinstance(made, ops.Convert) else ()
+        return Scaled(param, inside, scale, where, group, (op, convert, *besides))
     return None
 
 

@@ -32,7 +32,7 @@ class DType(enum.Enum):
     F8E5M2 = "f8e5m2"
     C64 = "c64"
     C128 = "c128"
-    # Kernels read them (fusion/four_bits.py); XLA writes them.
+    # Kernels read them (device/four_bits.cuh); XLA writes them.
     S4 = "s4"
     U4 = "u4"
     # Tokens, and element types that have no name here; only ops.Unknown uses such values.

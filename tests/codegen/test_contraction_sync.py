@@ -23,6 +23,7 @@ from lost_waits import Case, Change, failure, own_text, rewritten
 from thinned import thinned
 
 from jaxmono.codegen.attention import AttentionSchedule
+from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.fusion.plan import AttentionForm, Plan
 
@@ -207,6 +208,26 @@ def flash_heads() -> Case:
 
 
 @functools.cache
+def scaled() -> Case:
+    """Weights of 4 bits in both layouts, whose scales come with the first of them."""
+    m, n, k, group = 2, 64, 512, 64
+
+    def fn(x: Any, q: Any, s: Any, qt: Any, st: Any) -> Any:
+        wide = (q.reshape(-1, group, n).astype(BF16) * s[:, None]).reshape(k, n)
+        turned = (qt.reshape(n, -1, group).astype(BF16) * st[..., None]).reshape(n, k)
+        return x @ wide, jnp.einsum("mk,nk->mn", x, turned)
+
+    plan = plan_of(fn, Spec((m, k), BF16), Spec((k, n), jnp.int4), Spec((k // group, n), BF16),
+                   Spec((n, k), jnp.int4), Spec((n, k // group), BF16))
+    sigs = {}
+    for sig in plan.sigs:
+        columns = DotSchedule("gemv", m, 32, 64, 2, (1, 1, 4))
+        rows = DotCode.of(sig, columns).rhs.k_major
+        sigs[sig.key] = DotSchedule("gemv", m, 16, 64, 2, (1, 2, 2)) if rows else columns
+    return case_of(plan, sigs, smooth(plan.graph), 3e-2)
+
+
+@functools.cache
 def few_heads() -> Case:
     """One block and several that share keys; behind a task, one whose query is where O was."""
     def fn(*xs: Any) -> Any:
@@ -240,7 +261,7 @@ def statements(name: str) -> list[Any]:
 
 CASES: dict[str, tuple[Callable[[], Case], ...]] = {
     "gemm.cuh": (gemm,), "gemm_ring.cuh": (gemm, fma), "gemm_fma.cuh": (fma,),
-    "gemm_simt.cuh": (simt,), "gemv.cuh": (stream, decode),
+    "gemm_simt.cuh": (simt,), "gemv.cuh": (stream, decode, scaled),
     "gemv_fma.cuh": (stream, decode), "split_k.cuh": (split_k,),
     "attention.cuh": (heads,), "attention_flash.cuh": (flash_heads,),
     "attention_rows.cuh": (flash_heads,), "attention_few.cuh": (few_heads,)}

@@ -51,6 +51,18 @@ def _quantise(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return q, q.astype(F32) * scale
 
 
+def _scaled(x: jax.Array, q: jax.Array, s: jax.Array) -> jax.Array:
+    """Weights [k, n], scales [k / G, n]."""
+    parts = q.reshape(s.shape[0], -1, q.shape[1]).astype(x.dtype) * s[:, None].astype(x.dtype)
+    return x @ parts.reshape(q.shape)
+
+
+def _scaled_rows(x: jax.Array, q: jax.Array, s: jax.Array) -> jax.Array:
+    """Weights [n, k], scales [n, k / G]."""
+    parts = q.reshape(*s.shape, -1).astype(x.dtype) * s[..., None].astype(x.dtype)
+    return jnp.einsum("mk,nk->mn", x, parts.reshape(q.shape))
+
+
 Case = tuple[Callable[..., Any], tuple[jax.Array, ...], set[str]]
 
 CASES: dict[str, Case] = {
@@ -81,6 +93,17 @@ CASES: dict[str, Case] = {
     "scanned, of 31": (_scan, (floats(1), fours(6, 31, 1)), set()),
     "scanned, joined": (lambda x, a, b: _scan(x, jnp.concatenate([a, b])),
                         (floats(16), fours(6, 4, 16), fours(2, 4, 16)), set()),
+    "a layer by its number": (lambda x, q, i: x @ q[i].astype(BF16),
+                              (floats(1, 128, t=BF16), fours(8, 128, 64), jnp.int32(3)), set()),
+    "experts": (lambda x, q, i: jnp.einsum("md,mnd->mn", x, q[i].astype(BF16)),
+                (floats(2, 128, t=BF16), fours(8, 64, 128), jnp.asarray([3, 5])), set()),
+    "two scales of a byte": (_scaled_rows, (floats(1, 256, t=BF16), fours(64, 256),
+                                            floats(64, 2).astype(jnp.float8_e4m3fn)), set()),
+    "six scales of a byte": (_scaled_rows, (floats(1, 384, t=BF16), fours(64, 384),
+                                            fours(64, 6).astype(jnp.int8)), set()),
+    "scales of 4 bits": (_scaled, (floats(1, 128, t=BF16), fours(128, 64), fours(2, 64)), set()),
+    "computed scales": (lambda x, q, s: _scaled(x, q, jnp.sqrt(s)),
+                        (floats(2, 128, t=BF16), fours(128, 64), floats(2, 64)), set()),
     "layers": (_layers, (floats(1, 128, t=BF16), fours(4, 128, 96), floats(4, 2, 96)), set()),
 }
 

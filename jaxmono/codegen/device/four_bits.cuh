@@ -101,6 +101,10 @@ template <class T>
 JM_DEVICE void cp_async_stream_16(void* smem, FourBitsAt<T> p, bool pred = true) {
   cp_async_stream_16(smem, p.address(), pred);
 }
+template <class T>
+JM_DEVICE void cp_async_stream_16(void* smem, FourBits<T> p, bool pred = true) {
+  cp_async_stream_16(smem, p.bytes, pred);
+}
 
 template <class T>
 JM_DEVICE void four_bits_to_floats(float (&out)[32], const uint32_t (&x)[4]) {

@@ -147,6 +147,7 @@ struct Gemv {
   // aligned, at most 4 columns of [k][n]. address(n, k), of the whole operand: where the scale is.
   template <int WIDTH, class Of>
   JM_DEVICE static void request_scales(unsigned char* smem, int n0, int k0, const Of& address) {
+    static_assert(WIDTH == 16 || WIDTH == 8 || WIDTH == 4 || WIDTH == int(sizeof(S)), "a copy, or one of them");
     constexpr int STEP = WIDTH / int(sizeof(S)), ALONG = (K_MAJOR ? GROUPS_OF_K : BN) / STEP;
     const int first = k0 / PER * PER;
 #pragma unroll 1

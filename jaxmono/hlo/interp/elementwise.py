@@ -12,7 +12,7 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.interp import integers, special
 from jaxmono.hlo.interp.core import Array, Context, Unsupported, implements
 from jaxmono.hlo.interp.rng import threefry2x32
-from jaxmono.hlo.types import DType
+from jaxmono.hlo.types import FOUR_BITS, DType
 
 Function = Callable[..., Any]
 
@@ -179,6 +179,8 @@ def _float_to_integer(x: Array, target: DType) -> Array:
 
 @implements(ops.BitcastConvert)
 def bitcast_convert(op: ops.BitcastConvert, ctx: Context) -> Sequence[Any]:
+    if {op.operand.type.dtype, op.result.type.dtype} & set(FOUR_BITS):
+        raise Unsupported(f"the reference interpreter has no bitcast of 4 bits ({op.loc})")
     source, target = op.operand.type.dtype.numpy, op.result.type.dtype.numpy
     # Bits belong to the declared format, so f64 mode rounds to it first.
     x = np.array(ctx.get(op.operand), source, order="C")
