@@ -361,7 +361,8 @@ def analyse(body: Graph, value: Value, index: IndexMap, outer: Var, k: Var, item
 
 
 def scales_of(body: Graph, by: Scaled) -> View | None:
-    """Where the scales of an operand lie, in floats or bytes; None if they are computed."""
+    """Where the scales of an operand lie, in floats or bytes; None if they are computed, or if
+    memory tells where they are."""
     value, index, inputs = by.scale, by.scale_index, set(body.inputs)
     while value not in inputs:
         op = body.producer.get(value)
@@ -373,7 +374,7 @@ def scales_of(body: Graph, by: Scaled) -> View | None:
         t = value.type.dtype
         if not t.is_float and not (t.is_integer and t.bits == 8):
             return None
-    return View(value, index)
+    return View(value, index) if all(i.is_static for i in index) else None
 
 
 def _new_rows(updates: Sequence[Demand], rows: Var, sources: Sequence[View]) -> NewRows | None:

@@ -1,7 +1,7 @@
-// One output tile of a contraction whose weights are stored as bytes (or two in one, four_bits.cuh): by rows of bytes (integers with sums
-// in s32, 8-bit floats), or widened to the 16 bits of the rows; or as f32, rounded to these. They are the left
-// operand of wgmma, in registers (weights_left.cuh, byte_weights.cuh, float_weights.cuh): it reads bytes along k
-// only, and JAX's x @ w has weights [k][n].
+// One output tile of a contraction whose weights are stored as bytes: by rows of bytes (integers with sums in
+// s32, 8-bit floats), or widened to the 16 bits of the rows, from 4 bits (four_bits.cuh), too, and with scales of
+// groups of k; or as f32, rounded to these. They are the left operand of wgmma, in registers (weights_left.cuh,
+// byte_weights.cuh, float_weights.cuh): it reads bytes along k only, and JAX's x @ w has weights [k][n].
 //
 // Producers bring both operands by cp.async, weights as they lie in memory.
 #pragma once

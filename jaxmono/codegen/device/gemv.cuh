@@ -18,9 +18,12 @@
 // same private pieces (gemv_mma.cuh).
 //
 // Weights may be stored as bytes (W), which threads convert between the ring and the products (bytes.cuh).
-// A piece has 16 elements, of integers of 4 bits (four_bits.cuh) 32, and takes 66 instructions with one row: 36 of int8 (28 of 8-bit floats) to f32, 16
-// multiply-adds, the rest as ever. Or as f32, which are rounded to T: of a piece of 4 two instructions do that,
-// and four make f32 of them again.
+// A piece has 16 elements, and takes 66 instructions with one row: 36 of int8 (28 of 8-bit floats) to f32, 16
+// multiply-adds, the rest as ever. Of integers of 4 bits (four_bits.cuh) it has 32, and takes 72 to f32. Or as
+// f32, which are rounded to T: of a piece of 4 two instructions do that, and four make f32 of them again.
+//
+// Weights of few bits may have a scale for each group of k (fusion/scaled_weights.py): in multiply-adds the sums
+// of a group are scaled, in fragments mostly the weights, rounded as T.
 #pragma once
 #include "jaxmono/gemv_fma.cuh"
 #include "jaxmono/gemv_mma.cuh"
@@ -33,8 +36,8 @@ namespace jaxmono {
 
 // T: bf16, f16 or float. K, N: of the whole operand; KS: elements of k of a task (the last one of a
 // tile may have fewer, or none at all if EMPTY). Loads at k = K or n = N are outside: the loader writes
-// zeros. W: what weights are stored as, T, a type of bytes, or float. PER_SCALE: elements of k that share a scale, an S; 0:
-// there are none.
+// zeros. W: what weights are stored as, T, a type of bytes, FourBits, or float. PER_SCALE: elements of k that
+// share a scale, an S; 0: there are none.
 template <class T, int M, int N, int K, int BN_, int KS, int SLOTS, int U, int WK, int THREADS_,
           bool K_MAJOR, bool MMA = false, bool EMPTY = false, class W = T, int PER_SCALE = 0, class S = float>
 struct Gemv {
@@ -395,7 +398,8 @@ struct Gemv {
   // way (all threads before the one barrier behind which x is whole), so that behind x there is nothing
   // but its own loads and the multiply-adds.
   static constexpr int PIECES = STEPS * U;
-  static constexpr bool HOLDS = !SCALED && !K_MAJOR && !MMA && STEPS <= SLOTS && PIECES <= (FOURS ? 4 : BYTES ? 8 : 24);
+  static constexpr bool HOLDS =
+      !SCALED && !K_MAJOR && !MMA && STEPS <= SLOTS && PIECES <= (FOURS ? 4 : BYTES ? 8 : 24);
   static constexpr bool WIDE = BYTES || ROUNDS || PIECES <= 12;  // as f32: 96 registers, of bytes up to 128
   struct Held {
     Conditional<WIDE, Vec<float, E>, Piece<W>> w[HOLDS ? PIECES : 1]{};

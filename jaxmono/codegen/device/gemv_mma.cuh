@@ -187,7 +187,8 @@ struct GemvMma {
           for (int j = 0; j < 4; j += 2) {
             const uint32_t a[4] = {
                 by(pair_of_fours<T, I>(p >> 4 * j), both[0]), by(pair_of_fours<T, I>(q >> 4 * j), both[1]),
-                by(pair_of_fours<T, I>(p >> (4 * j + 4)), both[0]), by(pair_of_fours<T, I>(q >> (4 * j + 4)), both[1])};
+                by(pair_of_fours<T, I>(p >> (4 * j + 4)), both[0]),
+                by(pair_of_fours<T, I>(q >> (4 * j + 4)), both[1])};
 #pragma unroll
             for (int i = 0; i < XN; ++i) {
               const uint32_t b[2] = {f[i].x[j], f[i].x[j + 1]};
