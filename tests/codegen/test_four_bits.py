@@ -73,14 +73,15 @@ def gemv(bn: int, slots: int, wk: int = 1, split: int = 1) -> DotSchedule:
     return DotSchedule("gemv", 1, bn, GRANULE, slots, (1, WARPS // wk, wk), split)
 
 
-def check_gemv(plan: Plan, columns: DotSchedule, rows: DotSchedule) -> set[bool]:
+def check_gemv(plan: Plan, columns: DotSchedule, rows: DotSchedule, *, scaled: bool = False,
+               ) -> set[bool]:
     """Runs both layouts with their schedules; whether the tensor cores multiply."""
     sigs: dict[str, DotSchedule] = {}
     for s in dot_sigs(plan):
         assert isinstance(s.form, DotForm)
         own = dataclasses.replace(columns, bm=s.form.m.size)
         code = DotCode.of(s, own)
-        assert code.rhs.stored is not None and code.rhs.stored.bits == 4
+        assert code.rhs.stored is not None and (code.rhs.scaled is not None) == scaled
         sigs[s.key] = dataclasses.replace(rows, bm=s.form.m.size) if code.rhs.k_major else own
     check_exact(plan, build(plan, sigs), inputs=codes(plan), seeds=(0, 1), blocks=(4,))
     return {shape(DotCode.of(s, sigs[s.key]), 32 * WARPS).mma for s in dot_sigs(plan)}
@@ -200,18 +201,6 @@ def in_groups(m: int, n: int, k: int, t: Any, w: Any, group: int, scales: Any = 
                    Spec((n, k), w), Spec((n, k // group), scales))
 
 
-def check_scaled(plan: Plan, columns: DotSchedule, rows: DotSchedule) -> set[bool]:
-    sigs: dict[str, DotSchedule] = {}
-    for s in dot_sigs(plan):
-        assert isinstance(s.form, DotForm)
-        own = dataclasses.replace(columns, bm=s.form.m.size)
-        code = DotCode.of(s, own)
-        assert code.rhs.scaled is not None and code.rhs.stored is not None
-        sigs[s.key] = dataclasses.replace(rows, bm=s.form.m.size) if code.rhs.k_major else own
-    check_exact(plan, build(plan, sigs), inputs=codes(plan), seeds=(0, 1), blocks=(4,))
-    return {shape(DotCode.of(s, sigs[s.key]), 32 * WARPS).mma for s in dot_sigs(plan)}
-
-
 @pytest.mark.sampled(31)
 @pytest.mark.parametrize("w", [S4, U4, jnp.int8, jnp.float8_e4m3fn])
 @pytest.mark.parametrize(("t", "m"), [(BF16, 1), (F16, 2), (BF16, 3), (BF16, 11)])
@@ -224,7 +213,8 @@ def test_scaled_streams(columns: DotSchedule, rows: DotSchedule, group: int, t: 
     if m > 8 and columns.bn % 256:
         columns = dataclasses.replace(columns, bn=256)
     plan = in_groups(m, 544, 1152, t, w, group, t if m in (2, 3) else F32)
-    assert (True in check_scaled(plan, columns, rows)) == (m > 2 or w in (S4, U4))
+    assert (True in check_gemv(plan, columns, rows, scaled=True)) == (
+        m > 2 or w in (S4, U4))
 
 
 @pytest.mark.sampled(29)
