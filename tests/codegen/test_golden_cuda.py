@@ -70,7 +70,18 @@ def decode_step() -> Plan:
                    Spec((32, 32), BF16), Spec((), jnp.int32))
 
 
-PROGRAMS = {"bert_layer": encoder_layer, "decode_step": decode_step}
+def four_bits() -> Plan:
+    """A row times weights of 4 bits [k, n], whose scales are of groups, and [n, k]; more rows."""
+    def fn(x: Any, q: Any, s: Any, qt: Any, y: Any) -> Any:
+        wide = (q.reshape(-1, 128, 512).astype(BF16) * s[:, None].astype(BF16)).reshape(256, 512)
+        h = jnp.tanh(x @ wide)
+        return jnp.einsum("mk,nk->mn", h, qt.astype(BF16)), y @ wide
+
+    return plan_of(fn, Spec((1, 256), BF16), Spec((256, 512), jnp.int4), Spec((2, 512), F32),
+                   Spec((256, 512), jnp.int4), Spec((64, 256), BF16))
+
+
+PROGRAMS = {"bert_layer": encoder_layer, "decode_step": decode_step, "four_bits": four_bits}
 
 
 @pytest.mark.sampled(2)
