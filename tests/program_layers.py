@@ -65,6 +65,32 @@ def matmul(w: Writer) -> Val | None:
                   shape=(*x.shape[:-1], n), bound=x.bound * 3 * x.shape[-1] + 3, eps=eps)
 
 
+@step
+def quantised(w: Writer) -> Val | None:
+    # Weights of 4 or 8 bits, a scale for each feature, or for some of its elements.
+    x = w.pick(lambda v: len(v.shape) > 0 and v.is_float and v.dtype != "f64" and v.size > 0)
+    if x is None:
+        return None
+    groups = [g for g in (1, 2, 4, 8) if x.shape[-1] % g == 0]
+    n = w.rng.choice([s for s in w.sizes if s * x.size // x.shape[-1] <= w.max_elements] or [1])
+    if w.rng.random() < 0.6:  # of whole pieces, as layers have them
+        x = w.argument((w.rng.choice((1, 2, 5, 17)), w.rng.choice((64, 96, 256))), x.dtype)
+        groups, n = [1, x.shape[-1] // 32], w.rng.choice((32, 64, 96))
+    k, t = x.shape[-1], f"jnp.{NUMPY[x.dtype].name}"
+    kind, low, high = w.rng.choice((("int4", -8, 8), ("uint4", 0, 16), ("int8", -20, 21)))
+    rows, count = w.rng.random() < 0.5, w.rng.choice(groups)
+    q = w.argument((n, k) if rows else (k, n), "u8" if low == 0 else "s8", low=low, high=high)
+    # Finite: behind the product, where those of features go, an infinity meets no single zero.
+    scale = w.argument((n, count) if rows else (count, n), x.dtype, low=0, high=1)
+    few = f"{q.name}.astype(jnp.{kind})"
+    parts = f"({n}, {count}, -1)" if rows else f"({count}, -1, {n})"
+    wide = f"({few}.reshape({parts}).astype({t}) * {scale.name}" \
+           f"{'[..., None]' if rows else '[:, None]'}).reshape({few}.shape)"
+    asked, eps = precision(w, x.dtype)
+    return w.emit(f"jnp.matmul({x.name}, {wide}{'.T' if rows else ''}{asked})", [x, q, scale],
+                  shape=(*x.shape[:-1], n), bound=x.bound * max(-low, high) * 3 * k, eps=eps)
+
+
 # Chains of networks
 
 

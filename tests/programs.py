@@ -25,8 +25,11 @@ from program_writer import DTYPES, NUMPY, Writer
 __all__ = ["ALL_OPS", "DTYPES", "IllConditioned", "Mismatch", "Program", "Reference", "compare",
            "random_program", "reference"]
 
-ALL_OPS = tuple(STEPS)
-"""The families of steps that `random_program` chooses from."""
+ON_REQUEST = ("quantised",)
+"""Steps that are for programs of their own (property/test_quantised.py)."""
+
+ALL_OPS = tuple(name for name in STEPS if name not in ON_REQUEST)
+"""The families of steps that `random_program` chooses from, unless others are asked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +116,7 @@ def random_program(seed: int, *, dtypes: Sequence[str] = DTYPES,
       seed: decides everything.
       dtypes: element types of arguments and conversions, as in the Graph's printed form
         (indices are s32 in any case, masks pred, and layer_norm computes in f32).
-      ops: names from `ALL_OPS` to choose steps from; all by default.
+      ops: names of steps to choose from; by default `ALL_OPS`.
       steps: how many steps; random by default.
       large: arrays of up to 40,000 elements and 1,024 rows, so that loops over tiles, splits of
         reductions and several tiles per block occur.
@@ -132,7 +135,7 @@ def random_program(seed: int, *, dtypes: Sequence[str] = DTYPES,
     w.values.append(first)
     for _ in range(w.rng.randint(0, 2)):
         w.values.append(w.argument(w.shape()))
-    names = list(ops or STEPS)
+    names = list(ops or ALL_OPS)
     used: list[str] = []
     wanted = steps or w.rng.randint(3, 12)
     for _ in range(wanted * 20):
