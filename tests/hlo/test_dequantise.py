@@ -164,3 +164,33 @@ def test_dimensions_of_scales(order: list[int], left: bool, t: Any) -> None:
 
 def test_it_can_be_left_out() -> None:
     assert "dequantise" in OPTIONAL
+
+
+# ---- types that have no common one -------------------------------------------------------------
+
+
+def mixed(x: Any, w: Any, precision: Any = None) -> Any:
+    """As JAX lowers it, both operands are widened to the type of the result."""
+    return jax.lax.dot_general(x, w, (((1,), (0,)), ((), ())), precision=precision,
+                               preferred_element_type=F32)
+
+
+@pytest.mark.parametrize(("rows", "weights", "wanted"), [
+    (BF16, S8, ("bf16", "s8 as bf16", "f32")), (BF16, jnp.int4, ("bf16", "s4 as bf16", "f32")),
+    (F16, U8, ("f16", "u8 as f16", "f32")), (BF16, E4M3, ("bf16", "f8e4m3fn as bf16", "f32")),
+    (S8, BF16, ("s8 as bf16", "bf16", "f32")), (F16, E5M2, ("f16", "f8e5m2 as f16", "f32")),
+    # What 16 bits do not hold, or are not asked for.
+    (F32, S8, ("f32", "s8 as f32", "f32")), (BF16, F16, ("bf16 as f32", "f16 as f32", "f32")),
+    (BF16, jnp.int16, ("bf16 as f32", "s16 as f32", "f32"))])
+def test_16_bits_hold_both(rows: Any, weights: Any, wanted: tuple[str, str, str]) -> None:
+    graph = simplify(graph_of(mixed, Spec((6, 32), rows), Spec((32, 16), weights)))
+    assert product(graph)[1] == wanted
+    rng = np.random.default_rng(0)
+    given = [rng.integers(0, 8, v.type.dims).astype(v.type.dtype.numpy) for v in graph.inputs]
+    (found,) = evaluate(graph, given)
+    np.testing.assert_array_equal(found, np.float32(given[0]) @ np.float32(given[1]))
+
+
+def test_precision_keeps_f32() -> None:
+    graph = simplify(graph_of(lambda x, w: mixed(x, w, "highest"), X, W))
+    assert product(graph)[1] == ("bf16 as f32", "s8 as f32", "f32")
