@@ -14,7 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from jaxmono.codegen.calls import STEP, Call
-from jaxmono.codegen.names import input_pointer, storage
+from jaxmono.codegen.names import storage, stored_type
 from jaxmono.codegen.writer import Writer
 from jaxmono.hlo.types import FOUR_BITS
 
@@ -100,7 +100,7 @@ class Dispatch:
                 buf, offset = c.table[0][i]
                 at = f"pointer<{t}>(p.buf[{buf}]{f', {offset}' if offset else ''})"
             packed = v.type.dtype in FOUR_BITS
-            args.append(f"{input_pointer(v.type.dtype)}({at})" if packed else at)
+            args.append(f"{stored_type(v.type.dtype)}({at})" if packed else at)
         own = u.name in self.called_often or u.load is not None
         tail = [task, half] if u.doubled else [task] if own else [task, "smem"]
         if which == "_load":

@@ -44,7 +44,7 @@ from jaxmono.codegen.dot_schedule_gemv import (
 from jaxmono.codegen.dot_schedule_image import candidates_image
 from jaxmono.codegen.dot_schedule_tf32 import MOST_BLOCKS, candidates_tf32
 from jaxmono.codegen.dot_schedule_wgmma import candidates_wgmma, choose_wgmma
-from jaxmono.codegen.group_scales import scale_of
+from jaxmono.codegen.group_scales import extent_of
 from jaxmono.codegen.image import Image, image_of, takes_image
 from jaxmono.codegen.operand import PIECE_BYTES, has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Request
@@ -191,7 +191,6 @@ def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
     batch, m, n, k = form.batch.size, form.m.size, form.n.size, form.k.size
     own = (batch, n, k)
     code = any_stream(sig)
-    scale = scale_of(code)
     picked = _PICKED if is_unaligned(code.rhs) else 1.0
     return [(cost * picked, s) for cost, s in candidates_gemv(
         batch, m, n, k, _weight_bits(sig), k_major=code.rhs.k_major, device=request.device,
@@ -199,8 +198,7 @@ def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
         shared_bytes=room(request),
         blocks=blocks_of(own, request.stage or (own,), request.device.sm_count),
         row_prologue=form.row_prologue, behind=request.behind,
-        per_scale=0 if scale is None else scale.per,
-        scale_bytes=4 if scale is None else scale.view.param.type.dtype.itemsize)]
+        scales=extent_of(code))]
 
 
 def swapped_candidates(sig: Sig, request: Request) -> list[Costed]:

@@ -21,7 +21,7 @@ from jaxmono.codegen.asked import Together
 from jaxmono.codegen.dot import DotCode, emit_epilogue, epilogue_lanes, row_demands, store_offset
 from jaxmono.codegen.dot_gemv_shape import SCRATCH, Shape
 from jaxmono.codegen.emit import BodyEmitter, Emitted, Load, c_type, vector_width
-from jaxmono.codegen.group_scales import emit_address, scale_of, width_of
+from jaxmono.codegen.group_scales import emit_address, extent_of, scale_of, width_of
 from jaxmono.codegen.landed import emit_landed
 from jaxmono.codegen.loaders import emit_loader, lane_of
 from jaxmono.codegen.names import compute, stored_type, vector
@@ -43,11 +43,10 @@ it has to convert, and others."""
 
 def shape(code: DotCode, threads: int) -> Shape:
     assert code.element is not None and code.rhs_element is not None
-    f, scale = code.form, scale_of(code)
+    f = code.form
     return Shape(code.s, m=f.m.size, n=f.n.size, k=f.k.size, bits=code.rhs_element.bits,
                  k_major=code.rhs.k_major, threads=threads, x_itemsize=code.element.itemsize,
-                 per_scale=0 if scale is None else scale.per,
-                 scale_bytes=4 if scale is None else scale.view.param.type.dtype.itemsize)
+                 scales=extent_of(code))
 
 
 def is_whole(code: DotCode, threads: int) -> bool:
@@ -57,8 +56,9 @@ def is_whole(code: DotCode, threads: int) -> bool:
 
 def holds(code: DotCode, threads: int) -> bool:
     """``Gemv::HOLDS``."""
+    assert code.rhs_element is not None
     of = shape(code, threads)
-    most = _HELD_PIECES.get(128 // of.e, _MOST_HELD)
+    most = _HELD_PIECES.get(code.rhs_element.bits, _MOST_HELD)
     return not (code.rhs.scaled or code.rhs.k_major or of.mma) and of.steps * of.u <= most
 
 
@@ -493,4 +493,3 @@ def _row_lanes(code: DotCode, rows: Sequence[RowOutput], stores: Sequence[Store]
     while lanes > 1 and k.size < team * lanes and not (asks and k.size > team * lanes // 2):
         lanes //= 2
     return lanes
-

@@ -38,10 +38,9 @@ class Shape:
     """The constants of a ``Gemv`` as device/gemv.cuh has them."""
 
     def __init__(self, s: DotSchedule, *, m: int, n: int, k: int, bits: int, k_major: bool,
-                 threads: int, x_itemsize: int = 0, per_scale: int = 0,
-                 scale_bytes: int = 4) -> None:
+                 threads: int, x_itemsize: int = 0, scales: tuple[int, int] | None = None) -> None:
         """``bits``: of weights as they are stored; of x as well, unless that has an itemsize.
-        ``per_scale``: elements of k that share a scale of ``scale_bytes``, 0 if there are none."""
+        ``scales``: elements of k that share one, and its bytes (`group_scales.extent_of`)."""
         self.e = 128 // bits
         self.bytes, self.x_itemsize = bits <= 8, x_itemsize or bits // 8
         warps = threads // 32
@@ -77,7 +76,8 @@ class Shape:
         self.slot_bytes = self.u * threads * 16
         sums = math.ceil(parts * m * s.bn * 4 / 128) * 128
         self.fixed = SCRATCH + math.ceil(m * pitch * self.x_itemsize / 128) * 128
-        if per_scale:
+        if scales is not None:
+            per_scale, scale_bytes = scales
             groups = math.ceil(self.share / per_scale) + (self.share % per_scale != 0)
             row = math.ceil(groups * scale_bytes / 128) * 128 + 16
             size = s.bn * row if k_major else groups * s.bn * scale_bytes

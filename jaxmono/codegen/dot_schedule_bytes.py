@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxmono.codegen.dot_schedule import FEW, DotSchedule
 from jaxmono.codegen.dot_wgmma_shared import (
@@ -70,7 +70,7 @@ _MODELS = {
               epilogue_bytes=20_000.0, meet_us=0.42, again_us=0.43, split_us=1.0,
               split_bytes=229_000.0, split_total={True: 0.4, False: 1.65}, cold=0.78),
 }
-_MODELS[4] = replace(_MODELS[8])
+_MODELS[4] = _MODELS[8]
 """By bits of an element of the weights. Of 4 as of 8: not fitted."""
 _MOST_ROWS = {1: 256, 2: 128}
 _MOST_DEEP = 96

@@ -123,14 +123,13 @@ def _tasks(group: Group, size: int) -> int:
 def candidates_gemv(batch: int, m: int, n: int, k: int, bits: int, *, k_major: bool,
                     device: Device, threads: int, shared_bytes: int, blocks: int,
                     row_prologue: bool = False, behind: bool = False, x_itemsize: int = 0,
-                    per_scale: int = 0, scale_bytes: int = 4) -> list[tuple[float, DotSchedule]]:
+                    scales: tuple[int, int] | None = None) -> list[tuple[float, DotSchedule]]:
     """Every sensible tile with its time in the model in microseconds, cheapest first.
 
     Args:
       bits: of weights as they are stored; of x as well, unless it has an ``x_itemsize``.
       blocks: that this contraction has for itself. k_major: weights are [n][k]. behind: a grid
-        barrier is in front of its stage. per_scale: elements of k that share a scale of
-        ``scale_bytes``.
+        barrier is in front of its stage. scales: as of `Shape`.
     """
     x_itemsize = x_itemsize or bits // 8
     out: list[tuple[float, DotSchedule]] = []
@@ -140,11 +139,10 @@ def candidates_gemv(batch: int, m: int, n: int, k: int, bits: int, *, k_major: b
     for bn, wk, split in dict.fromkeys(tiles):
         s = DotSchedule("gemv", m, bn, GRANULE, 1, (1, threads // 32 // wk, wk), split)
         room = _RING_BYTES if behind or k_major else _FIRST_RING_BYTES[split > 1]
-        fitted = _fit(s, m, n, k, bits, x_itemsize, k_major, threads, room, shared_bytes, per_scale,
-                      scale_bytes)
+        fitted = _fit(s, m, n, k, bits, x_itemsize, k_major, threads, room, shared_bytes, scales)
         if fitted is not None:
             of = Shape(fitted, m=m, n=n, k=k, bits=bits, k_major=k_major, threads=threads,
-                       x_itemsize=x_itemsize, per_scale=per_scale, scale_bytes=scale_bytes)
+                       x_itemsize=x_itemsize, scales=scales)
             if not of.mma and (m > MAX_ROWS or (not k_major and m * of.e > _MOST_SUMS)):
                 continue
             out.append((_cost(fitted, of, batch, m, n, k, bits, k_major, device, blocks,
@@ -182,13 +180,13 @@ def _rows(m: int, n: int, batch: int, blocks: int, splits: Sequence[int], thread
 
 
 def _fit(s: DotSchedule, m: int, n: int, k: int, bits: int, x_itemsize: int, k_major: bool,
-         threads: int, ring_bytes: int, shared_bytes: int, per_scale: int,
-         scale_bytes: int) -> DotSchedule | None:
+         threads: int, ring_bytes: int, shared_bytes: int,
+         scales: tuple[int, int] | None) -> DotSchedule | None:
     """``s`` with the deepest ring that fits, or None."""
     def of(slots: int) -> Shape:
         made = DotSchedule(s.family, s.bm, s.bn, s.bk, slots, s.warps, s.split_k)
         return Shape(made, m=m, n=n, k=k, bits=bits, k_major=k_major, threads=threads,
-                     x_itemsize=x_itemsize, per_scale=per_scale, scale_bytes=scale_bytes)
+                     x_itemsize=x_itemsize, scales=scales)
 
     one = of(1)
     if one.empty:

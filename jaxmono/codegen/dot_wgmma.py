@@ -53,9 +53,9 @@ from jaxmono.codegen.early_loads import (
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.epilogue_reduces import declare, emit_take, refusal
 from jaxmono.codegen.epilogue_source import source_operand
-from jaxmono.codegen.group_scales import emit_address, scale_of
+from jaxmono.codegen.group_scales import emit_scales, emit_touch
 from jaxmono.codegen.image import emit_image, emit_row
-from jaxmono.codegen.loaders import emit_element_loader, emit_loader, emit_scale
+from jaxmono.codegen.loaders import emit_element_loader, emit_loader
 from jaxmono.codegen.names import stored_type
 from jaxmono.codegen.operand import Operand, has_rows, is_looked_up
 from jaxmono.codegen.panel import Panel
@@ -137,11 +137,7 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
         w.line(f"G::produce<{ahead}>(smem, roles, at, n0, ready, {image}, place, load_b{own});")
         w.line("return at;")
         return
-    scale = scale_of(code)
-    if scale is not None and scale.view.param in read_only:
-        emit_address(w, code, scale, pointers)
-        w.line(f"G::touch_scales<{form.n.size}, {form.k.size}, {scale.per}>(n0, k0, k_tiles, "
-               "scale_address);")
+    emit_touch(w, code, pointers, read_only)
     w.line(f"G::produce<{ahead}>(smem, roles, at, m0, n0, k0, k_tiles, ready, load_a, load_b);")
     if besides := source_of(code):
         t = besides.value.type.dtype
@@ -302,12 +298,7 @@ def _emit_again(w: Writer, code: DotCode, pointers: Mapping[Value, str],
     scales of weights."""
     form, s, body = code.form, code.s, code.sig.body
     if code.rhs.scaled is not None:
-        assert code.element is not None
-        emit_scale(w, body, code.rhs, pointers, names, read_only)
-        with w.block("const auto scale = [&](int c, int k)", "};"):
-            w.line(f"const bool there = (n0 + c < {form.n.size}) & (k0 + k < {form.k.size});")
-            w.line(f"return there ? twice<{c_type(code.element)}>(scale_of(n0 + c, k0 + k)) : 0u;")
-        return f", Scales<{code.rhs.scaled.group}, decltype(scale)>{{scale}}"
+        return f", {emit_scales(w, code, pointers, names, read_only)}"
     if s.family != BF16X6:
         return ""
     for name, x, order in (("left", code.lhs, (form.m, form.k)),

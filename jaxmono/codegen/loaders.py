@@ -234,14 +234,3 @@ def emit_element_loader(w: Writer, name: str, body: Graph, x: Operand, order: tu
         em = BodyEmitter(w, body, pointers, var_names={**names, a: "i", b: j},
                          read_only=read_only)
         w.line(f"return convert<{accumulator}>({em.emit(x.value, x.index)});")
-
-
-def emit_scale(w: Writer, body: Graph, x: Operand, pointers: Mapping[Value, str],
-               names: Mapping[Var, str], read_only: Sequence[Value]) -> None:
-    """``scale_of(int o, int k)``: f32, what an operand's element is multiplied with (`Scaled`)."""
-    assert x.scaled is not None
-    with w.block("const auto scale_of = [&](int o, int k)", "};"):
-        em = BodyEmitter(w, body, pointers, var_names={**names, x.outer: "o", x.k: "k"},
-                         read_only=read_only)
-        w.line(f"return static_cast<float>({em.emit(x.scaled.scale, x.scaled.scale_index)});")
-

@@ -33,13 +33,9 @@ def storage(dtype: DType) -> str:
 
 
 def stored_type(dtype: DType) -> str:
-    """What weights are stored as: `storage`, or device/four_bits.cuh's name."""
+    """What weights are stored as: `storage`, or device/four_bits.cuh's name, which is a pointer to
+    them as well."""
     return f"FourBits<{storage(dtype)}>" if dtype in FOUR_BITS else storage(dtype)
-
-
-def input_pointer(dtype: DType) -> str:
-    """C type of a pointer to what a kernel reads."""
-    return stored_type(dtype) if dtype in FOUR_BITS else f"const {storage(dtype)}*"
 
 
 def compute(dtype: DType) -> str:

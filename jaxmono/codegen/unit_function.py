@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from jaxmono.codegen.calls import Unit
 from jaxmono.codegen.dot_wgmma_shared import LOW_BYTES
-from jaxmono.codegen.names import input_pointer, storage
+from jaxmono.codegen.names import storage, stored_type
 from jaxmono.codegen.sig_code import Function
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import Sig
@@ -29,7 +29,7 @@ def emit_function(w: Writer, u: Unit, names: Function, *, often: bool) -> None:
     def pointer(v: Value, name: str, flags: bool, const: str = "") -> str:
         t = storage(v.type.dtype)
         if v.type.dtype in FOUR_BITS:
-            return f"{input_pointer(v.type.dtype)} {name}"
+            return f"{stored_type(v.type.dtype)} {name}"
         return f"Flagged<{t}> {name}" if flags else f"{const}{t}*{restrict} {name}"
 
     ins = [pointer(v, f"p{i}", f, "const ") for i, (v, f) in enumerate(

@@ -119,9 +119,7 @@ def _scaled(graph: Graph, dot: ops.DotGeneral) -> tuple[Op, ...]:
                                                            and dims.k >= LONG_ROWS):
         return ()
     _, _, n, k = dot_vars(dot)
-    t = found.param.type
-    offset, piece = linearize(found.index, t.dims), 8 * PIECE // t.dtype.bits
-    return found.ops if any(contiguous(offset, var, piece) for var in (k, n)) else ()
+    return found.ops if _pieces(graph, found.param, found.index, (k, n), None) else ()
 
 
 def _rows_in_pieces(graph: Graph, dot: ops.DotGeneral) -> bool:

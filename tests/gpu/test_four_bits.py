@@ -91,7 +91,7 @@ def test_scales_of_groups(spec: str, rows: Any, t: Any, group: int, scales: Any,
 
 
 def test_what_nobody_could_multiply() -> None:
-    """Infinities and NaN of x and of scales come where XLA's do."""
+    """Of infinities and NaN of x and of scales NaN come where XLA's do."""
     rng = np.random.default_rng(0)
     for m in (1, 4, 16):
         x = rng.standard_normal((m, 512)).astype(BF16)

@@ -4,10 +4,9 @@
 // wgmma reads bytes along k only, and both operands of one type. Through registers neither matters:
 //
 //   [k][n]   ldmatrix transposes pairs of bytes, of two neighbouring columns. So the first 8 rows of a
-//            fragment are the even columns of a warp's 16, the others the odd ones (EACH)
-//            Of four columns in a pair of bytes
-//            a warp has two, its neighbour the others: they read the same 32
-//   16 bits  beside rows of bf16 or f16 bytes are widened (bytes.cuh)
+//            fragment are the even columns of a warp's 16, the others the odd ones (EACH). Where such a pair
+//            has four columns, a warp has two of them, its neighbour the others: both read the same 32
+//   16 bits  beside rows of bf16 or f16 weights are widened (bytes.cuh, four_bits.cuh)
 #pragma once
 #include "jaxmono/bytes.cuh"
 #include "jaxmono/four_bits.cuh"

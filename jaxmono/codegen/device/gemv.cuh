@@ -146,6 +146,11 @@ struct Gemv {
     const int group = static_cast<int>(static_cast<uint32_t>(k) / PER);
     return K_MAJOR ? n * SCALE_PITCH + group : group * SCALE_PITCH + n % E / 4 * (BN / E * 4) + n / E * 4 + n % 4;
   }
+  // The same of a thread's own column, and element of a piece, which begins at k; first: of k, in its group. Past
+  // a task's last ones nothing is multiplied: any scale will do.
+  JM_DEVICE static int own_scale_at(int n, int k, int first) {
+    return scale_at(!N_TAIL || n < BN ? n : 0, !K_TAIL || k < SHARE ? first + k : 0);
+  }
   // Requests the scales, in front of the first weights and with these. WIDTH: bytes that lie beside each other,
   // aligned, at most 4 columns of [k][n]. address(n, k), of the whole operand: where the scale is.
   template <int WIDTH, class Of>

@@ -149,9 +149,7 @@ struct GemvFma {
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         const Vec<float, E> w = weights(G::piece(smem, slot, u));
-        const int n = at.n + G::own_row() + u;
-        const float scale =
-            to_float(scales[G::scale_at(!G::N_TAIL || n < BN ? n : 0, !G::K_TAIL || k < G::SHARE ? first + k : 0)]);
+        const float scale = to_float(scales[G::own_scale_at(at.n + G::own_row() + u, k, first)]);
 #pragma unroll
         for (int m = 0; m < M; ++m) {
           const Vec<float, E> f = beside(smem, m, at);
@@ -173,7 +171,7 @@ struct GemvFma {
           for (int e = 0; e < E; ++e) sums[m].x[e] = u ? fmaf(f, w.x[e], sums[m].x[e]) : f * w.x[e];
         }
       }
-      const auto* const own = scales + G::scale_at(G::own_col(), !G::K_TAIL || k < G::SHARE ? first + k : 0);
+      const auto* const own = scales + G::own_scale_at(G::own_col(), k, first);
 #pragma unroll
       for (int e = 0; e < E; e += 4) {
         const Vec<float, 4> scale = jaxmono::load<float, 4>(own + e * (BN / E));

@@ -116,6 +116,12 @@ struct GemvMma {
     const int m = column * 8 + lane_id() / 4;
     return M % 8 == 0 || m < M ? m : M - 1;
   }
+  // [k][n]: of x, what is multiplied with four rows.
+  JM_DEVICE static void beside_columns(Words2 (&f)[XN], unsigned char* smem, const Step& at) {
+#pragma unroll
+    for (int i = 0; i < XN; ++i)
+      f[i] = *reinterpret_cast<const Words2*>(G::x(smem, x_row(i), at.k + G::own_row()));
+  }
   // The same of bytes, which become fragments where they lie.
   JM_DEVICE static void multiply_bytes(Sums& acc, unsigned char* smem, const Words4 (&w)[U],
                                        const Step& at, int first) {
@@ -145,9 +151,7 @@ struct GemvMma {
       }
     } else {
       Words2 f[XN];
-#pragma unroll
-      for (int i = 0; i < XN; ++i)
-        f[i] = *reinterpret_cast<const Words2*>(G::x(smem, x_row(i), at.k + G::own_row()));
+      beside_columns(f, smem, at);
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
         const Words2 scale = scales_of_columns(smem, at, first, 2 * j);
@@ -205,9 +209,7 @@ struct GemvMma {
       }
     } else {
       Words2 f[XN];
-#pragma unroll
-      for (int i = 0; i < XN; ++i)
-        f[i] = *reinterpret_cast<const Words2*>(G::x(smem, x_row(i), at.k + G::own_row()));
+      beside_columns(f, smem, at);
 #pragma unroll
       for (int h = 0; h < 8; ++h) {  // halves of words: four columns of two rows
         const uint32_t half = h % 2 ? 0x7632u : 0x5410u;
@@ -241,9 +243,7 @@ struct GemvMma {
   // [n][k]: of this lane's row g or g + 8 and what a piece that begins at k has.
   JM_DEVICE static float scale_of_row(unsigned char* smem, const Step& at, int half, int first, int k) {
     if constexpr (G::SCALED) {
-      const int n = at.n + G::own_row() + half * 8;
-      return to_float(
-          G::scales(smem)[G::scale_at(!G::N_TAIL || n < BN ? n : 0, !G::K_TAIL || k < G::SHARE ? first + k : 0)]);
+      return to_float(G::scales(smem)[G::own_scale_at(at.n + G::own_row() + half * 8, k, first)]);
     } else {
       return 0.0f;
     }
@@ -253,8 +253,7 @@ struct GemvMma {
     if constexpr (G::SCALED && !G::SCALES_SUMS) {
       const int k = at.k + G::own_row();
       const Vec<float, 2> two = load<float, 2>(
-          G::scales(smem) + G::scale_at(G::own_col(), !G::K_TAIL || k < G::SHARE ? first + k : 0) +
-          c / 4 * (BN / E * 4) + c % 4);
+          G::scales(smem) + G::own_scale_at(G::own_col(), k, first) + c / 4 * (BN / E * 4) + c % 4);
       return {twice<T>(two.x[0]), twice<T>(two.x[1])};
     } else {
       return {};

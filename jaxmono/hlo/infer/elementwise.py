@@ -147,5 +147,3 @@ def infer_case_index(op: ops.Case) -> None:
     scalar("index", op.index)
     require(op.index.type.dtype in (DType.S32, DType.PRED),
             f"index has to be s32 or pred, is {op.index.type.dtype.value}")
-
-
