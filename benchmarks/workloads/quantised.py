@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from benchmarks.workloads import bert, decoders
 from benchmarks.workloads.workload import Program, Request, Workload
@@ -58,6 +59,16 @@ def _weights(rows: bool) -> Layer:
     return layer
 
 
+def _mixed(rows: bool) -> Layer:
+    """Weights of few bits as they are beside activations of 16: JAX widens both to the result's
+    f32."""
+    def layer(state: dict[str, jax.Array], x: jax.Array, scale: jax.Array, t: Any) -> jax.Array:
+        summed = (((1,), (1 if rows else 0,)), ((), ()))
+        y = lax.dot_general(x, state["w"], summed, preferred_element_type=jnp.float32)
+        return (y * state["scale"]).astype(t)
+    return layer
+
+
 def _in_groups(rows: bool) -> Layer:
     """The same of 4 bits, with a scale for each `GROUP` summed elements of a feature, as GPTQ and
     AWQ have them."""
@@ -77,8 +88,12 @@ KINDS: dict[str, tuple[Layer, Any, bool, bool]] = {
     "f8_scaled_nk": (_scaled(True), jnp.float8_e4m3fn, True, True),
     "w8": (_weights(False), jnp.int8, False, False),
     "w8_nk": (_weights(True), jnp.int8, False, True),
+    "w8_mixed": (_mixed(False), jnp.int8, False, False),
+    "w8_mixed_nk": (_mixed(True), jnp.int8, False, True),
     "w4": (_weights(False), jnp.int4, False, False),
     "w4_nk": (_weights(True), jnp.int4, False, True),
+    "w4_mixed": (_mixed(False), jnp.int4, False, False),
+    "w4_mixed_nk": (_mixed(True), jnp.int4, False, True),
     "w4_groups": (_in_groups(False), jnp.int4, False, False),
     "w4_groups_nk": (_in_groups(True), jnp.int4, False, True),
 }

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import jaxmono
 
@@ -52,6 +53,33 @@ def test_converted_weights(spec: str, rows: Any, t: Any) -> None:
         ours = np.abs(np.asarray(step(x, w)) - exact).max() / size
         theirs = np.abs(np.asarray(jax.jit(product)(x, w)) - exact).max() / size
         # Tensor cores cut sums' last bits off: 2048x4096x512 of f16 5.1e-5.
+        assert ours <= max(1.5 * theirs, 1e-4), (m, k, n)
+
+
+@pytest.mark.parametrize("t", [S8, U8, E4M3, E5M2, jnp.int4, jnp.uint4])
+@pytest.mark.parametrize("rows", [BF16, F16])
+@pytest.mark.parametrize("spec", LAYOUTS)
+def test_mixed_types(spec: str, rows: Any, t: Any) -> None:
+    """Which JAX widens to f32, and which are products of 16 bits: no further from exact sums than
+    XLA's."""
+    summed = (((1,), (spec.index("k", 3) - 3,)), ((), ()))
+
+    def product(x: Any, w: Any) -> Any:
+        return lax.dot_general(x, w, summed, preferred_element_type=F32)
+
+    four = t in (jnp.int4, jnp.uint4)
+    for m, k, n in [(1, 768, 3072), (4, 2048, 1056), (16, 2048, 768), *SIZES]:
+        rng = np.random.default_rng(m)
+        x = rng.standard_normal((m, k)).astype(rows)
+        w = stored(rng, (k, n) if spec == LAYOUTS[0] else (n, k), S8 if four else t)
+        w = jnp.asarray(w & 7).astype(t) if four else w
+        step = mono(product)
+        found = {np.asarray(step(x, w)).tobytes() for _ in range(4)}
+        assert len(found) == 1
+        exact = np.einsum(spec, x.astype(np.float64), np.asarray(w).astype(np.float64))
+        size = np.abs(exact).mean()
+        ours = np.abs(np.asarray(step(x, w)) - exact).max() / size
+        theirs = np.abs(np.asarray(jax.jit(product)(x, w)) - exact).max() / size
         assert ours <= max(1.5 * theirs, 1e-4), (m, k, n)
 
 
