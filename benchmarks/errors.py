@@ -248,7 +248,8 @@ def _squares(pairs: Sequence[tuple[jax.Array, jax.Array]]) -> list[Any]:
     """On the device: a training step's results are gigabytes. Scaled, so that squares fit f32."""
     out = []
     for mine, reference in pairs:
-        x, y = mine.astype(jnp.float32), reference.astype(jnp.float32)
+        x, y = (jnp.stack([a.real, a.imag]) if jnp.iscomplexobj(a) else a.astype(jnp.float32)
+                for a in (mine, reference))
         finite = jnp.isfinite(x).all()
         scale = jnp.maximum(jnp.max(jnp.abs(y)), 1e-30)
         off, whole = (x - y) / scale, y / scale

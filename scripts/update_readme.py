@@ -18,9 +18,10 @@ from pathlib import Path
 from jaxmono import _config
 from jaxmono.fusion import support
 from jaxmono.hlo import ir, ops
-from jaxmono.hlo.passes import branches
+from jaxmono.hlo.infer import elementwise
+from jaxmono.hlo.passes import branches, complex_parts
 from jaxmono.hlo.passes.rules import reduce_window, scatter, sort, top_k
-from jaxmono.hlo.types import FOUR_BITS, DType
+from jaxmono.hlo.types import FOUR_BITS, DType, TensorType
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -29,7 +30,7 @@ README = ROOT / "README.md"
 def supported_ops() -> str:
     """Every op of the registry: in a kernel, or left to XLA and why."""
     kinds = sorted(ops.UNARY | ops.BINARY | ops.TERNARY)
-    taken = [k for k in kinds if k not in support.REFUSED_ELEMENTWISE]
+    taken = [*kinds]
     own = ("accumulate", "elementwise", "piece", "stacked", "stored", "unknown", "window")
     others = sorted(o for o in ir.REGISTRY if o not in own)
     refused = {cls.opcode: reason for cls, reason in support.REFUSED_OPS.items()}
@@ -42,7 +43,8 @@ def supported_ops() -> str:
         "",
         "**Element types**: " + ", ".join(f"`{name}`" for name in dtypes) + "; of 4 bits (" +
         ", ".join(f"`{d.value}`" for d in FOUR_BITS) + ", two in a byte as XLA packs them) what is "
-        "read, moved, chosen and converted; XLA alone writes such, or calculates with them.",
+        "read, moved, chosen and converted; XLA alone writes such, or calculates with them. "
+        "Complex numbers are pairs of floats in kernels.",
         "",
         "**Left to XLA**:",
         "",
@@ -53,8 +55,6 @@ def supported_ops() -> str:
     for name in others:
         if name in refused:
             reasons.setdefault(refused[name], []).append(name)
-    for kind, reason in sorted(support.REFUSED_ELEMENTWISE.items()):
-        reasons.setdefault(reason.replace(f"{kind} has", "has"), []).append(kind)
     for dtype, reason in support.REFUSED_DTYPES.items():
         known = dtype is not DType.OPAQUE
         reasons.setdefault(reason, []).append(dtype.value if known else "any other element type")
@@ -82,9 +82,26 @@ def supported_ops() -> str:
         f"few lines of more than {sort.MOST >> 14}, or lines of more than {1 << 14}; "
         f"large products of 8-bit floats whose summed dimension is not "
         f"the last one of the left operand, or whose weights are [k][n] with n no multiple of 16; "
+        f"of complex numbers sorts, convolutions, sums with other bodies than additions in windows "
+        f"and scatters, and functions without a formula for their parts "
+        f"({', '.join(f'`{kind}`' for kind in without_parts())}); "
         f"products of f64 of {support.F64_PRODUCT >> 20} million multiplications and more, of more "
         f"than a few summed elements. `explain()` names each with its reason and source line.")]
     return "\n".join(lines)
+
+
+def without_parts() -> list[str]:
+    """Kinds that StableHLO has of complex numbers, too, and kernels have not."""
+    of_both = {k for k in ops.UNARY | ops.BINARY if "c" in elementwise.CLASSES.get(k, "fc")}
+    types = {1: ops.UNARY, 2: ops.BINARY}
+    out: list[str] = []
+    for count, kinds in types.items():
+        z = tuple(ir.Value(TensorType((), DType.C64)) for _ in range(count))
+        for kind in kinds & of_both:
+            op = ops.Elementwise(results=z[:1], args=z, kind=kind)
+            if complex_parts.refusal(op):
+                out.append(kind)
+    return sorted(out)
 
 
 def results() -> str:

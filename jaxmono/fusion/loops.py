@@ -115,8 +115,9 @@ def _decided(state: State, early: frozenset[Op], apart: frozenset[Op],
             # What is stored twice is computed once, and the parts of an array are: such loops are
             # merged.
             into = id(whole.get(op, op.operand)) if isinstance(op, ops.Stored) else id(op)
+            size = _size(op) // len(op.uses) if _is_stack(op) else _size(op)
             for v in op.uses:
-                _need(evals, sinks, v, _size(op), frozenset({into}))
+                _need(evals, sinks, v, size, frozenset({into}))
         else:
             wanted.update(parts or ())
             for v in op.uses:
@@ -147,6 +148,14 @@ def _size(op: Op) -> int:
     if isinstance(op, ops.DynamicUpdateSlice | ops.Accumulate):
         return op.update.type.size
     return max((r.type.size for r in op.results), default=0)
+
+
+def _is_stack(op: Op) -> bool:
+    """Whether neighbours are of several operands in turn, as the parts of a complex number are: a
+    thread makes all of them, and what they share once (codegen/alternating.py)."""
+    return isinstance(op, ops.Concatenate) and len(op.args) in (2, 4) \
+        and op.dimension == op.result.type.rank - 1 \
+        and all(v.type.dims[-1] == 1 for v in op.args)
 
 
 def _share(op: Op, v: Value, times: int, graph: Graph) -> int:

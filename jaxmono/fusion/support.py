@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from jaxmono.fusion.demand import is_view
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
-from jaxmono.hlo.passes import branches
+from jaxmono.hlo.passes import branches, complex_parts
 from jaxmono.hlo.passes.rules import (
     cumulative,
     ragged_dot,
@@ -63,8 +63,6 @@ REFUSED_OPS: dict[type[Op], str] = {
 }
 
 REFUSED_DTYPES: dict[DType, str] = {
-    DType.C64: "complex numbers are not generated",
-    DType.C128: "complex numbers are not generated",
     DType.OPAQUE: "jaxmono does not know this element type",
 }
 
@@ -74,9 +72,6 @@ _READS_FOURS = "integers of 4 bits are read by conversions; convert them in fron
 MOVES_FOURS = (ops.Constant, ops.Concatenate, ops.DynamicSlice, ops.Gather,
                ops.OptimizationBarrier, ops.Pad)
 """Besides views and `select`, what kernels do with integers of 4 bits in front of a conversion."""
-
-REFUSED_ELEMENTWISE: dict[str, str] = dict.fromkeys(
-    ("complex", "conj", "imag", "real"), "complex numbers are not generated")
 
 ANY_ORDER = "XLA_FLAGS asks for the same bits on every run, and memory adds floats in any order"
 
@@ -94,11 +89,11 @@ def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING, *, same_bits: bool 
     """
     if (reason := REFUSED_OPS.get(type(op))) is not None:
         return reason
+    if complex_parts.has_complex(op):
+        return _refused_complex(op, producer, same_bits)
     if isinstance(op, ops.While) and (reason := _refused_loop(op, producer, same_bits)):
         return reason
     if isinstance(op, ops.Case) and (reason := _refused_branches(op, producer, same_bits)):
-        return reason
-    if isinstance(op, ops.Elementwise) and (reason := REFUSED_ELEMENTWISE.get(op.kind)):
         return reason
     for v in (*op.uses, *op.results):
         if (reason := _refused_type(v)) is not None:
@@ -132,6 +127,20 @@ def refusal(op: Op, producer: Mapping[Value, Op] = _NOTHING, *, same_bits: bool 
             return "reductions in 8-bit floats are not generated yet"
         return None if isinstance(op, ops.Scan) else _refused_reducer(op)
     return None
+
+
+def _refused_complex(op: Op, producer: Mapping[Value, Op], same_bits: bool) -> str | None:
+    """Of what becomes ops on parts: an op in it that does not, or the first of these that is
+    refused."""
+    inside = (o for g in op.subgraphs for o in g.walk())
+    if reason := next((r for o in (op, *inside) if complex_parts.has_complex(o)
+                       and (r := complex_parts.refusal(o))), None):
+        return reason
+    if any(not v.type.is_static for v in (*op.uses, *op.results)):
+        return next(r for v in (*op.uses, *op.results) if (r := _refused_type(v)))
+    made = complex_parts.in_parts(op)
+    producer = {**producer, **{v: o for o in made for v in o.results}}
+    return next((r for o in made if (r := refusal(o, producer, same_bits=same_bits))), None)
 
 
 def _refused_fours(op: Op) -> str | None:
@@ -359,8 +368,6 @@ def _refused_reducer(op: ops.Reduce | ops.ReduceWindow) -> str | None:
     for o in op.body.ops:
         if not isinstance(o, REDUCER_OPS):
             return f"the reducer contains {o.opcode}"
-        if isinstance(o, ops.Elementwise) and o.kind in REFUSED_ELEMENTWISE:
-            return f"the reducer contains {REFUSED_ELEMENTWISE[o.kind]}"
         if any(r.type.rank for r in o.results):
             return "the reducer computes more than scalars"
     return None

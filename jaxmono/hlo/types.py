@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -102,6 +103,8 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.OPAQUE: np.dtype("V1"),
 }
 FOUR_BITS = (DType.S4, DType.U4)
+PART: Mapping[DType, DType] = {DType.C64: DType.F32, DType.C128: DType.F64}
+"""What a complex number has two of."""
 _FROM_NUMPY = {v: k for k, v in _NUMPY.items()}
 _FLOATS = {DType.F16, DType.BF16, DType.F32, DType.F64, DType.F8E4M3FN, DType.F8E5M2}
 _SIGNED = {DType.S8, DType.S16, DType.S32, DType.S64, DType.S4}

@@ -117,9 +117,9 @@ def test_constants_are_copied_into_every_region() -> None:
     assert all(len(r.inputs) == 1 for r in regions)
 
 
-def test_complex_and_symbolic_and_empty_are_left_to_xla() -> None:
-    _, refused = check(lambda x: jnp.real(x * (1 + 2j)), f32(8))
-    assert any("complex" in why for _, why in refused)
+def test_sorts_of_complex_numbers_and_empty_arrays_are_left_to_xla() -> None:
+    _, refused = check(lambda x: jnp.real(jnp.sort(x * (1 + 2j))), f32(8))
+    assert [why for _, why in refused] == ["sort of complex numbers is not generated yet"]
     regions, _ = check(lambda x: x[:0] * 2, f32(8))
     assert regions == ()
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.infer.rule import dims_in_range, require, same, scalar
-from jaxmono.hlo.types import DType, TensorType
+from jaxmono.hlo.types import PART, DType, TensorType
 
 # Element classes that a kind takes: f float, c complex, i signed, u unsigned, b pred.
 CLASSES: dict[str, str] = {
@@ -24,8 +24,7 @@ CLASSES: dict[str, str] = {
 """Kinds that are not listed take floats and complex numbers."""
 
 _PREDICATES = frozenset({"is_finite", "is_inf", "is_neg_inf", "is_pos_inf"})
-_PART = {DType.C64: DType.F32, DType.C128: DType.F64}
-_WHOLE = {v: k for k, v in _PART.items()}
+_WHOLE = {v: k for k, v in PART.items()}
 _FLOAT_LIKE = ("FLOAT", "TOTALORDER")
 
 
@@ -59,7 +58,7 @@ def infer_elementwise(op: ops.Elementwise) -> tuple[TensorType, ...]:
     if kind in _PREDICATES:
         dtype = DType.PRED
     elif kind in ("abs", "real", "imag"):
-        dtype = _PART.get(dtype, dtype)
+        dtype = PART.get(dtype, dtype)
     elif kind == "complex":
         require(dtype in _WHOLE, f"complex takes f32 or f64, not {dtype.value}")
         dtype = _WHOLE[dtype]

@@ -1,0 +1,308 @@
+"""Complex numbers as pairs of floats, before any other pass looks at a region.
+
+    z: c64[m,k]                 z: f32[m,k,2]     as it lies in memory
+    y = multiply(z, w)          re = reshape(slice(z, [..., 0])), im = reshape(slice(z, [..., 1]))
+                          =>    y.re = re * w.re - im * w.im, y.im = re * w.im + im * w.re
+    return y                    return concatenate(y.re[..., None], y.im[..., None])
+
+So nothing behind it knows complex numbers: in registers and between stages there are arrays of real
+and of imaginary parts. What moves elements, and sums, is done to each part; functions are in
+`complex_functions`; a product of matrices is up to four, and a loop carries twice as many values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.passes.complex_functions import FUNCTIONS, Pair, Parts
+from jaxmono.hlo.passes.peephole import remapped
+from jaxmono.hlo.types import PART, TensorType
+
+_MOVES = (ops.BroadcastInDim, ops.Concatenate, ops.DynamicSlice, ops.DynamicUpdateSlice, ops.Gather,
+          ops.Pad, ops.Reshape, ops.Reverse, ops.Slice, ops.Transpose)
+_ADDITIVE = ("add", "negate", "select", "subtract")
+_OF_BOTH = ("conj", "imag", "real")
+"""Kinds that take real numbers as well."""
+_COMBINES = (ops.ReduceWindow, ops.Scan, ops.Scatter)
+"""Each part by itself, if their bodies are."""
+_MOST_DIMENSIONS = 16
+_FLAT = (ops.Case, ops.OptimizationBarrier, ops.Reduce, ops.While)
+"""With the parts of each operand one behind the other."""
+
+
+def complex_parts(graph: Graph) -> Graph:
+    """The graph on floats; inputs and outputs that are complex have one dimension more, of their
+    two parts, and the same bytes. A graph without complex numbers is given back.
+
+    Raises:
+      ValueError: an op has a `refusal`.
+    """
+    if not any(map(_is_complex, (*graph.inputs, *graph.outputs))) and not _any(graph.ops):
+        return graph
+    split = _Split({}, {})
+    inputs = tuple(split.entered(v) if _is_complex(v) else v for v in graph.inputs)
+    split.visit_all(graph.ops)
+    outputs = tuple(split.left(v) if _is_complex(v) else split.same.get(v, v)
+                    for v in graph.outputs)
+    return Graph(inputs, tuple(split.ops), outputs, graph.name)
+
+
+def has_complex(op: Op) -> bool:
+    """Whether there are complex numbers among what an op takes, gives and has in its regions, or
+    there might be."""
+    if isinstance(op, ops.Elementwise) and op.kind in _OF_BOTH:
+        return True
+    return any(map(_is_complex, (*op.uses, *op.results))) or any(
+        any(map(_is_complex, g.inputs)) or _any(g.ops) for g in op.subgraphs)
+
+
+def in_parts(op: Op) -> tuple[Op, ...]:
+    """What `complex_parts` makes of one op, on the same operands where they are real.
+
+    Raises:
+      ValueError: as `complex_parts`.
+    """
+    split = _Split({}, {})
+    for v in op.uses:
+        if _is_complex(v):
+            split.pairs[v] = (Value(_part(v.type), v.hint), Value(_part(v.type), v.hint))
+    split.visit(op)
+    return tuple(split.ops)
+
+
+def refusal(op: Op) -> str | None:
+    """Why an op with complex numbers cannot be one of floats, but for ops in its regions, or
+    None."""
+    if isinstance(op, ops.Elementwise):
+        if op.kind in FUNCTIONS or op.kind in (*_ADDITIVE, "complex"):
+            return None
+        return f"{op.kind} of complex numbers is not generated yet"
+    if isinstance(op, ops.DotGeneral):
+        return "dot algorithms of complex numbers are XLA's" if op.algorithm else None
+    if isinstance(op, ops.Compare):
+        return None if op.direction in ("EQ", "NE") else "complex numbers have no order"
+    if isinstance(op, _COMBINES):
+        return None if all(map(_by_parts, op.subgraphs)) else (
+            f"{op.opcode} of complex numbers is generated for sums only")
+    known = (*_MOVES, *_FLAT, ops.Constant, ops.Convert, ops.Iota)
+    return None if isinstance(op, known) else (
+        f"{op.opcode} of complex numbers is not generated yet")
+
+
+def _is_complex(v: Value) -> bool:
+    return v.type.dtype.is_complex
+
+
+def _any(of: Iterable[Op]) -> bool:
+    return any(map(has_complex, of))
+
+
+def _part(type: TensorType) -> TensorType:
+    return TensorType(type.shape, PART[type.dtype])
+
+
+def _by_parts(body: Graph) -> bool:
+    """Whether a region does the same to real and to imaginary parts."""
+    return all(isinstance(o, _MOVES) or (isinstance(o, ops.Elementwise) and o.kind in _ADDITIVE)
+               for o in body.ops)
+
+
+class _Split(Parts):
+    """The ops so far, and what complex values and replaced floats have become."""
+
+    def __init__(self, pairs: dict[Value, Pair], same: dict[Value, Value]) -> None:
+        super().__init__()
+        self.pairs, self.same = pairs, same
+        self.nothing: set[Value] = set()
+        """Imaginary parts of what was real."""
+
+    # ---- borders -------------------------------------------------------------------------------
+
+    def entered(self, v: Value) -> Value:
+        """The input that stands for a complex one, of which the parts are views."""
+        shape = self._outside(v.type)
+        both = Value(TensorType((*shape, 2), PART[v.type.dtype]), v.hint)
+        zeros = (0,) * len(shape)
+        self.pairs[v] = tuple(  # pyright: ignore[reportArgumentType]
+            self.reshape(self.slice(both, (*zeros, i), (*shape, i + 1)), v.type.dims)
+            for i in (0, 1))
+        return both
+
+    def left(self, v: Value) -> Value:
+        """A complex value as it lies in memory."""
+        shape = self._outside(v.type)
+        return self.concatenate([self.reshape(x, (*shape, 1)) for x in self.pairs[v]], len(shape))
+
+    @staticmethod
+    def _outside(type: TensorType) -> tuple[int, ...]:
+        """Flat where there is no room for one dimension more (`fusion.support.MAX_RANK`)."""
+        return type.dims if type.rank < _MOST_DIMENSIONS else (type.size,)
+
+    # ---- ops -----------------------------------------------------------------------------------
+
+    def visit_all(self, of: Iterable[Op]) -> None:
+        for op in of:
+            self.visit(op)
+
+    def visit(self, op: Op) -> None:
+        self.loc = op.loc
+        if not has_complex(op):
+            self.append(remapped(op, self.same))
+            return
+        if (reason := refusal(op)) is not None:
+            raise ValueError(f"{reason} ({op.loc})")
+        if isinstance(op, ops.Elementwise):
+            self._elementwise(op)
+        elif isinstance(op, ops.Constant):
+            re, im = self.constant(op.value.real), self.constant(op.value.imag)
+            self._put(op, (re, im if op.value.imag.any() else self._zeros(re.type)))
+        elif isinstance(op, ops.Iota):
+            re = self.iota(op.result.type.dims, PART[op.result.type.dtype], op.dimension)
+            self._put(op, (re, self._zeros(re.type)))
+        elif isinstance(op, ops.Convert):
+            self._convert(op)
+        elif isinstance(op, ops.Compare):
+            same = [self.compare(op.direction, a, b) for a, b in
+                    zip(self.pairs[op.lhs], self.pairs[op.rhs], strict=True)]
+            self.same[op.result] = self.elementwise("and" if op.direction == "EQ" else "or", *same)
+        elif isinstance(op, ops.DotGeneral):
+            self._dot(op)
+        elif isinstance(op, _FLAT) and not (isinstance(op, ops.Reduce) and _by_parts(op.body)):
+            self._flat(op)
+        else:
+            made = [self._each(op, i) for i in (0, 1)]
+            for old, pair in zip(op.results, zip(*made, strict=True), strict=True):
+                self.pairs[old] = pair
+
+    def _put(self, op: Op, pair: Pair) -> None:
+        self.pairs[op.result] = pair
+
+    def _zeros(self, type: TensorType) -> Value:
+        zero = self.splat(0.0, type)
+        self.nothing.add(zero)
+        return zero
+
+    def _elementwise(self, op: ops.Elementwise) -> None:
+        if op.kind in _OF_BOTH and not _is_complex(v := op.args[0]):
+            self.same[op.result] = self.splat(0, v.type) if op.kind == "imag" else \
+                self.same.get(v, v)
+        elif op.kind == "complex":
+            self._put(op, tuple(  # pyright: ignore[reportArgumentType]
+                self.same.get(v, v) for v in op.args))
+        elif (scaled := self._scaled(op)) is not None:
+            self._put(op, scaled)
+        elif op.kind in FUNCTIONS:
+            made = FUNCTIONS[op.kind](self, *(self.pairs[v] for v in op.args))
+            if isinstance(made, Value):
+                self.same[op.result] = made
+            else:
+                self._put(op, made)
+        else:
+            self._put(op, tuple(  # pyright: ignore[reportArgumentType]
+                self._each(op, i)[0] for i in (0, 1)))
+
+    def _scaled(self, op: ops.Elementwise) -> Pair | None:
+        """A product with what was real, or a quotient by it, has each part multiplied, or divided:
+        an infinity beside it stays one, where XLA's product with the zero is NaN."""
+        if op.kind not in ("multiply", "divide"):
+            return None
+        z, w = (self.pairs[v] for v in op.args)
+        if op.kind == "multiply" and w[1] not in self.nothing:
+            z, w = w, z
+        if w[1] not in self.nothing:
+            return None
+        re = self.op(op.kind, z[0], w[0])
+        im = self._zeros(re.type) if z[1] in self.nothing else self.op(op.kind, z[1], w[0])
+        return re, im
+
+    def _convert(self, op: ops.Convert) -> None:
+        source, target = op.operand.type.dtype, op.result.type.dtype
+        if not target.is_complex:
+            self.same[op.result] = self.convert(self.pairs[op.operand][0], target)
+        elif source.is_complex:
+            re, im = self.pairs[op.operand]
+            self._put(op, (self.convert(re, PART[target]), self.convert(im, PART[target])))
+        else:
+            re = self.convert(self.same.get(op.operand, op.operand), PART[target])
+            self._put(op, (re, self._zeros(re.type)))
+
+    def _dot(self, op: ops.DotGeneral) -> None:
+        """re re - im im and re im + im re, without products by what was real."""
+        t = PART[op.result.type.dtype]
+
+        def product(a: Value, b: Value) -> Value | None:
+            if a in self.nothing or b in self.nothing:
+                return None
+            return self.dot_general(a, b, batch=(op.lhs_batch, op.rhs_batch),
+                                    contract=(op.lhs_contract, op.rhs_contract), dtype=t,
+                                    precision=op.precision)
+
+        (a, b), (c, d) = self.pairs[op.lhs], self.pairs[op.rhs]
+        re, less, im, more = product(a, c), product(b, d), product(a, d), product(b, c)
+        assert re is not None, "real parts are never left out"
+        re = re if less is None else self.sub(re, less)
+        found = [v for v in (im, more) if v is not None]
+        self._put(op, (re, self.add(*found) if len(found) == 2 else
+                       found[0] if found else self._zeros(re.type)))
+
+    def _each(self, op: Op, which: int) -> tuple[Value, ...]:
+        """The same op on one of the parts, with a region that is of them as well."""
+        if which and isinstance(op, _MOVES) and all(
+                self.pairs[v][1] in self.nothing for v in op.uses if _is_complex(v)):
+            return (self._zeros(_part(op.result.type)),)
+        mapping = {**self.same, **{v: self.pairs[v][which] for v in op.uses if _is_complex(v)}}
+        changes = {f.name: _retyped(getattr(op, f.name), self.pairs, which)
+                   for f in op.declared("region")}
+        results = tuple(Value(_part(v.type), v.hint) for v in op.results)
+        return self.append(dataclasses.replace(op.clone(mapping), results=results, **changes))
+
+    def _flat(self, op: Op) -> None:
+        """With parts one behind the other, of operands and results and of what regions take."""
+        changes: dict[str, object] = {
+            f.name: tuple(self._flattened(getattr(op, f.name))) for f in op.declared("operands")}
+        for f in op.declared("region"):
+            changes[f.name] = self._region(getattr(op, f.name))
+        for f in op.declared("regions"):
+            changes[f.name] = tuple(map(self._region, getattr(op, f.name)))
+        results = self._fresh(op.results)
+        new = dataclasses.replace(remapped(op, self.same), results=results, **changes)
+        self.append(new)
+
+    def _flattened(self, values: Iterable[Value]) -> list[Value]:
+        return [x for v in values for x in (
+            self.pairs[v] if _is_complex(v) else (self.same.get(v, v),))]
+
+    def _fresh(self, values: Iterable[Value]) -> tuple[Value, ...]:
+        """What a region takes, or an op gives: new values for the parts of complex ones."""
+        out: list[Value] = []
+        for v in values:
+            if _is_complex(v):
+                self.pairs[v] = (Value(_part(v.type), v.hint), Value(_part(v.type), v.hint))
+                out += self.pairs[v]
+            else:
+                out.append(v)
+        return tuple(out)
+
+    def _region(self, graph: Graph) -> Graph:
+        inside = _Split(self.pairs, self.same)
+        inside.nothing = self.nothing
+        inputs = inside._fresh(graph.inputs)
+        inside.visit_all(graph.ops)
+        return Graph(inputs, tuple(inside.ops), tuple(inside._flattened(graph.outputs)), graph.name)
+
+
+def _retyped(graph: Graph, pairs: Mapping[Value, Pair], which: int) -> Graph:
+    """A region of `_by_parts` on one part."""
+    mapping = {v: pairs[v][which] for v in graph.captures if _is_complex(v)}
+    inputs = tuple(Value(_part(v.type), v.hint) if _is_complex(v) else v for v in graph.inputs)
+    mapping.update(zip(graph.inputs, inputs, strict=True))
+    made: list[Op] = []
+    for o in graph.ops:
+        results = tuple(Value(_part(v.type), v.hint) if _is_complex(v) else Value(v.type, v.hint)
+                        for v in o.results)
+        made.append(dataclasses.replace(o.clone(mapping), results=results))
+        mapping.update(zip(o.results, results, strict=True))
+    return Graph(inputs, tuple(made), tuple(mapping.get(v, v) for v in graph.outputs), graph.name)
