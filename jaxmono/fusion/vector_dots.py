@@ -51,6 +51,10 @@ IN_TURN = 4
 elements for each of 512 tokens took 36 us of an H100 as a reduce, 4096 tasks of a scalar a thread.
 """
 
+THIN = 256
+"""Rows, or columns, of such a sum's matrix beside one of a few, from which on it is one of
+elements."""
+
 
 def exact_dots(graph: Graph) -> tuple[ops.DotGeneral, ...]:
     """The contractions of ``graph`` that `as_products` is for."""
@@ -59,7 +63,7 @@ def exact_dots(graph: Graph) -> tuple[ops.DotGeneral, ...]:
     for o in graph.ops:
         if isinstance(o, (ops.Transpose, ops.Reshape)) and o.operand in weights:
             weights.add(o.result)
-        if isinstance(o, ops.DotGeneral) and (_few(o) or _small_matrices(o) or (
+        if isinstance(o, ops.DotGeneral) and (_few(o) or _small_matrices(o) or _thin(o) or (
                 _large(o) and exact_product(o) and not _streamed(o, weights))):
             found.append(o)
     return tuple(found)
@@ -109,6 +113,15 @@ def _small_matrices(o: ops.DotGeneral) -> bool:
                 max(dims.m, dims.n, dims.k) <= most and dims.batch >= many for most, many in MANY))
 
 
+def _thin(o: ops.DotGeneral) -> bool:
+    """Whether a small matrix is multiplied by a long one, of which a sum has a few elements: a gate
+    of a circuit on all states of the other qubits. It moves bytes, and tiles would be empty."""
+    dims = dot_dims(o)
+    kinds = {v.type.dtype for v in (o.lhs, o.rhs, o.result)}
+    return (kinds == {DType.F32} and len(o.lhs_contract) == 1 and 0 < dims.k <= IN_TURN
+            and 1 < min(dims.m, dims.n) <= IN_TURN and max(dims.m, dims.n) >= THIN)
+
+
 def _product(o: ops.DotGeneral) -> list[Op]:
     """Over (batch, left, right, contracted) dimensions of which each operand has its own; those
     of one element are left out, so that a vector has none."""
@@ -126,7 +139,8 @@ def _product(o: ops.DotGeneral) -> list[Op]:
         (o.lhs, (*o.lhs_batch, *dims.lhs_free, *o.lhs_contract), left),
         (o.rhs, (*o.rhs_batch, *dims.rhs_free, *o.rhs_contract), right))]
     summed = [i for i, d in enumerate(whole) if d >= last]
-    if len(summed) == 1 and (_small_matrices(o) or (dims.k <= IN_TURN and _lies_apart(o))):
+    if len(summed) == 1 and (_small_matrices(o) or _thin(o)
+                             or (dims.k <= IN_TURN and _lies_apart(o))):
         made = _sum_of_products(b, factors)
         b.append(ops.Reshape(results=o.results, loc=o.loc,
                              operand=b.convert(made, o.result.type.dtype)))

@@ -416,6 +416,11 @@ class Stored(Op):
         return self.in_turn or self.own or self.copy
 
 
+def most_groups(graph: Graph) -> int:
+    """The largest number of a group (`Stored.group`) so far."""
+    return max((o.group for o in graph.ops if isinstance(o, Stored)), default=0)
+
+
 ACCUMULATED = ("add", "maximum", "minimum")
 """What memory can do by itself."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -91,14 +92,42 @@ def test_sums(fn: Any) -> None:
     check(fn, Z)
 
 
-def test_what_was_real_is_not_multiplied_by_its_imaginary_part() -> None:
-    """Two products where one operand was real, and one where both were."""
-    for fn, args, count in ((lambda z, w: z @ w.T, (Z, W), 4),
-                            (lambda x, z: x.astype(C64)[None] @ z.T, (X, Z), 2),
-                            (lambda x, z: (x + 0j) @ (x.T + 0j), (X, Z), 4),
-                            (lambda x, z: x.astype(C64) @ x.T.astype(C64), (X, Z), 1)):
-        after = check(fn, *args)
-        assert sum(isinstance(o, ops.DotGeneral) for o in after.ops) == count
+SPECS = [("mk,kn->mn", (5, 6), (6, 7)), ("mk,nk->mn", (5, 6), (7, 6)),
+         ("km,kn->mn", (6, 5), (6, 7)), ("km,nk->mn", (6, 5), (7, 6)), ("mk,k->m", (5, 6), (6,)),
+         ("k,kn->n", (6,), (6, 7)), ("k,nk->n", (6,), (7, 6)), ("k,k->", (6,), (6,)),
+         ("bmk,bkn->bmn", (3, 5, 6), (3, 6, 7)), ("bmk,bnk->bmn", (3, 5, 6), (3, 7, 6)),
+         ("ab,ab->b", (5, 6), (5, 6)), ("mbk,kbn->bmn", (5, 3, 6), (6, 3, 7)),
+         ("mkj,kjn->mn", (5, 2, 3), (2, 3, 7)), ("mkj,njk->mn", (5, 2, 3), (7, 3, 2)),
+         ("kml,kln->mln", (6, 5, 2), (6, 2, 7)), ("mk,kn->mn", (40, 6), (6, 3)),
+         ("mk,kn->mn", (3, 60), (60, 50)), ("mk,nk->mn", (3, 60), (50, 60)),
+         ("mk,nk->mn", (40, 6), (3, 6)), ("mk,kn->mn", (5, 2), (2, 9)),
+         ("bmk,bkn->bmn", (300, 5, 6), (300, 6, 7))]
+"""Every form of `complex_products`, in each order of dimensions."""
+
+
+@pytest.mark.parametrize(("spec", "left", "right"), SPECS)
+def test_products(spec: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    """Four real products' multiplications, two where one operand was real, one where both were;
+    half of them where the real part alone is looked at."""
+    for (first, second), real in itertools.product(
+            ((False, False), (True, False), (False, True), (True, True)), (False, True)):
+        x, y = numbers(*left), numbers(*right)
+        x, y = x.real.copy() if first else x, y.real.copy() if second else y
+
+        def fn(x: Any, y: Any, real: bool = real) -> Any:
+            out = jnp.einsum(spec, x.astype(C64), y.astype(C64))
+            return out.real if real else out
+
+        after = check(fn, x, y)
+        sizes = {c: n for letters, shape in zip(spec.split("->")[0].split(","), (left, right),
+                                                strict=True)
+                 for c, n in zip(letters, shape, strict=True)}
+        one = int(np.prod(list(sizes.values())))
+        wanted = one if first and second else one * (2 if first or second else 4) // (1 + real)
+        found = [o for o in simplify(after).ops if isinstance(o, ops.DotGeneral)]
+        assert sum(o.result.type.size * o.lhs.type.size // max(int(np.prod(
+            [n for d, n in enumerate(o.lhs.type.dims) if d not in o.lhs_contract])), 1)
+            for o in found) == wanted
 
 
 def test_loops_and_branches() -> None:

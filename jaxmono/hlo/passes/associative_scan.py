@@ -15,6 +15,7 @@ matter, nor what another version of JAX makes of them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,20 +39,24 @@ def associative_scan(graph: Graph) -> Graph:
     for o in reversed(graph.ops):
         if o in inside or _interleaved(graph, o) is None:
             continue
-        scan = _recognised(graph, o, index)
+        scan = next((s for s in dict.fromkeys(found.values()) if s.takes(graph, o, index)), None) \
+            or _recognised(graph, o, index)
         if scan is not None:
             found[o] = scan
             inside.update(scan.ops)
     if not found:
         return graph
-    b, mapping = Builder(), dict[Value, Value]()
+    b, mapping, done = Builder(), dict[Value, Value](), dict[_Scan, dict[int, Value]]()
+    groups = itertools.count(1 + ops.most_groups(graph))
     for o in graph.ops:
         b.append(o.clone(mapping) if any(v in mapping for v in o.uses) else o)
         if (scan := found.get(o)) is not None:
             b.loc = o.loc
-            xs = {k: mapping.get(v, v) for k, v in enumerate(scan.xs)}
-            made = blocked_scan(b, xs, scan.dimension, scan.combine(mapping), (scan.component,))
-            mapping[o.result] = made[scan.component]
+            if scan not in done:  # all of its components together: they share what is carried
+                xs = {k: mapping.get(v, v) for k, v in enumerate(scan.xs)}
+                done[scan] = blocked_scan(b, xs, scan.dimension, scan.combine(mapping),
+                                          sorted(scan.tops.values()), groups=groups)
+            mapping[o.result] = done[scan][scan.tops[o]]
     return Graph(graph.inputs, tuple(b.ops), tuple(mapping.get(v, v) for v in graph.outputs),
                  graph.name)
 
@@ -68,16 +73,38 @@ def _interleaved(graph: Graph, o: Op) -> int | None:
     return dims.pop() if len(dims) == 1 else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Scan:
-    """What a value is a scan of. ``ops``: all between its operands and it."""
+    """What values are a scan of.
+
+    Attributes:
+      tops: the component that an op's result is.
+      ops: all between the operands and these.
+    """
 
     xs: tuple[Value, ...]
     dimension: int
-    component: int
-    ops: frozenset[Op]
+    tops: dict[Op, int]
+    ops: set[Op]
     terms: Terms
     templates: Mapping[int, Term]
+
+    def takes(self, graph: Graph, top: Op, index: Mapping[Op, int]) -> bool:
+        """Whether ``top`` is another component of the same scan, which then has it."""
+        if _interleaved(graph, top) != self.dimension \
+                or (between := _between(graph, top, self.dimension)) is None:
+            return False
+        chain, xs = between
+        if set(xs) != set(self.xs) or top.result.type.dims != self.xs[0].type.dims:
+            return False
+        chain.sort(key=lambda o: index[o])
+        named = _positions(self.terms, chain, self.xs, top, self.dimension)
+        kind, *_, component = self.terms.nodes[named[0]] if named else ("", 0)
+        if named is None or kind != "interval" or not self.terms.are_all(named, component):
+            return False
+        self.tops[top] = component
+        self.ops.update(chain)
+        return True
 
     def combine(self, mapping: Mapping[Value, Value]) -> Combine:
         """The function; ``mapping``: of values that it reads besides its operands."""
@@ -122,10 +149,9 @@ def _recognised(graph: Graph, top: Op, index: Mapping[Op, int]) -> _Scan | None:
         return None
     terms.name(templates)
     named = _positions(terms, chain, xs, top, d)
-    if named is None or any(terms.nodes[t] != ("interval", 0, i + 1, component)
-                            for i, t in enumerate(named)):
+    if named is None or not terms.are_all(named, component):
         return None
-    return _Scan(tuple(xs), d, component, frozenset(chain), terms, templates)
+    return _Scan(tuple(xs), d, {top: component}, set(chain), terms, templates)
 
 
 def _between(graph: Graph, top: Op, d: int) -> tuple[list[Op], list[Value]] | None:

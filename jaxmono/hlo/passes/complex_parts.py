@@ -7,17 +7,19 @@
 
 So nothing behind it knows complex numbers: in registers and between stages there are arrays of real
 and of imaginary parts. What moves elements, and sums, is done to each part; functions are in
-`complex_functions`; a product of matrices is up to four, and a loop carries twice as many values.
+`complex_functions`, products of matrices in `complex_products`; a loop has twice as many carries.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.complex_functions import FUNCTIONS, Pair, Parts
+from jaxmono.hlo.passes.complex_products import Side, product
 from jaxmono.hlo.passes.peephole import remapped
 from jaxmono.hlo.types import PART, TensorType
 
@@ -42,9 +44,9 @@ def complex_parts(graph: Graph) -> Graph:
     """
     if not any(map(_is_complex, (*graph.inputs, *graph.outputs))) and not _any(graph.ops):
         return graph
-    split = _Split({}, {})
+    split = _Split()
     inputs = tuple(split.entered(v) if _is_complex(v) else v for v in graph.inputs)
-    split.visit_all(graph.ops)
+    split.visit_all(graph)
     outputs = tuple(split.left(v) if _is_complex(v) else split.same.get(v, v)
                     for v in graph.outputs)
     return Graph(inputs, tuple(split.ops), outputs, graph.name)
@@ -65,7 +67,7 @@ def in_parts(op: Op) -> tuple[Op, ...]:
     Raises:
       ValueError: as `complex_parts`.
     """
-    split = _Split({}, {})
+    split = _Split()
     for v in op.uses:
         if _is_complex(v):
             split.pairs[v] = (Value(_part(v.type), v.hint), Value(_part(v.type), v.hint))
@@ -110,42 +112,82 @@ def _by_parts(body: Graph) -> bool:
                for o in body.ops)
 
 
-class _Split(Parts):
-    """The ops so far, and what complex values and replaced floats have become."""
+def _outside(type: TensorType) -> tuple[int, ...]:
+    """Flat where there is no room for one dimension more (`fusion.support.MAX_RANK`)."""
+    return type.dims if type.rank < _MOST_DIMENSIONS else (type.size,)
 
-    def __init__(self, pairs: dict[Value, Pair], same: dict[Value, Value]) -> None:
+
+@dataclass
+class _Known:
+    """What has become of a graph's values.
+
+    Attributes:
+      pairs: complex values' parts.
+      same: what stands for floats that were made of complex numbers.
+      wholes: arrays that have the parts of a complex value in their last dimension.
+      nothing: imaginary parts of what was real.
+      real: complex values of which nobody looks at more than the real part.
+    """
+
+    pairs: dict[Value, Pair] = field(default_factory=dict)
+    same: dict[Value, Value] = field(default_factory=dict)
+    wholes: dict[Value, Value] = field(default_factory=dict)
+    nothing: set[Value] = field(default_factory=set)
+    real: set[Value] = field(default_factory=set)
+
+
+class _Split(Parts):
+    """The ops so far, on parts."""
+
+    def __init__(self, known: _Known | None = None) -> None:
         super().__init__()
-        self.pairs, self.same = pairs, same
-        self.nothing: set[Value] = set()
-        """Imaginary parts of what was real."""
+        self.known = known or _Known()
+        self.pairs, self.same = self.known.pairs, self.known.same
+        self.wholes, self.nothing = self.known.wholes, self.known.nothing
+        self.real = self.known.real
 
     # ---- borders -------------------------------------------------------------------------------
 
     def entered(self, v: Value) -> Value:
         """The input that stands for a complex one, of which the parts are views."""
-        shape = self._outside(v.type)
-        both = Value(TensorType((*shape, 2), PART[v.type.dtype]), v.hint)
-        zeros = (0,) * len(shape)
-        self.pairs[v] = tuple(  # pyright: ignore[reportArgumentType]
-            self.reshape(self.slice(both, (*zeros, i), (*shape, i + 1)), v.type.dims)
-            for i in (0, 1))
+        both = Value(TensorType((*_outside(v.type), 2), PART[v.type.dtype]), v.hint)
+        self._lies(v, both)
         return both
 
     def left(self, v: Value) -> Value:
         """A complex value as it lies in memory."""
-        shape = self._outside(v.type)
-        return self.concatenate([self.reshape(x, (*shape, 1)) for x in self.pairs[v]], len(shape))
+        return self.reshape(self._whole(v), (*_outside(v.type), 2))
 
-    @staticmethod
-    def _outside(type: TensorType) -> tuple[int, ...]:
-        """Flat where there is no room for one dimension more (`fusion.support.MAX_RANK`)."""
-        return type.dims if type.rank < _MOST_DIMENSIONS else (type.size,)
+    def _lies(self, v: Value, both: Value) -> None:
+        """A complex value is what ``both`` has in its last dimension."""
+        shape = both.type.dims[:-1]
+        zeros = (0,) * len(shape)
+        self.pairs[v] = tuple(  # pyright: ignore[reportArgumentType]
+            self.reshape(self.slice(both, (*zeros, i), (*shape, i + 1)), v.type.dims)
+            for i in (0, 1))
+        self.wholes[v] = both
+
+    def _whole(self, v: Value) -> Value:
+        """The array of a value's parts, which are its last dimension."""
+        if (both := self.wholes.get(v)) is None:
+            shape = v.type.dims
+            both = self.concatenate([self.reshape(x, (*shape, 1)) for x in self.pairs[v]],
+                                    len(shape))
+        return self.reshape(both, (*v.type.dims, 2))
 
     # ---- ops -----------------------------------------------------------------------------------
 
-    def visit_all(self, of: Iterable[Op]) -> None:
-        for op in of:
+    def visit_all(self, graph: Graph) -> None:
+        for op in reversed(graph.ops):
+            self.real.update(v for v in op.results if _is_complex(v) and v not in graph.outputs
+                             and all(map(self._looks_at_real, graph.users.get(v, ()))))
+        for op in graph.ops:
             self.visit(op)
+
+    def _looks_at_real(self, op: Op) -> bool:
+        """Whether an op makes nothing of the imaginary parts of its operands that anybody needs."""
+        return (isinstance(op, ops.Elementwise) and op.kind == "real") or (
+            isinstance(op, _MOVES) and op.result in self.real)
 
     def visit(self, op: Op) -> None:
         self.loc = op.loc
@@ -176,6 +218,16 @@ class _Split(Parts):
             made = [self._each(op, i) for i in (0, 1)]
             for old, pair in zip(op.results, zip(*made, strict=True), strict=True):
                 self.pairs[old] = pair
+            self._move_whole(op)
+
+    def _move_whole(self, op: Op) -> None:
+        """What lies in memory still does when it is only looked at in another order."""
+        if not isinstance(op, ops.Reshape | ops.Transpose) or op.operand not in self.wholes:
+            return
+        both = self._whole(op.operand)
+        self.wholes[op.result] = self.reshape(both, (*op.result.type.dims, 2)) \
+            if isinstance(op, ops.Reshape) else \
+            self.transpose(both, (*op.permutation, op.operand.type.rank))
 
     def _put(self, op: Op, pair: Pair) -> None:
         self.pairs[op.result] = pair
@@ -230,23 +282,17 @@ class _Split(Parts):
             self._put(op, (re, self._zeros(re.type)))
 
     def _dot(self, op: ops.DotGeneral) -> None:
-        """re re - im im and re im + im re, without products by what was real."""
-        t = PART[op.result.type.dtype]
+        made = product(self, op, self._side(op.lhs, op.lhs_batch, op.lhs_contract),
+                       self._side(op.rhs, op.rhs_batch, op.rhs_contract),
+                       real=op.result in self.real)
+        if isinstance(made, Value):
+            self._lies(op.result, made)
+        else:
+            self._put(op, made)
 
-        def product(a: Value, b: Value) -> Value | None:
-            if a in self.nothing or b in self.nothing:
-                return None
-            return self.dot_general(a, b, batch=(op.lhs_batch, op.rhs_batch),
-                                    contract=(op.lhs_contract, op.rhs_contract), dtype=t,
-                                    precision=op.precision)
-
-        (a, b), (c, d) = self.pairs[op.lhs], self.pairs[op.rhs]
-        re, less, im, more = product(a, c), product(b, d), product(a, d), product(b, c)
-        assert re is not None, "real parts are never left out"
-        re = re if less is None else self.sub(re, less)
-        found = [v for v in (im, more) if v is not None]
-        self._put(op, (re, self.add(*found) if len(found) == 2 else
-                       found[0] if found else self._zeros(re.type)))
+    def _side(self, v: Value, batch: tuple[int, ...], summed: tuple[int, ...]) -> Side:
+        re, im = self.pairs[v]
+        return Side(re, None if im in self.nothing else im, lambda: self._whole(v), batch, summed)
 
     def _each(self, op: Op, which: int) -> tuple[Value, ...]:
         """The same op on one of the parts, with a region that is of them as well."""
@@ -287,10 +333,9 @@ class _Split(Parts):
         return tuple(out)
 
     def _region(self, graph: Graph) -> Graph:
-        inside = _Split(self.pairs, self.same)
-        inside.nothing = self.nothing
+        inside = _Split(self.known)
         inputs = inside._fresh(graph.inputs)
-        inside.visit_all(graph.ops)
+        inside.visit_all(graph)
         return Graph(inputs, tuple(inside.ops), tuple(inside._flattened(graph.outputs)), graph.name)
 
 

@@ -109,4 +109,12 @@ def in_loop(loop: ops.While, producer: Mapping[Value, Op],
     body = _simplify(loop.body, without, producer)
     if (flat := inner_loops(body, producer, whole=is_whole(loop))) is not body:
         body = _simplify(flat, without, producer)
-    return dataclasses.replace(loop, body=body)
+    return dataclasses.replace(loop, body=_ungrouped(body))
+
+
+def _ungrouped(body: Graph) -> Graph:
+    """Without numbers of groups: each trip would have the same ones."""
+    if not any(isinstance(o, ops.Stored) and o.group for o in body.ops):
+        return body
+    return Graph(body.inputs, tuple(dataclasses.replace(o, group=0) if isinstance(o, ops.Stored)
+                                    else o for o in body.ops), body.outputs, body.name)

@@ -101,6 +101,10 @@ class Terms:
         self.templates = templates
         self.known = {n: t for n, t in self.known.items() if n[0] in ("interval", "value")}
 
+    def are_all(self, named: Sequence[Term], component: int) -> bool:
+        """Whether each position has a component of all elements up to it."""
+        return all(self.nodes[t] == ("interval", 0, i + 1, component) for i, t in enumerate(named))
+
     def _named(self, term: Term) -> Term:
         for j, template in self.templates.items():
             bound: dict[tuple[int, int], Term] = {}

@@ -169,7 +169,8 @@ def unroll(graph: Graph) -> Graph:
     """Takes all `counted` loops apart; those with a `refusal` are in no kernel's graph."""
     if not any(isinstance(o, ops.While) for o in graph.ops):
         return graph
-    walk, mapping, groups = Builder(), dict[Value, Value](), itertools.count(1)
+    walk, mapping = Builder(), dict[Value, Value]()
+    groups = itertools.count(1 + ops.most_groups(graph))
     for o in graph.ops:
         loop = o.clone(mapping)
         found = counted(loop, graph.producer) if isinstance(loop, ops.While) else ""

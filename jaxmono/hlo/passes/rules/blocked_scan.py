@@ -14,7 +14,7 @@ behind; its readers look through a transposition.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxmono.hlo import ops
@@ -59,13 +59,16 @@ class Combine:
 
 
 def blocked_scan(b: Builder, xs: State, d: int, combine: Combine, wanted: Collection[int],
-                 stored: DType | None = None, *, back: bool = False) -> dict[int, Value]:
+                 stored: DType | None = None, *, back: bool = False,
+                 groups: Iterator[int] | None = None) -> dict[int, Value]:
     """What elements up to each place, itself among them, combine to.
 
     Args:
       xs: arrays of one shape, by component.
       d: the dimension. back: from the last element to the first.
       stored: the type that results are stored in; by default their own.
+      groups: numbers of groups that nobody has yet (`ops.Stored.group`), where several components
+        are one group's: of complex numbers each is computed of all parts of the one before.
     """
     carried = combine.carried(wanted)
     read = combine.read(carried)
@@ -81,7 +84,7 @@ def blocked_scan(b: Builder, xs: State, d: int, combine: Combine, wanted: Collec
     held = {k: elements[0][k] for k in carried}
     if many > 1:
         totals = _totals(b, elements, combine, combine.carried(read))
-        before = blocked_scan(b, totals, d, combine, carried, back=back)
+        before = blocked_scan(b, totals, d, combine, carried, back=back, groups=groups)
         behind = {k: shifted(b, v, d, b.constant(0, v.type.dtype), back)
                   for k, v in before.items()}
         joined = combine.apply(b, carried, behind, elements[0])
@@ -95,7 +98,8 @@ def blocked_scan(b: Builder, xs: State, d: int, combine: Combine, wanted: Collec
         made.append(held)
     if back:
         made.reverse()
-    return {k: _together(b, [m[k] for m in made], d, dims, stored, back) for k in wanted}
+    group = next(groups) if groups is not None and len(wanted) > 1 else 0
+    return {k: _together(b, [m[k] for m in made], d, dims, stored, back, group) for k in wanted}
 
 
 def in_pieces(b: Builder, x: Value, d: int, many: int, piece: int, filler: Value,
@@ -153,22 +157,23 @@ def shifted(b: Builder, x: Value, d: int, filler: Value, back: bool) -> Value:
 
 
 def _together(b: Builder, made: Sequence[Value], d: int, dims: Sequence[int],
-              stored: DType | None, back: bool) -> Value:
+              stored: DType | None, back: bool, group: int) -> Value:
     """[.., n, ..] of the elements of all pieces, from the first to the last."""
     parts = [b.convert(v, stored or v.type.dtype) for v in made]
     rank = len(dims)
     if _is_piece(parts[0]):
-        stack = _stacked(b, parts)
+        stack = _stacked(b, parts, group)
     else:  # stored all the same: a reader would compute them in as many branches
-        kept = [b.emit1(ops.Stored, v.type, operand=v) for v in parts]
+        kept = [b.emit1(ops.Stored, v.type, operand=v, in_turn=group > 0, group=group)
+                for v in parts]
         stack = b.concatenate([b.reshape(v, (1, *v.type.dims)) for v in kept], 0)
     # [c, .., m, ..] -> [.., m, c, ..]
     turned = b.transpose(stack, (*range(1, d + 2), 0, *range(d + 2, rank + 1)))
     return whole(b, turned, d, dims[d], back)
 
 
-def _stacked(b: Builder, parts: Sequence[Value]) -> Value:
-    kept = tuple(b.emit1(ops.Stored, v.type, operand=v, in_turn=True) for v in parts)
+def _stacked(b: Builder, parts: Sequence[Value], group: int = 0) -> Value:
+    kept = tuple(b.emit1(ops.Stored, v.type, operand=v, in_turn=True, group=group) for v in parts)
     t = parts[0].type
     return b.emit1(ops.Stacked, TensorType((len(parts), *t.dims), t.dtype), args=kept)
 
