@@ -14,30 +14,58 @@ from typing import Any, TypeAlias
 
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.rewrite import Builder
+from jaxmono.hlo.types import DType, TensorType
 
 Pair: TypeAlias = tuple[Value, Value]
 """Real and imaginary parts, of one type."""
 
+_FAR = {DType.F32: 80.0, DType.F64: 700.0}
+"""Exponents from which on the exponential is made in two factors."""
+_LARGE = {DType.F32: 2.0 ** 125, DType.F64: 2.0 ** 1021}
+"""Parts of quotients from which on they are scaled."""
+
 
 class Parts(Builder):
-    """Arithmetic on parts, with literals where one operand is a number."""
+    """Arithmetic on parts, with literals where one operand is a number.
+
+    ``nothing`` has parts that are zero: imaginary ones of what was real, real ones of multiples of
+    i. No operation is done with them, so that an infinity beside one stays what it is.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing: set[Value] = set()
+
+    def zero(self, like: TensorType) -> Value:
+        out = self.splat(0.0, like)
+        self.nothing.add(out)
+        return out
 
     def op(self, kind: str, *args: Value | float) -> Value:
         shape = next(a.type for a in args if isinstance(a, Value))
         return self.elementwise(kind, *(
             a if isinstance(a, Value) else self.splat(a, shape) for a in args))
 
+    def negate(self, a: Value) -> Value:
+        return a if a in self.nothing else self.op("negate", a)
+
     def add(self, a: Value | float, b: Value | float) -> Value:
-        return self.op("add", a, b)
+        if isinstance(a, Value) and b in self.nothing:
+            return a
+        return b if isinstance(b, Value) and a in self.nothing else self.op("add", a, b)
 
     def sub(self, a: Value | float, b: Value | float) -> Value:
-        return self.op("subtract", a, b)
+        if isinstance(a, Value) and b in self.nothing:
+            return a
+        return self.negate(b) if isinstance(b, Value) and a in self.nothing else \
+            self.op("subtract", a, b)
 
     def mul(self, a: Value | float, b: Value | float) -> Value:
-        return self.op("multiply", a, b)
+        none = next((x for x in (a, b) if x in self.nothing), None)
+        return none if isinstance(none, Value) else self.op("multiply", a, b)
 
     def div(self, a: Value | float, b: Value | float) -> Value:
-        return self.op("divide", a, b)
+        return a if isinstance(a, Value) and a in self.nothing else self.op("divide", a, b)
 
     def where(self, pred: Value, a: Value | float, b: Value | float) -> Value:
         one = next(v for v in (a, b) if isinstance(v, Value))
@@ -55,20 +83,26 @@ def multiply(p: Parts, z: Pair, w: Pair) -> Pair:
 
 def divide(p: Parts, z: Pair, w: Pair) -> Pair:
     """R. L. Smith, "Algorithm 116: Complex division" (CACM 1962): by the larger part of w."""
+    if w[1] in p.nothing:
+        return p.div(z[0], w[0]), p.div(z[1], w[0])
     wide = p.is_(p.op("abs", w[0]), "GE", p.op("abs", w[1]))
     large, small = p.where(wide, *w), p.where(wide, w[1], w[0])
+    a, b = p.where(wide, *z), p.where(wide, z[1], z[0])
+    # Sums of two parts may be too large.
+    most = p.op("maximum", p.op("maximum", p.op("abs", a), p.op("abs", b)), p.op("abs", large))
+    scale = p.where(p.is_(most, "GT", _LARGE[a.type.dtype]), p.splat(0.25, a.type), 1.0)
+    a, b, large, small = (p.mul(x, scale) for x in (a, b, large, small))
     ratio = p.div(small, large)
     # Of two infinities their signs'.
     ratio = p.where(p.is_(small, "EQ", large), 1.0, ratio)
-    ratio = p.where(p.is_(small, "EQ", p.op("negate", large)), -1.0, ratio)
+    ratio = p.where(p.is_(small, "EQ", p.negate(large)), -1.0, ratio)
     ratio = p.where(p.is_(large, "EQ", 0.0), 0.0, ratio)
-    a, b = p.where(wide, *z), p.where(wide, z[1], z[0])
     # No infinity is multiplied by nothing, and a zero keeps its sign.
     plain = p.is_(ratio, "EQ", 0.0)
     more, less = (p.where(plain, 0.0, p.mul(x, ratio)) for x in (b, a))
     by = p.where(plain, large, p.add(large, p.mul(small, ratio)))
     im = p.div(p.sub(b, less), by)
-    return p.div(p.add(a, more), by), p.where(wide, im, p.op("negate", im))
+    return p.div(p.add(a, more), by), p.where(wide, im, p.negate(im))
 
 
 def _sizes(p: Parts, z: Pair) -> tuple[Value, Value]:
@@ -92,13 +126,14 @@ def sign(p: Parts, z: Pair) -> Pair:
 
 def exponential(p: Parts, z: Pair) -> Pair:
     """exp(re) may be too large where the result is not; and infinity times sin(0) is 0."""
-    half = p.op("exponential", p.mul(z[0], 0.5))
-    # Without the root's rounding where there is room.
-    fits = p.is_(z[0], "LT", 80.0)
-    whole = p.op("exponential", z[0])
-    first, second = p.where(fits, whole, half), p.where(fits, 1.0, half)
-    re = p.mul(p.mul(first, p.op("cosine", z[1])), second)
-    im = p.mul(p.mul(first, p.op("sine", z[1])), second)
+    turn = p.op("cosine", z[1]), p.op("sine", z[1])
+    if z[0] in p.nothing:
+        return turn
+    far = _FAR[z[0].type.dtype]
+    above = p.is_(z[0], "GT", far)
+    size = p.op("exponential", p.where(above, p.op("subtract", z[0], far), z[0]))
+    more = p.where(above, p.splat(math.exp(far), z[0].type), 1.0)
+    re, im = (p.mul(p.mul(size, x), more) for x in turn)
     return re, p.where(p.is_(z[1], "EQ", 0.0), z[1], im)
 
 
@@ -141,11 +176,11 @@ def sqrt(p: Parts, z: Pair) -> Pair:
     # The cut is approached from below where the zero has a sign.
     below = p.compare("LT", z[1], p.splat(0.0, z[1].type), "TOTALORDER")
     return (p.where(right, one, p.op("abs", other)),
-            p.where(right, other, p.where(below, p.op("negate", one), one)))
+            p.where(right, other, p.where(below, p.negate(one), one)))
 
 
 def reciprocal(p: Parts, z: Pair) -> Pair:
-    return divide(p, (p.splat(1.0, z[0].type), p.splat(0.0, z[0].type)), z)
+    return divide(p, (p.splat(1.0, z[0].type), p.zero(z[0].type)), z)
 
 
 def rsqrt(p: Parts, z: Pair) -> Pair:
@@ -153,7 +188,7 @@ def rsqrt(p: Parts, z: Pair) -> Pair:
 
 
 def logistic(p: Parts, z: Pair) -> Pair:
-    re, im = exponential(p, (p.op("negate", z[0]), p.op("negate", z[1])))
+    re, im = exponential(p, (p.negate(z[0]), p.negate(z[1])))
     return reciprocal(p, (p.add(re, 1.0), im))
 
 
@@ -164,7 +199,7 @@ def sine(p: Parts, z: Pair) -> Pair:
 
 def cosine(p: Parts, z: Pair) -> Pair:
     return (p.mul(p.op("cosine", z[0]), p.op("cosh", z[1])),
-            p.op("negate", p.mul(p.op("sine", z[0]), p.op("sinh", z[1]))))
+            p.negate(p.mul(p.op("sine", z[0]), p.op("sinh", z[1]))))
 
 
 def sinh(p: Parts, z: Pair) -> Pair:
@@ -191,8 +226,8 @@ def tanh(p: Parts, z: Pair) -> Pair:
 
 def tan(p: Parts, z: Pair) -> Pair:
     """-i tanh(i z)."""
-    re, im = tanh(p, (p.op("negate", z[1]), z[0]))
-    return im, p.op("negate", re)
+    re, im = tanh(p, (p.negate(z[1]), z[0]))
+    return im, p.negate(re)
 
 
 def power(p: Parts, z: Pair, w: Pair) -> Pair:
@@ -211,7 +246,7 @@ def power(p: Parts, z: Pair, w: Pair) -> Pair:
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "abs": absolute,
-    "conj": lambda p, z: (z[0], p.op("negate", z[1])),
+    "conj": lambda p, z: (z[0], p.negate(z[1])),
     "cosh": cosh,
     "cosine": cosine,
     "divide": divide,

@@ -125,7 +125,7 @@ class _Known:
       pairs: complex values' parts.
       same: what stands for floats that were made of complex numbers.
       wholes: arrays that have the parts of a complex value in their last dimension.
-      nothing: imaginary parts of what was real.
+      nothing: of `Parts`.
       real: complex values of which nobody looks at more than the real part.
     """
 
@@ -199,11 +199,12 @@ class _Split(Parts):
         if isinstance(op, ops.Elementwise):
             self._elementwise(op)
         elif isinstance(op, ops.Constant):
-            re, im = self.constant(op.value.real), self.constant(op.value.imag)
-            self._put(op, (re, im if op.value.imag.any() else self._zeros(re.type)))
+            re, im = (self.constant(x) if x.any() else self.zero(_part(op.result.type))
+                      for x in (op.value.real, op.value.imag))
+            self._put(op, (re, im))
         elif isinstance(op, ops.Iota):
             re = self.iota(op.result.type.dims, PART[op.result.type.dtype], op.dimension)
-            self._put(op, (re, self._zeros(re.type)))
+            self._put(op, (re, self.zero(re.type)))
         elif isinstance(op, ops.Convert):
             self._convert(op)
         elif isinstance(op, ops.Compare):
@@ -244,8 +245,10 @@ class _Split(Parts):
         elif op.kind == "complex":
             self._put(op, tuple(  # pyright: ignore[reportArgumentType]
                 self.same.get(v, v) for v in op.args))
-        elif (scaled := self._scaled(op)) is not None:
-            self._put(op, scaled)
+        elif op.kind in ("add", "subtract"):
+            do = self.add if op.kind == "add" else self.sub
+            re, im = (do(*(self.pairs[v][i] for v in op.args)) for i in (0, 1))
+            self._put(op, (re, im))
         elif op.kind in FUNCTIONS:
             made = FUNCTIONS[op.kind](self, *(self.pairs[v] for v in op.args))
             if isinstance(made, Value):
@@ -256,20 +259,6 @@ class _Split(Parts):
             self._put(op, tuple(  # pyright: ignore[reportArgumentType]
                 self._each(op, i)[0] for i in (0, 1)))
 
-    def _scaled(self, op: ops.Elementwise) -> Pair | None:
-        """A product with what was real, or a quotient by it, has each part multiplied, or divided:
-        an infinity beside it stays one, where XLA's product with the zero is NaN."""
-        if op.kind not in ("multiply", "divide"):
-            return None
-        z, w = (self.pairs[v] for v in op.args)
-        if op.kind == "multiply" and w[1] not in self.nothing:
-            z, w = w, z
-        if w[1] not in self.nothing:
-            return None
-        re = self.op(op.kind, z[0], w[0])
-        im = self._zeros(re.type) if z[1] in self.nothing else self.op(op.kind, z[1], w[0])
-        return re, im
-
     def _convert(self, op: ops.Convert) -> None:
         source, target = op.operand.type.dtype, op.result.type.dtype
         if not target.is_complex:
@@ -279,7 +268,7 @@ class _Split(Parts):
             self._put(op, (self.convert(re, PART[target]), self.convert(im, PART[target])))
         else:
             re = self.convert(self.same.get(op.operand, op.operand), PART[target])
-            self._put(op, (re, self._zeros(re.type)))
+            self._put(op, (re, self.zero(re.type)))
 
     def _dot(self, op: ops.DotGeneral) -> None:
         made = product(self, op, self._side(op.lhs, op.lhs_batch, op.lhs_contract),
@@ -292,13 +281,14 @@ class _Split(Parts):
 
     def _side(self, v: Value, batch: tuple[int, ...], summed: tuple[int, ...]) -> Side:
         re, im = self.pairs[v]
-        return Side(re, None if im in self.nothing else im, lambda: self._whole(v), batch, summed)
+        return Side(re, None if im in self.nothing else im, lambda: self._whole(v), batch, summed,
+                    lies=v in self.wholes)
 
     def _each(self, op: Op, which: int) -> tuple[Value, ...]:
         """The same op on one of the parts, with a region that is of them as well."""
-        if which and isinstance(op, _MOVES) and all(
-                self.pairs[v][1] in self.nothing for v in op.uses if _is_complex(v)):
-            return (self._zeros(_part(op.result.type)),)
+        if isinstance(op, _MOVES) and all(
+                self.pairs[v][which] in self.nothing for v in op.uses if _is_complex(v)):
+            return (self.zero(_part(op.result.type)),)
         mapping = {**self.same, **{v: self.pairs[v][which] for v in op.uses if _is_complex(v)}}
         changes = {f.name: _retyped(getattr(op, f.name), self.pairs, which)
                    for f in op.declared("region")}

@@ -10,17 +10,19 @@ floats, [m, 2k] and [k, 2n]; each form makes one more of an operand, in front of
     rows      a -b [2m, 2k] x  w [n, 2k]           where w's summed elements are neighbours
               b  a
 
-The one that moves the fewest bytes besides. Where an operand was real, the other one's parts are
-free elements beside it, and nothing is multiplied by zeros. Of a result whose real part alone is
-looked at, half is made. Sums of up to `FEW` elements, and many small matrices, are products of
-parts, which become loops (fusion/vector_dots.py).
+The one that moves the fewest bytes besides. What does not lie in memory (a scan's states) has its
+parts in two arrays, which are read as the halves of a row, [a | b]. Where an operand was real, the
+other one's parts are free elements beside it, and nothing is multiplied by zeros. Of a result whose
+real part alone is looked at, half is made. Sums of up to `FEW` elements, many small matrices, and
+what XLA multiplies and sums (a vector is computed) are products of parts, which become loops and
+rows (fusion/vector_dots.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
@@ -43,6 +45,7 @@ class Side:
       re, im: its parts; an imaginary one of None is nothing.
       whole: gives the array whose last dimension are the two parts.
       batch, summed: dimensions.
+      lies: whether the whole is in memory.
     """
 
     re: Value
@@ -50,6 +53,7 @@ class Side:
     whole: Callable[[], Value]
     batch: tuple[int, ...]
     summed: tuple[int, ...]
+    lies: bool
 
     @property
     def rank(self) -> int:
@@ -93,29 +97,29 @@ def product(p: Parts, op: ops.DotGeneral, z: Side, w: Side, *, real: bool) -> Pa
                              precision=_HIGHEST if exact else op.precision)
 
     at = len(z.batch)  # of the result's first free dimension of z
-    if k <= FEW or (max(m, n, k) <= SMALL and z.size(z.batch) >= MANY):
+    if k <= FEW or (max(m, n, k) <= SMALL and z.size(z.batch) >= MANY) \
+            or (exact and not (m == 1 and w.lies)):
         return _of_parts(p, lambda x, y: p.dot_general(
             x, y, batch=(z.batch, w.batch), contract=(z.summed, w.summed), dtype=t,
             precision=op.precision), z, w)
-    if z.im is None and w.im is None:
-        return _alone(p, dot(_plain(z), _plain(w)))
     if w.im is None:
-        return _alone(p, dot(_plain(z), _plain(w))) if real else \
+        return _alone(p, dot(_plain(z), _plain(w))) if real or z.im is None else \
             _both(p, dot(_stacked(p, z), _plain(w)), at)
     if z.im is None and real:
         return _alone(p, dot(_plain(z), _plain(w)))
     if z.im is None:
         return _both(p, dot(_plain(z), _stacked(p, w)), at + len(z.free)) if w.sums_neighbours \
-            else dot(_plain(z), _whole(w))
+            else dot(_plain(z), _whole(p, w))
+    i = max(range(len(z.summed)), key=lambda i: z.summed[i])  # whose elements are pairs
     if real:
         if w.sums_neighbours and m < n:
-            return _alone(p, dot(_real(p, z), _whole(w, summed=True)))
-        return _alone(p, dot(_whole(z, summed=True), _real(p, w)))
+            return _alone(p, dot(_real(p, z, w, i), _row(p, w, i)))
+        return _alone(p, dot(_row(p, z, i), _real(p, w, z, i)))
     if w.sums_neighbours and m < n:
-        return _both(p, dot(_spread(p, z, last=False), _whole(w, summed=True)), at)
+        return _both(p, dot(_spread(p, z, w, i, last=False), _row(p, w, i)), at)
     if not w.sums_neighbours and 16 * m * k + 24 * m * n < 24 * k * n:
-        return _four(p, dot(_stacked(p, z), _whole(w)), at)
-    y = dot(_whole(z, summed=True), _spread(p, w, last=not w.sums_neighbours))
+        return _four(p, dot(_stacked(p, z), _whole(p, w)), at)
+    y = dot(_row(p, z, i), _spread(p, w, z, i, last=not w.sums_neighbours))
     return _both(p, y, at + len(z.free)) if w.sums_neighbours else y
 
 
@@ -135,61 +139,72 @@ def _plain(x: Side) -> _Operand:
     return _Operand(x.re, x.batch, x.summed)
 
 
-def _whole(x: Side, *, summed: bool = False) -> _Operand:
-    """As it lies in memory: the parts are neighbours, free or summed."""
-    return _Operand(x.whole(), x.batch, (*x.summed, x.rank) if summed else x.summed)
+def _whole(p: Parts, x: Side) -> _Operand:
+    """As it lies in memory: the parts are neighbours, and free."""
+    return _Operand(x.whole() if x.lies else _stored(p, x.whole()), x.batch, x.summed)
+
+
+def _row(p: Parts, x: Side, i: int) -> _Operand:
+    """Its parts are summed: neighbours where it lies in memory, else the halves of a row, of the
+    summed dimension of that number."""
+    assert x.im is not None
+    if x.lies:
+        return _Operand(x.whole(), x.batch, (*x.summed, x.rank))
+    return _Operand(p.concatenate((x.re, x.im), x.summed[i]), x.batch, x.summed)
+
+
+def _beside(p: Parts, x: Side, other: Side, i: int, first: Value, second: Value) -> _Operand:
+    """What is multiplied by the real parts of such a row of ``other``, then what by its imaginary
+    ones. x: whose dimensions these have."""
+    if not other.lies:
+        return _Operand(_stored(p, p.concatenate((first, second), x.summed[i])), x.batch, x.summed)
+    at = x.summed[i] + 1
+    first, second = _with_axis(p, (first, second), at)
+    moved = _moved(at)
+    return _Operand(_stored(p, p.concatenate((first, second), at)), moved(x.batch),
+                    (*moved(x.summed), at))
 
 
 def _stacked(p: Parts, x: Side) -> _Operand:
     """Its real part, then its imaginary one: a free dimension in front of the others."""
     assert x.im is not None
     at = min(x.free, default=x.rank)
-    (re, im), axis = _with_axes(p, (x.re, x.im), at)
-    moved = _moved(x, at)
-    return _Operand(p.concatenate((re, im), axis[0]), moved(x.batch), moved(x.summed))
+    re, im = _with_axis(p, (x.re, x.im), at)
+    moved = _moved(at)
+    return _Operand(_stored(p, p.concatenate((re, im), at)), moved(x.batch), moved(x.summed))
 
 
-def _real(p: Parts, x: Side) -> _Operand:
-    """What gives the real part beside an operand whose parts are summed neighbours."""
+def _real(p: Parts, x: Side, other: Side, i: int) -> _Operand:
+    """What gives the real part beside a row of ``other``."""
     assert x.im is not None
-    at = max(x.summed) + 1
-    (re, im), axis = _with_axes(p, (x.re, x.im), at)
-    moved = _moved(x, at)
-    return _Operand(p.concatenate((re, p.op("negate", im)), axis[0]), moved(x.batch),
-                    (*moved(x.summed), axis[0]))
+    return _beside(p, x, other, i, x.re, p.negate(x.im))
 
 
-def _spread(p: Parts, x: Side, *, last: bool) -> _Operand:
-    """The matrix of two by two that each element is beside such an operand. last: the dimension of
-    the result's parts is the last one, not in front of the free ones."""
+def _spread(p: Parts, x: Side, other: Side, i: int, *, last: bool) -> _Operand:
+    """The matrix of two by two that each element is beside a row of ``other``. last: the dimension
+    of the result's parts is the last one, not in front of the free ones."""
     assert x.im is not None
-    summed, parts = max(x.summed) + 1, x.rank if last else min(x.free, default=x.rank)
-    (re, im), axes = _with_axes(p, (x.re, x.im), summed, parts)
-    s, t = axes
-    upper = p.concatenate((re, im), t)
-    lower = p.concatenate((p.op("negate", im), re), t)
-    moved = _moved(x, summed, parts)
-    return _Operand(p.concatenate((upper, lower), s), moved(x.batch), (*moved(x.summed), s))
+    at = x.rank if last else min(x.free, default=x.rank)
+    re, im = _with_axis(p, (x.re, x.im), at)
+    moved = _moved(at)
+    wide = replace(x, re=re, batch=moved(x.batch), summed=moved(x.summed))
+    return _beside(p, wide, other, i, p.concatenate((re, im), at),
+                   p.concatenate((p.negate(im), re), at))
 
 
-def _with_axes(p: Parts, values: Sequence[Value], *at: int,
-               ) -> tuple[list[Value], tuple[int, ...]]:
-    """Values with dimensions of one element in front of those named, and where these are; of two in
-    front of the same the first one comes first."""
-    order = sorted(range(len(at)), key=lambda i: at[i])
-    where = {i: at[i] + place for place, i in enumerate(order)}
-    out: list[Value] = []
-    for v in values:
-        dims = list(v.type.dims)
-        for i in order:
-            dims.insert(where[i], 1)
-        out.append(p.reshape(v, dims))
-    return out, tuple(where[i] for i in range(len(at)))
+def _stored(p: Parts, v: Value) -> Value:
+    """In memory: products whose operands are computed on the way are slower by far."""
+    return p.emit1(ops.Stored, v.type, operand=v)
 
 
-def _moved(x: Side, *at: int) -> Callable[[Sequence[int]], tuple[int, ...]]:
-    """Where dimensions are once there are others in front of those named."""
-    return lambda which: tuple(i + sum(a <= i for a in at) for i in which)
+def _with_axis(p: Parts, values: Sequence[Value], at: int) -> list[Value]:
+    """Values with a dimension of one element in front of the one named."""
+    return [p.reshape(v, (*v.type.dims[:at], 1, *v.type.dims[at:])) for v in values]
+
+
+def _moved(at: int) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    """Where dimensions are once there is another one in front of that one."""
+    return lambda which: tuple(i + (at <= i) for i in which)
 
 
 # ---- results ------------------------------------------------------------------------------------
