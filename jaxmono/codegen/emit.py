@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxmono.codegen.alternating import emit_alternating, load_near
 from jaxmono.codegen.errors import CodegenError, refuse
+from jaxmono.codegen.every_second import load_every_second
 from jaxmono.codegen.finder import Whole
 from jaxmono.codegen.index_code import fits_int, guard_code
 from jaxmono.codegen.joined import Joined, emit_address, joined
@@ -304,6 +305,9 @@ class BodyEmitter(Scopes):
             at = f"({test} ? {at} : 0)" if test and at != "0" else at
             return self._read(f"{pointer} + {at}", dtype,
                               pattern is Access.CONTIGUOUS and not in_lane, read_only)
+        if (x := load_every_second(self, pointer, offset, value, read_only)) is not None:
+            self.reads += 1
+            return self._name(x, dtype)
         return self._per_lane(dtype, lambda: self._load(pointer, offset, value, read_only))
 
     def _custom_load(self, value: Value, index: IndexMap) -> Emitted:

@@ -118,9 +118,10 @@ def vector_lanes(sig: Sig, *, streaming: bool) -> int:
     flat, env = flat_loop(form)
     values, offsets = roots(sig, form.stores, env), sinks(sig, form.stores, env)
     lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[not streaming],
-                         in_turn=True)
+                         in_turn=True, pairs=True)
     if not streaming and loads_first(sig.body, values, flat, lanes):
-        lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[0], in_turn=True)
+        lanes = vector_width(sig.body, values, offsets, flat, widest=_ACCESS[0], in_turn=True,
+                             pairs=True)
     return lanes
 
 

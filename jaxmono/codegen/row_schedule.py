@@ -101,7 +101,7 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     every = roots(sig, form.stores, space.env)
     across = tuple(s for s in form.stores if not is_per_row(form, s))
     along_cols = vector_width(sig.body, every, sinks(sig, across, space.env), space.col,
-                              reduction=space.reduction)
+                              reduction=space.reduction, pairs=True)
     # Few rows that nobody reads as neighbours keep more multiprocessors busy by their columns.
     few_tasks = space.row.size <= 8 * device.sm_count and space.col.size >= threads
     along = _spread_along(sig, space)

@@ -104,6 +104,16 @@ def access(offset: Index, lane: Lane) -> Access:
     return Access.CONTIGUOUS if is_multiple(rest, lane.width) else Access.UNALIGNED
 
 
+def every_second(offset: Index, lane: Lane) -> int | None:
+    """Where the lanes are every second element of two vectors: whether from the first or from the
+    second one on, which is 0 or 1; else None."""
+    rest = offset - Index.of(lane.low) * 2
+    if lane.width == 1 or offset.coefficient(lane.low) != 2 or rest.depends_on(lane.low):
+        return None
+    first = rest.const % 2
+    return first if is_multiple(rest - Index.of(first), 2 * lane.width) else None
+
+
 def is_multiple(x: Index, n: int) -> bool:
     """Whether every term of ``x`` is a multiple of ``n``; an index from memory has no factor."""
     return x.const % n == 0 and all(c % n == 0 for _, c in x.terms)
@@ -203,7 +213,8 @@ def depends_on(index: Iterable[Index], vars: Iterable[Var]) -> bool:
 
 def vector_width(body: Graph, roots: Iterable[Root], stores: Iterable[tuple[Index, int]],
                  lane: Var, *, reduction: Reduction | None = None, limit: int = 8,
-                 widest: int = 32, unaligned: bool = False, in_turn: bool = False) -> int:
+                 widest: int = 32, unaligned: bool = False, in_turn: bool = False,
+                 pairs: bool = False) -> int:
     """The largest number of lanes for which every access along ``lane`` is one wide access.
 
     Lanes are at most ``limit`` and make at most 16 bytes of the narrowest element type accessed
@@ -214,19 +225,22 @@ def vector_width(body: Graph, roots: Iterable[Root], stores: Iterable[tuple[Inde
       stores: element offset and item size of every store.
       unaligned: loads may be of neighbouring elements one by one, and guards may part a vector.
       in_turn: lanes may be of a concatenation's operands in turn (alternating.py).
+      pairs: loads may be of every second element, of two vectors (every_second.py).
     """
     roots, stores = list(roots), list(stores)
     width = limit
     while width > 1:
         if lane.size % width == 0 and _fits(body, roots, stores, Lane(lane, width), reduction,
-                                            widest, unaligned=unaligned, in_turn=in_turn):
+                                            widest, unaligned=unaligned, in_turn=in_turn,
+                                            pairs=pairs):
             return width
         width //= 2
     return 1
 
 
 def _fits(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index, int]], lane: Lane,
-          reduction: Reduction | None, widest: int, *, unaligned: bool, in_turn: bool) -> bool:
+          reduction: Reduction | None, widest: int, *, unaligned: bool, in_turn: bool,
+          pairs: bool) -> bool:
     sizes: list[int] = []
     for offset, size in stores:
         if access(lane.split(offset), lane) is not Access.CONTIGUOUS:
@@ -249,9 +263,12 @@ def _fits(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index, int]
         is_table = isinstance(node.op, ops.Constant) and node.value.type.rank > 0 \
             and not is_splat(node.op.value)
         if node.op is None or is_table:
-            pattern = access(linearize(node.index, node.value.type.dims), lane)
+            offset = linearize(node.index, node.value.type.dims)
+            pattern = access(offset, lane)
             if pattern is Access.CONTIGUOUS:
                 sizes.append(node.value.type.dtype.itemsize)
+            elif pairs and node.op is None and every_second(offset, lane) is not None:
+                sizes.append(2 * node.value.type.dtype.itemsize)
             elif pattern is not Access.UNIFORM and not (
                     unaligned and pattern is Access.UNALIGNED):
                 return False

@@ -61,6 +61,15 @@ JM_DEVICE Vec<T, N> splat(const T& x) {
   return v;
 }
 
+// Of two vectors the elements from FIRST (0 or 1) on.
+template <int FIRST, class T, int N>
+JM_DEVICE Vec<T, N / 2> every_second(const Vec<T, N>& x) {
+  Vec<T, N / 2> v;
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) v.x[i] = x.x[2 * i + FIRST];
+  return v;
+}
+
 // base, base + step, base + 2 * step...
 template <int N, class I>
 JM_DEVICE Vec<I, N> lane_steps(I base, I step) {

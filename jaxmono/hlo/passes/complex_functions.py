@@ -21,8 +21,6 @@ Pair: TypeAlias = tuple[Value, Value]
 
 _FAR = {DType.F32: 80.0, DType.F64: 700.0}
 """Exponents from which on the exponential is made in two factors."""
-_LARGE = {DType.F32: 2.0 ** 125, DType.F64: 2.0 ** 1021}
-"""Parts of quotients from which on they are scaled."""
 
 
 class Parts(Builder):
@@ -88,11 +86,9 @@ def divide(p: Parts, z: Pair, w: Pair) -> Pair:
     wide = p.is_(p.op("abs", w[0]), "GE", p.op("abs", w[1]))
     large, small = p.where(wide, *w), p.where(wide, w[1], w[0])
     a, b = p.where(wide, *z), p.where(wide, z[1], z[0])
-    # Sums of two parts may be too large.
-    most = p.op("maximum", p.op("maximum", p.op("abs", a), p.op("abs", b)), p.op("abs", large))
-    scale = p.where(p.is_(most, "GT", _LARGE[a.type.dtype]), p.splat(0.25, a.type), 1.0)
-    a, b, large, small = (p.mul(x, scale) for x in (a, b, large, small))
     ratio = p.div(small, large)
+    # Halves, since the sum of two parts may be too large.
+    a, b, large, small = (p.mul(x, 0.5) for x in (a, b, large, small))
     # Of two infinities their signs'.
     ratio = p.where(p.is_(small, "EQ", large), 1.0, ratio)
     ratio = p.where(p.is_(small, "EQ", p.negate(large)), -1.0, ratio)

@@ -83,7 +83,8 @@ def blocked_scan(b: Builder, xs: State, d: int, combine: Combine, wanted: Collec
     elements = [{k: _element(b, ys[k], d, j, part) for k in read} for j in order]
     held = {k: elements[0][k] for k in carried}
     if many > 1:
-        totals = _totals(b, elements, combine, combine.carried(read))
+        totals = _totals(b, elements, combine, combine.carried(read),
+                         next(groups) if groups is not None and len(carried) > 1 else 0)
         before = blocked_scan(b, totals, d, combine, carried, back=back, groups=groups)
         behind = {k: shifted(b, v, d, b.constant(0, v.type.dtype), back)
                   for k, v in before.items()}
@@ -132,14 +133,14 @@ def _element(b: Builder, y: Value, d: int, j: int, part: Sequence[int]) -> Value
 
 
 def _totals(b: Builder, elements: Sequence[State], combine: Combine,
-            wanted: Sequence[int]) -> dict[int, Value]:
+            wanted: Sequence[int], group: int) -> dict[int, Value]:
     """What all elements of a piece combine to, stored by one group if it can be."""
     held = {k: elements[0][k] for k in wanted}
     for element in elements[1:]:
         held = combine.apply(b, wanted, held, element)
     if len({v.type for v in held.values()}) > 1 or not _is_piece(held[wanted[0]]):
         return {k: b.emit1(ops.Stored, v.type, operand=v) for k, v in held.items()}
-    stack = _stacked(b, list(held.values()))
+    stack = _stacked(b, list(held.values()), group)
     dims = stack.type.dims
     return {k: b.reshape(b.slice(stack, [i, *[0] * (len(dims) - 1)], [i + 1, *dims[1:]],
                                  (1,) * len(dims)), dims[1:])
