@@ -76,14 +76,12 @@ def spectral_layer(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.einsum("bki,kio->bko", x, w)
 
 
-def mandelbrot(z: jax.Array) -> jax.Array:
-    """How many of 100 steps each point stays within a circle. z: complex [m, n]."""
-    def step(_: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        now, count = carry
-        inside = now.real ** 2 + now.imag ** 2 < 4
-        return jnp.where(inside, now * now + z, now), count + inside
-
-    return lax.fori_loop(0, 100, step, (jnp.zeros_like(z), jnp.zeros_like(z.real)))[1]
+def cauchy_kernel(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
+    """S4's sums over poles (Gu et al. 2021, section 3.2), at 1024 places. x: [d, 1]; a, c: complex
+    [d, n]."""
+    poles = lax.complex(-jnp.exp(a.real), 10 * a.imag)
+    places = jnp.exp(x) * lax.complex(jnp.zeros(1024), jnp.linspace(-20, 20, 1024))
+    return (c[..., None] / (places[:, None] - poles[..., None])).sum(1)
 
 
 def beams(x: jax.Array, steering: jax.Array) -> jax.Array:
@@ -140,8 +138,9 @@ WORKLOADS: tuple[Workload, ...] = (
     _complex("spectral_8_256_32", "a Fourier operator's product of 256 modes, 8x32x32",
              spectral_layer, ((8, 256, 32),), ((2, 3, 4),), {"w": (256, 32, 32)}, {"w": (3, 4, 4)},
              pairs=[0, "w"]),
-    _complex("mandelbrot_complex_1024", "Mandelbrot's set, 100 steps of 1024x1024", mandelbrot,
-             ((1024, 1024),), ((16, 16),), {}, {}, pairs=[0]),
+    _complex("cauchy_256_32_1024", "S4's Cauchy kernels of 256 features, 32 poles, 1024 places",
+             cauchy_kernel, ((256, 1),), ((3, 1),), {"a": (256, 32), "c": (256, 32)},
+             {"a": (3, 4), "c": (3, 4)}, pairs=["a", "c"]),
     _complex("beams_64_4096", "64 sensors, 4096 samples, 181 directions", beams, ((64, 4096),),
              ((8, 16),), {"steering": (181, 64)}, {"steering": (5, 8)}, pairs=[0, "steering"]),
     _complex("evolution_1048576", "a wave function of 2^20 points", evolution, ((1 << 20,),),

@@ -87,7 +87,11 @@ def test_moves(fn: Any) -> None:
 @pytest.mark.parametrize("fn", [
     lambda z: (z.sum(0), z.mean(), jnp.linalg.norm(z)), lambda z: jnp.prod(z, 1),
     lambda z: jnp.cumsum(z, 1), lambda z: lax.reduce_window(z, 0j, lax.add, (2, 2), (1, 1), "SAME"),
-    lambda z: (z @ z.T, jnp.einsum("ab,ab->b", z, z.conj()))])
+    lambda z: (z @ z.T, jnp.einsum("ab,ab->b", z, z.conj())),
+    lambda z: lax.reduce((z, z.real), (0j, np.float32(0)),
+                         lambda a, b: (a[0] + b[0], a[1] + b[1]), (0,)),
+    lambda z: lax.reduce((z, z.real), (1 + 0j, np.float32(0)),
+                         lambda a, b: (a[0] * b[0], a[1] + b[0].imag), (1,))])
 def test_sums(fn: Any) -> None:
     check(fn, Z)
 

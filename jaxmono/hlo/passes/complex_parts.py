@@ -87,7 +87,7 @@ def refusal(op: Op) -> str | None:
     if isinstance(op, ops.Compare):
         return None if op.direction in ("EQ", "NE") else "complex numbers have no order"
     if isinstance(op, _COMBINES):
-        return None if all(map(_by_parts, op.subgraphs)) else (
+        return None if _by_parts(op) else (
             f"{op.opcode} of complex numbers is generated for sums only")
     known = (*_MOVES, *_FLAT, ops.Constant, ops.Convert, ops.Iota)
     return None if isinstance(op, known) else (
@@ -106,10 +106,11 @@ def _part(type: TensorType) -> TensorType:
     return TensorType(type.shape, PART[type.dtype])
 
 
-def _by_parts(body: Graph) -> bool:
-    """Whether a region does the same to real and to imaginary parts."""
-    return all(isinstance(o, _MOVES) or (isinstance(o, ops.Elementwise) and o.kind in _ADDITIVE)
-               for o in body.ops)
+def _by_parts(op: Op) -> bool:
+    """Whether an op does the same to real and to imaginary parts, its regions as well."""
+    return all(map(_is_complex, op.results)) and all(
+        isinstance(o, _MOVES) or (isinstance(o, ops.Elementwise) and o.kind in _ADDITIVE)
+        for g in op.subgraphs for o in g.ops)
 
 
 def _outside(type: TensorType) -> tuple[int, ...]:
@@ -213,7 +214,7 @@ class _Split(Parts):
             self.same[op.result] = self.elementwise("and" if op.direction == "EQ" else "or", *same)
         elif isinstance(op, ops.DotGeneral):
             self._dot(op)
-        elif isinstance(op, _FLAT) and not (isinstance(op, ops.Reduce) and _by_parts(op.body)):
+        elif isinstance(op, _FLAT) and not (isinstance(op, ops.Reduce) and _by_parts(op)):
             self._flat(op)
         else:
             made = [self._each(op, i) for i in (0, 1)]
