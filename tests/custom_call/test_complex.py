@@ -110,6 +110,21 @@ def test_programs(name: str) -> None:
     assert report.kernels >= 1 if left else report.kernels == 1
 
 
+def test_what_products_of_a_loop_need_is_made_once() -> None:
+    """Of weights that no trip changes, once more as floats."""
+    def layers(h: Any, w: Any) -> Any:
+        def step(h: Any, _: Any) -> tuple[Any, None]:
+            h = h @ w
+            return h / (1 + jnp.abs(h)), None
+        return lax.scan(step, h, None, length=4)[0]
+
+    mono, (h, w) = jaxmono.jit(layers, interpret=True), (numbers(16, 24), numbers(24, 24))
+    plan = mono.lower(h, w).as_text("plan")
+    whole = [line for line in plan.splitlines() if line.startswith("  b") and "[48,24,2]" in line]
+    assert len(whole) == 1, plan
+    np.testing.assert_allclose(np.asarray(mono(h, w)), np.asarray(jax.jit(layers)(h, w)), atol=5e-3)
+
+
 def test_donated_arguments_are_written_over() -> None:
     """An evolution of a state in place."""
     def step(z: Any, h: Any) -> Any:

@@ -222,6 +222,8 @@ class _Trips:
         self.first = loop.args
         self.products: dict[Op, Value] = {}  # of what all trips read, by an op of the body
         self.whole: dict[Value, Value] = {}  # arrays in memory, of which trips read pieces
+        self.once = _same_in_all_trips(loop.body)
+        self.stored_once: dict[Op, Value] = {}
         self.producer, self.known = dict[Value, Op](), 0  # of the ops so far
 
     def emit(self) -> list[Value]:
@@ -255,6 +257,9 @@ class _Trips:
                                         o.result.type)) is not None:
                 mapping[o.result] = part
                 continue
+            if o in self.stored_once:
+                mapping[o.result] = self.stored_once[o]
+                continue
             given = mapping
             if isinstance(o, ops.DotGeneral):
                 if (part := self._one_of(o, number)) is not None:
@@ -267,6 +272,8 @@ class _Trips:
             (made,) = copy_ops([o], given)
             mapping.update(zip(o.results, made.results, strict=True))
             self.walk.append(made)
+            if o in self.once:
+                self.stored_once[o] = made.results[0]
             stored.update((r, self._known(known, mapping[r])) for r in o.results if r in turn.kept)
         self.computed = {body.inputs[i]: mapping.get(body.outputs[i], body.outputs[i])
                          for i in self.on_the_way}
@@ -388,6 +395,18 @@ class _Trips:
     def _keep(self, v: Value, group: int = 0) -> Value:
         return v if self.chain else self.walk.emit1(ops.Stored, v.type, operand=v,
                                                     in_turn=group > 0, group=group)
+
+
+def _same_in_all_trips(body: Graph) -> set[Op]:
+    """What a body stores of what no trip changes: the first trip does it for all."""
+    changing = {v for i, v in enumerate(body.inputs) if body.outputs[i] is not v}
+    out = set[Op]()
+    for o in body.ops:
+        if not changing.isdisjoint(o.uses):
+            changing.update(o.results)
+        elif isinstance(o, ops.Stored) and not o.is_one_of_its_kind:
+            out.add(o)
+    return out
 
 
 def _own_places(graph: Graph) -> Graph:
