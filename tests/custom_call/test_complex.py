@@ -122,7 +122,7 @@ def test_what_products_of_a_loop_need_is_made_once() -> None:
     plan = mono.lower(h, w).as_text("plan")
     whole = [line for line in plan.splitlines() if line.startswith("  b") and "[48,24,2]" in line]
     assert len(whole) == 1, plan
-    np.testing.assert_allclose(np.asarray(mono(h, w)), np.asarray(jax.jit(layers)(h, w)), atol=5e-3)
+    np.testing.assert_allclose(np.asarray(mono(h, w)), np.asarray(jax.jit(layers)(h, w)), atol=2e-2)
 
 
 def test_donated_arguments_are_written_over() -> None:
