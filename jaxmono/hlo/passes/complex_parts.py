@@ -21,6 +21,7 @@ from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.complex_functions import FUNCTIONS, Pair, Parts
 from jaxmono.hlo.passes.complex_products import Side, product
 from jaxmono.hlo.passes.peephole import remapped
+from jaxmono.hlo.passes.whole_loop import is_whole
 from jaxmono.hlo.types import PART, TensorType
 
 _MOVES = (ops.BroadcastInDim, ops.Concatenate, ops.DynamicSlice, ops.DynamicUpdateSlice, ops.Gather,
@@ -118,6 +119,12 @@ def _outside(type: TensorType) -> tuple[int, ...]:
     return type.dims if type.rank < _MOST_DIMENSIONS else (type.size,)
 
 
+def _lying(values: Iterable[Value]) -> tuple[Value, ...]:
+    """New values for complex ones as they lie in memory; the others themselves."""
+    return tuple(Value(TensorType((*_outside(v.type), 2), PART[v.type.dtype]), v.hint)
+                 if _is_complex(v) else v for v in values)
+
+
 @dataclass
 class _Known:
     """What has become of a graph's values.
@@ -151,13 +158,16 @@ class _Split(Parts):
 
     def entered(self, v: Value) -> Value:
         """The input that stands for a complex one, of which the parts are views."""
-        both = Value(TensorType((*_outside(v.type), 2), PART[v.type.dtype]), v.hint)
+        (both,) = _lying([v])
         self._lies(v, both)
         return both
 
     def left(self, v: Value) -> Value:
         """A complex value as it lies in memory."""
-        return self.reshape(self._whole(v), (*_outside(v.type), 2))
+        both = self.wholes.get(v)
+        shape = (*_outside(v.type), 2)
+        return both if both is not None and both.type.dims == shape else \
+            self.reshape(self._whole(v), shape)
 
     def _lies(self, v: Value, both: Value) -> None:
         """A complex value is what ``both`` has in its last dimension."""
@@ -234,11 +244,6 @@ class _Split(Parts):
     def _put(self, op: Op, pair: Pair) -> None:
         self.pairs[op.result] = pair
 
-    def _zeros(self, type: TensorType) -> Value:
-        zero = self.splat(0.0, type)
-        self.nothing.add(zero)
-        return zero
-
     def _elementwise(self, op: ops.Elementwise) -> None:
         if op.kind in _OF_BOTH and not _is_complex(v := op.args[0]):
             self.same[op.result] = self.splat(0, v.type) if op.kind == "imag" else \
@@ -297,7 +302,13 @@ class _Split(Parts):
         return self.append(dataclasses.replace(op.clone(mapping), results=results, **changes))
 
     def _flat(self, op: Op) -> None:
-        """With parts one behind the other, of operands and results and of what regions take."""
+        """With parts one behind the other, of operands and results and of what regions take.
+
+        A loop that a kernel ends with carries them as they lie: what it carries are the results.
+        """
+        if isinstance(op, ops.While) and is_whole(op):
+            self._whole_loop(op)
+            return
         changes: dict[str, object] = {
             f.name: tuple(self._flattened(getattr(op, f.name))) for f in op.declared("operands")}
         for f in op.declared("region"):
@@ -307,6 +318,22 @@ class _Split(Parts):
         results = self._fresh(op.results)
         new = dataclasses.replace(remapped(op, self.same), results=results, **changes)
         self.append(new)
+
+    def _whole_loop(self, op: ops.While) -> None:
+        split = _Split(self.known)
+        inputs = tuple(split.entered(v) if _is_complex(v) else v for v in op.body.inputs)
+        split.visit_all(op.body)
+        outputs = tuple(split.left(v) if _is_complex(v) else self.same.get(v, v)
+                        for v in op.body.outputs)
+        body = Graph(inputs, tuple(split.ops), outputs, op.body.name)
+        # Which reads nothing but whether the loop goes on.
+        cond = Graph(_lying(op.cond.inputs), op.cond.ops, op.cond.outputs, op.cond.name)
+        args = tuple(self.left(v) if _is_complex(v) else self.same.get(v, v) for v in op.args)
+        results = _lying(op.results)
+        self.append(dataclasses.replace(op, args=args, results=results, cond=cond, body=body))
+        for v, both in zip(op.results, results, strict=True):
+            if _is_complex(v):
+                self._lies(v, both)
 
     def _flattened(self, values: Iterable[Value]) -> list[Value]:
         return [x for v in values for x in (
