@@ -187,8 +187,8 @@ def extremes() -> Any:
     return z
 
 
-@pytest.mark.parametrize("fn", [jnp.abs, jnp.exp, jnp.log, jnp.sin, jnp.cosh, jnp.expm1, jnp.log1p],
-                         ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fn", [jnp.abs, jnp.exp, jnp.log, jnp.sin, jnp.cosh, jnp.sinh, jnp.expm1,
+                                jnp.log1p], ids=lambda f: f.__name__)
 def test_what_is_not_finite(fn: Any) -> None:
     """NaN, infinities, overflow and subnormal results come where XLA's do."""
     z = extremes()

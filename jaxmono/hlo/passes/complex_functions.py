@@ -101,6 +101,11 @@ def divide(p: Parts, z: Pair, w: Pair) -> Pair:
     return p.div(p.add(a, more), by), p.where(wide, im, p.negate(im))
 
 
+def square(p: Parts, z: Pair) -> Pair:
+    """(a + b) (a - b) and 2 a b: parts of one size do not overflow, nor cancel."""
+    return (p.mul(p.add(*z), p.sub(*z)), p.mul(p.mul(z[0], 2.0), z[1]))
+
+
 def _sizes(p: Parts, z: Pair) -> tuple[Value, Value]:
     """The larger part's size, and the smaller one's as a share of it: at most 1."""
     sizes = [p.op("abs", x) for x in z]
@@ -199,8 +204,9 @@ def cosine(p: Parts, z: Pair) -> Pair:
 
 
 def sinh(p: Parts, z: Pair) -> Pair:
+    im = p.mul(p.op("cosh", z[0]), p.op("sine", z[1]))
     return (p.mul(p.op("sinh", z[0]), p.op("cosine", z[1])),
-            p.mul(p.op("cosh", z[0]), p.op("sine", z[1])))
+            p.where(p.is_(z[1], "EQ", 0.0), z[1], im))
 
 
 def cosh(p: Parts, z: Pair) -> Pair:
@@ -260,7 +266,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sine": sine,
     "sinh": sinh,
     "sqrt": sqrt,
-    "square": lambda p, z: multiply(p, z, z),
+    "square": square,
     "tan": tan,
     "tanh": tanh,
 }
