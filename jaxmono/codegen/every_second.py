@@ -28,7 +28,8 @@ def load_every_second(em: BodyEmitter, pointer: str, offset: Index, value: Value
     """A Vec of an input's elements out of two vectors; None where they do not lie so."""
     dtype, first = value.type.dtype, every_second(offset, em.lane)
     if first is None or em.reads_if or em.buffer(value) is None or dtype in FOUR_BITS \
-            or isinstance(pointer, FlaggedName) or 2 * em.lanes * dtype.itemsize > _MOST_BYTES:
+            or isinstance(pointer, FlaggedName) or value.type.size % (2 * em.lanes) \
+            or 2 * em.lanes * dtype.itemsize > _MOST_BYTES:
         return None
     em._emit_dynamics((offset,))
     load = "load_ro" if read_only else "load"

@@ -139,7 +139,8 @@ def _refused_complex(op: Op, producer: Mapping[Value, Op], same_bits: bool) -> s
     if any(not v.type.is_static for v in (*op.uses, *op.results)):
         return next(r for v in (*op.uses, *op.results) if (r := _refused_type(v)))
     made = complex_parts.in_parts(op)
-    producer = {**producer, **{v: o for o in made for v in o.results}}
+    if any(o.subgraphs for o in made):
+        producer = {**producer, **{v: o for o in made for v in o.results}}
     return next((r for o in made if (r := refusal(o, producer, same_bits=same_bits))), None)
 
 

@@ -24,6 +24,7 @@ f32 as they would be: they are part of a row, and need no stage of their own.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from dataclasses import replace
 
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import Draft
@@ -80,10 +81,25 @@ def as_products(graph: Graph, dots: Iterable[ops.DotGeneral], groups: Iterable[D
     chosen = {o for o in dots if o not in kept}
     if not chosen:
         return graph
-    out: list[Op] = []
+    b, behind = Builder(), dict[Value, int]()  # thin products that an element is made of
+    kept_once: dict[Value, Value] = {}
     for o in graph.ops:
-        out.extend(_product(o) if isinstance(o, ops.DotGeneral) and o in chosen else (o,))
-    return Graph(graph.inputs, tuple(out), graph.outputs, graph.name)
+        b.loc = o.loc
+        if not isinstance(o, ops.DotGeneral) or o not in chosen:
+            b.append(o)
+            made = 0 if isinstance(o, (ops.Stored, ops.DotGeneral, ops.Reduce)) else max(
+                (behind.get(v, 0) for v in o.uses), default=0)
+            behind.update(dict.fromkeys(o.results, made))
+            continue
+        if _thin(o):  # else each gate of a circuit is made of two elements of the one before
+            for v in o.inputs:
+                if behind.get(v) and v not in kept_once:
+                    kept_once[v] = b.emit1(ops.Stored, v.type, operand=v)
+            behind[o.result] = 1
+            o = replace(o, lhs=kept_once.get(o.lhs, o.lhs), rhs=kept_once.get(o.rhs, o.rhs))
+        for product in _product(o):
+            b.append(product)
+    return Graph(graph.inputs, tuple(b.ops), graph.outputs, graph.name)
 
 
 def _large(o: ops.DotGeneral) -> bool:

@@ -73,7 +73,7 @@ def _interleaved(graph: Graph, o: Op) -> int | None:
     return dims.pop() if len(dims) == 1 else None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Scan:
     """What values are a scan of.
 

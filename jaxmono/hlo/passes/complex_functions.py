@@ -1,9 +1,9 @@
 """What functions of complex numbers are in their parts.
 
 `FUNCTIONS` has each op of `ops.Elementwise` that is more than the same op on both parts: it takes
-the pairs of its operands and gives a pair, or a float where the op does. Overflow between is
-avoided where the result does not have it; infinities and NaN come as in C's Annex G, but that
-products are not made once more where both of their parts are NaN (XLA's are not either).
+the pairs of its operands and gives a pair, or a float where the op does. No step of quotients,
+roots, exponentials, logarithms and absolute values overflows where the result does not. Products
+are not made once more where both of their parts are NaN (XLA's are not either).
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def divide(p: Parts, z: Pair, w: Pair) -> Pair:
     # Of two infinities their signs'.
     ratio = p.where(p.is_(small, "EQ", large), 1.0, ratio)
     ratio = p.where(p.is_(small, "EQ", p.negate(large)), -1.0, ratio)
-    ratio = p.where(p.is_(large, "EQ", 0.0), 0.0, ratio)
+    none = p.elementwise("and", p.is_(large, "EQ", 0.0), p.is_(small, "EQ", 0.0))
+    ratio = p.where(none, 0.0, ratio)
     # No infinity is multiplied by nothing, and a zero keeps its sign.
     plain = p.is_(ratio, "EQ", 0.0)
     more, less = (p.where(plain, 0.0, p.mul(x, ratio)) for x in (b, a))

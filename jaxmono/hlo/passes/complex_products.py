@@ -129,7 +129,7 @@ def _of_parts(p: Parts, dot: Callable[[Value, Value], Value], z: Side, w: Side) 
     if z.im is not None and w.im is not None:
         re = p.sub(re, dot(z.im, w.im))
     im = [dot(x, y) for x, y in ((z.re, w.im), (z.im, w.re)) if x is not None and y is not None]
-    return re, p.add(*im) if len(im) == 2 else im[0] if im else p.splat(0.0, re.type)
+    return re, p.add(*im) if len(im) == 2 else im[0] if im else p.zero(re.type)
 
 
 # ---- operands -----------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def _moved(at: int) -> Callable[[Sequence[int]], tuple[int, ...]]:
 
 
 def _alone(p: Parts, re: Value) -> Pair:
-    return re, p.splat(0.0, re.type)
+    return re, p.zero(re.type)
 
 
 def _both(p: Parts, y: Value, axis: int) -> Pair:

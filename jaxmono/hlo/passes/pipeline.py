@@ -116,5 +116,9 @@ def _ungrouped(body: Graph) -> Graph:
     """Without numbers of groups: each trip would have the same ones."""
     if not any(isinstance(o, ops.Stored) and o.group for o in body.ops):
         return body
-    return Graph(body.inputs, tuple(dataclasses.replace(o, group=0) if isinstance(o, ops.Stored)
-                                    else o for o in body.ops), body.outputs, body.name)
+    def alone(o: ops.Stored) -> ops.Stored:
+        stacked = any(isinstance(u, ops.Stacked) for u in body.users.get(o.result, ()))
+        return dataclasses.replace(o, group=0, in_turn=stacked)
+
+    return Graph(body.inputs, tuple(alone(o) if isinstance(o, ops.Stored) and o.group else o
+                                    for o in body.ops), body.outputs, body.name)
