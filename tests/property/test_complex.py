@@ -74,7 +74,7 @@ def program(seed: int) -> Callable[[A, A, A], tuple[A, ...]]:
 
 
 @pytest.mark.filterwarnings("error::jaxmono.JaxmonoWarning")
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("seed", range(24))
 def test_programs(seed: int) -> None:
     rng = np.random.default_rng(seed)
