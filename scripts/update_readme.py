@@ -30,13 +30,12 @@ README = ROOT / "README.md"
 def supported_ops() -> str:
     """Every op of the registry: in a kernel, or left to XLA and why."""
     kinds = sorted(ops.UNARY | ops.BINARY | ops.TERNARY)
-    taken = [*kinds]
     own = ("accumulate", "elementwise", "piece", "stacked", "stored", "unknown", "window")
     others = sorted(o for o in ir.REGISTRY if o not in own)
     refused = {cls.opcode: reason for cls, reason in support.REFUSED_OPS.items()}
     refused["while"] = "loops with such ops in them, with loops of which nobody knows how often " \
         "they run, or of long trips; kernels may be in them (see Limits)"
-    taken += [o for o in others if o not in refused]
+    taken = [*kinds, *(o for o in others if o not in refused)]
     dtypes = [d.value for d in DType if d not in (*support.REFUSED_DTYPES, *FOUR_BITS)]
     lines = [
         "**In kernels**: " + ", ".join(f"`{name}`" for name in sorted(taken)) + ".",

@@ -306,8 +306,7 @@ class BodyEmitter(Scopes):
             return self._read(f"{pointer} + {at}", dtype,
                               pattern is Access.CONTIGUOUS and not in_lane, read_only)
         if (x := load_every_second(self, pointer, offset, value, read_only)) is not None:
-            self.reads += 1
-            return self._name(x, dtype)
+            return x
         return self._per_lane(dtype, lambda: self._load(pointer, offset, value, read_only))
 
     def _custom_load(self, value: Value, index: IndexMap) -> Emitted:

@@ -35,4 +35,5 @@ def load_every_second(em: BodyEmitter, pointer: str, offset: Index, value: Value
     load = "load_ro" if read_only else "load"
     near = em.once("const auto", "near", f"{load}<{compute(dtype)}, {2 * em.lanes}>({pointer} + "
                                          f"{em._code(offset - Index.of(first))})")
-    return Emitted(f"every_second<{first}>({near})", True)
+    em.reads += 1
+    return em._name(Emitted(f"every_second<{first}>({near})", True), dtype)

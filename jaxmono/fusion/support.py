@@ -26,9 +26,9 @@ from jaxmono.hlo.passes.rules import (
     top_k,
 )
 from jaxmono.hlo.passes.unroll import refusal as loop_refusal
-from jaxmono.hlo.precision import algorithm_of, allows_tf32
+from jaxmono.hlo.precision import EXACT_VECTOR_ELEMENTS, algorithm_of, allows_tf32
 from jaxmono.hlo.rewrite import is_splat
-from jaxmono.hlo.types import FOUR_BITS, DType
+from jaxmono.hlo.types import FOUR_BITS, MAX_RANK, DType
 
 _NOTHING: Mapping[Value, Op] = {}
 
@@ -44,17 +44,12 @@ MAX_SOFTMAX_WIDTH = 256
 MAX_LITERAL_BYTES = 1 << 16
 """Larger constants (unless one element repeats) stay buffers that XLA fills."""
 
-EXACT_VECTOR_ELEMENTS = 10_000_000
-"""Elements of both operands below which XLA computes a product with a vector in exact f32."""
-
 EXACT_MATRIX_ELEMENTS = 100
 """Elements of both operands below which XLA computes any product in exact f32."""
 
 MATRIX_DTYPES = (DType.F32, DType.BF16, DType.F16)
 
 F8_DTYPES = (DType.F8E4M3FN, DType.F8E5M2)
-
-MAX_RANK = 16
 
 REFUSED_OPS: dict[type[Op], str] = {
     ops.RngBitGenerator: "random bit generation is not generated yet",

@@ -6,6 +6,9 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+EXACT_VECTOR_ELEMENTS = 10_000_000
+"""Elements of both operands below which XLA computes a product with a vector in exact f32."""
+
 
 def allows_tf32(precision: tuple[str, str]) -> bool:
     """Whether f32 may be rounded to tf32: on a GPU HIGH is no more to JAX (`jax.lax.Precision`) and

@@ -102,6 +102,8 @@ _NUMPY: dict[DType, np.dtype[Any]] = {
     DType.F8E5M2: np.dtype(ml_dtypes.float8_e5m2),
     DType.OPAQUE: np.dtype("V1"),
 }
+MAX_RANK = 16
+"""Most dimensions of what enters a kernel."""
 FOUR_BITS = (DType.S4, DType.U4)
 PART: Mapping[DType, DType] = {DType.C64: DType.F32, DType.C128: DType.F64}
 """What a complex number has two of."""

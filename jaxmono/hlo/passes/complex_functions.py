@@ -2,8 +2,8 @@
 
 `FUNCTIONS` has each op of `ops.Elementwise` that is more than the same op on both parts: it takes
 the pairs of its operands and gives a pair, or a float where the op does. No step of quotients,
-roots, exponentials, logarithms and absolute values overflows where the result does not. Products
-are not made once more where both of their parts are NaN (XLA's are not either).
+roots, exponentials (but those less one), logarithms and absolute values overflows where the result
+does not. Products are not made once more where both of their parts are NaN (XLA's are not either).
 """
 
 from __future__ import annotations

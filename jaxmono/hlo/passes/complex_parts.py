@@ -13,16 +13,16 @@ and of imaginary parts. What moves elements, and sums, is done to each part; fun
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes.complex_functions import FUNCTIONS, Pair, Parts
-from jaxmono.hlo.passes.complex_products import Side, product
+from jaxmono.hlo.passes.complex_products import Side, parts_of, product
 from jaxmono.hlo.passes.peephole import remapped
 from jaxmono.hlo.passes.whole_loop import is_whole
-from jaxmono.hlo.types import PART, TensorType
+from jaxmono.hlo.types import MAX_RANK, PART, TensorType
 
 _MOVES = (ops.BroadcastInDim, ops.Concatenate, ops.DynamicSlice, ops.DynamicUpdateSlice, ops.Gather,
           ops.Pad, ops.Reshape, ops.Reverse, ops.Slice, ops.Transpose)
@@ -31,7 +31,6 @@ _OF_BOTH = ("conj", "imag", "real")
 """Kinds that take real numbers as well."""
 _COMBINES = (ops.ReduceWindow, ops.Scan, ops.Scatter)
 """Each part by itself, if their bodies are."""
-_MOST_DIMENSIONS = 16
 _FLAT = (ops.Case, ops.OptimizationBarrier, ops.Reduce, ops.While)
 """With the parts of each operand one behind the other."""
 
@@ -45,12 +44,7 @@ def complex_parts(graph: Graph) -> Graph:
     """
     if not any(map(_is_complex, (*graph.inputs, *graph.outputs))) and not _any(graph.ops):
         return graph
-    split = _Split()
-    inputs = tuple(split.entered(v) if _is_complex(v) else v for v in graph.inputs)
-    split.visit_all(graph)
-    outputs = tuple(split.left(v) if _is_complex(v) else split.same.get(v, v)
-                    for v in graph.outputs)
-    return Graph(inputs, tuple(split.ops), outputs, graph.name)
+    return _Split().lying(graph)
 
 
 def has_complex(op: Op) -> bool:
@@ -115,8 +109,8 @@ def _by_parts(op: Op) -> bool:
 
 
 def _outside(type: TensorType) -> tuple[int, ...]:
-    """Flat where there is no room for one dimension more (`fusion.support.MAX_RANK`)."""
-    return type.dims if type.rank < _MOST_DIMENSIONS else (type.size,)
+    """Flat where there is no room for one dimension more."""
+    return type.dims if type.rank < MAX_RANK else (type.size,)
 
 
 def _lying(values: Iterable[Value]) -> tuple[Value, ...]:
@@ -156,13 +150,23 @@ class _Split(Parts):
 
     # ---- borders -------------------------------------------------------------------------------
 
-    def entered(self, v: Value) -> Value:
-        """The input that stands for a complex one, of which the parts are views."""
-        (both,) = _lying([v])
-        self._lies(v, both)
-        return both
+    def lying(self, graph: Graph) -> Graph:
+        """A graph, or a loop's body, that takes and gives complex values as they lie in memory."""
+        inputs = _lying(graph.inputs)
+        self._lie(graph.inputs, inputs)
+        self.visit_all(graph)
+        outputs = self._left(graph.outputs)
+        return Graph(inputs, tuple(self.ops), outputs, graph.name)
 
-    def left(self, v: Value) -> Value:
+    def _lie(self, values: Sequence[Value], lying: Sequence[Value]) -> None:
+        for v, both in zip(values, lying, strict=True):
+            if _is_complex(v):
+                self._lies(v, both)
+
+    def _left(self, values: Iterable[Value]) -> tuple[Value, ...]:
+        return tuple(self._to_lie(v) if _is_complex(v) else self.same.get(v, v) for v in values)
+
+    def _to_lie(self, v: Value) -> Value:
         """A complex value as it lies in memory."""
         both = self.wholes.get(v)
         shape = (*_outside(v.type), 2)
@@ -171,11 +175,8 @@ class _Split(Parts):
 
     def _lies(self, v: Value, both: Value) -> None:
         """A complex value is what ``both`` has in its last dimension."""
-        shape = both.type.dims[:-1]
-        zeros = (0,) * len(shape)
-        self.pairs[v] = tuple(  # pyright: ignore[reportArgumentType]
-            self.reshape(self.slice(both, (*zeros, i), (*shape, i + 1)), v.type.dims)
-            for i in (0, 1))
+        re, im = (self.reshape(x, v.type.dims) for x in parts_of(self, both, both.type.rank - 1))
+        self.pairs[v] = re, im
         self.wholes[v] = both
 
     def _whole(self, v: Value) -> Value:
@@ -249,8 +250,8 @@ class _Split(Parts):
             self.same[op.result] = self.splat(0, v.type) if op.kind == "imag" else \
                 self.same.get(v, v)
         elif op.kind == "complex":
-            self._put(op, tuple(  # pyright: ignore[reportArgumentType]
-                self.same.get(v, v) for v in op.args))
+            re, im = (self.same.get(v, v) for v in op.args)
+            self._put(op, (re, im))
         elif op.kind in ("add", "subtract"):
             do = self.add if op.kind == "add" else self.sub
             re, im = (do(*(self.pairs[v][i] for v in op.args)) for i in (0, 1))
@@ -262,8 +263,8 @@ class _Split(Parts):
             else:
                 self._put(op, made)
         else:
-            self._put(op, tuple(  # pyright: ignore[reportArgumentType]
-                self._each(op, i)[0] for i in (0, 1)))
+            (re,), (im,) = (self._each(op, i) for i in (0, 1))
+            self._put(op, (re, im))
 
     def _convert(self, op: ops.Convert) -> None:
         source, target = op.operand.type.dtype, op.result.type.dtype
@@ -320,20 +321,12 @@ class _Split(Parts):
         self.append(new)
 
     def _whole_loop(self, op: ops.While) -> None:
-        split = _Split(self.known)
-        inputs = tuple(split.entered(v) if _is_complex(v) else v for v in op.body.inputs)
-        split.visit_all(op.body)
-        outputs = tuple(split.left(v) if _is_complex(v) else self.same.get(v, v)
-                        for v in op.body.outputs)
-        body = Graph(inputs, tuple(split.ops), outputs, op.body.name)
         # Which reads nothing but whether the loop goes on.
         cond = Graph(_lying(op.cond.inputs), op.cond.ops, op.cond.outputs, op.cond.name)
-        args = tuple(self.left(v) if _is_complex(v) else self.same.get(v, v) for v in op.args)
         results = _lying(op.results)
-        self.append(dataclasses.replace(op, args=args, results=results, cond=cond, body=body))
-        for v, both in zip(op.results, results, strict=True):
-            if _is_complex(v):
-                self._lies(v, both)
+        self.append(dataclasses.replace(op, args=self._left(op.args), results=results, cond=cond,
+                                        body=_Split(self.known).lying(op.body)))
+        self._lie(op.results, results)
 
     def _flattened(self, values: Iterable[Value]) -> list[Value]:
         return [x for v in values for x in (

@@ -27,13 +27,12 @@ from dataclasses import dataclass, replace
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.passes.complex_functions import Pair, Parts
+from jaxmono.hlo.precision import EXACT_VECTOR_ELEMENTS
 from jaxmono.hlo.types import PART
 
 FEW = 4
 SMALL, MANY = 16, 256
 """Sides of small matrices, and how many of them are many."""
-_EXACT = 10_000_000
-"""Elements of both operands below which XLA multiplies a product with a vector exactly."""
 _HIGHEST = ("HIGHEST", "HIGHEST")
 
 
@@ -88,7 +87,7 @@ def product(p: Parts, op: ops.DotGeneral, z: Side, w: Side, *, real: bool) -> Pa
     """
     m, n, k = z.size(z.free), w.size(w.free), z.size(z.summed)
     # With a vector XLA multiplies and sums; what is made of it here need not be one.
-    exact = min(m, n) == 1 and k * (m + n) < _EXACT
+    exact = min(m, n) == 1 and k * (m + n) < EXACT_VECTOR_ELEMENTS
     t = PART[op.result.type.dtype]
 
     def dot(x: _Operand, y: _Operand) -> Value:
@@ -104,11 +103,11 @@ def product(p: Parts, op: ops.DotGeneral, z: Side, w: Side, *, real: bool) -> Pa
             precision=op.precision), z, w)
     if w.im is None:
         return _alone(p, dot(_plain(z), _plain(w))) if real or z.im is None else \
-            _both(p, dot(_stacked(p, z), _plain(w)), at)
+            parts_of(p, dot(_stacked(p, z), _plain(w)), at)
     if z.im is None and real:
         return _alone(p, dot(_plain(z), _plain(w)))
     if z.im is None:
-        return _both(p, dot(_plain(z), _stacked(p, w)), at + len(z.free)) if w.sums_neighbours \
+        return parts_of(p, dot(_plain(z), _stacked(p, w)), at + len(z.free)) if w.sums_neighbours \
             else dot(_plain(z), _whole(p, w))
     i = max(range(len(z.summed)), key=lambda i: z.summed[i])  # whose elements are pairs
     if real:
@@ -116,11 +115,11 @@ def product(p: Parts, op: ops.DotGeneral, z: Side, w: Side, *, real: bool) -> Pa
             return _alone(p, dot(_real(p, z, w, i), _row(p, w, i)))
         return _alone(p, dot(_row(p, z, i), _real(p, w, z, i)))
     if w.sums_neighbours and m < n:
-        return _both(p, dot(_spread(p, z, w, i, last=False), _row(p, w, i)), at)
+        return parts_of(p, dot(_spread(p, z, w, i, last=False), _row(p, w, i)), at)
     if not w.sums_neighbours and 16 * m * k + 24 * m * n < 24 * k * n:
         return _four(p, dot(_stacked(p, z), _whole(p, w)), at)
     y = dot(_row(p, z, i), _spread(p, w, z, i, last=not w.sums_neighbours))
-    return _both(p, y, at + len(z.free)) if w.sums_neighbours else y
+    return parts_of(p, y, at + len(z.free)) if w.sums_neighbours else y
 
 
 def _of_parts(p: Parts, dot: Callable[[Value, Value], Value], z: Side, w: Side) -> Pair:
@@ -214,7 +213,7 @@ def _alone(p: Parts, re: Value) -> Pair:
     return re, p.zero(re.type)
 
 
-def _both(p: Parts, y: Value, axis: int) -> Pair:
+def parts_of(p: Parts, y: Value, axis: int) -> Pair:
     """Parts that lie one behind the other along a dimension."""
     return _part(p, y, axis, 0), _part(p, y, axis, 1)
 
@@ -222,7 +221,7 @@ def _both(p: Parts, y: Value, axis: int) -> Pair:
 def _four(p: Parts, y: Value, axis: int) -> Pair:
     """a c, a d, b c and b d: by rows of the one, by neighbours of the other."""
     last = y.type.rank - 2
-    (ac, ad), (bc, bd) = [[_part(p, half, last, j) for j in (0, 1)] for half in _both(p, y, axis)]
+    (ac, ad), (bc, bd) = (parts_of(p, half, last) for half in parts_of(p, y, axis))
     return p.sub(ac, bd), p.add(ad, bc)
 
 

@@ -116,6 +116,7 @@ def _ungrouped(body: Graph) -> Graph:
     """Without numbers of groups: each trip would have the same ones."""
     if not any(isinstance(o, ops.Stored) and o.group for o in body.ops):
         return body
+
     def alone(o: ops.Stored) -> ops.Stored:
         stacked = any(isinstance(u, ops.Stacked) for u in body.users.get(o.result, ()))
         return dataclasses.replace(o, group=0, in_turn=stacked)
