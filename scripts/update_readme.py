@@ -19,7 +19,7 @@ from jaxmono import _config
 from jaxmono.fusion import support
 from jaxmono.hlo import ir, ops
 from jaxmono.hlo.infer import elementwise
-from jaxmono.hlo.passes import branches, complex_parts
+from jaxmono.hlo.passes import branches, complex_parts, fourier
 from jaxmono.hlo.passes.rules import reduce_window, scatter, sort, top_k
 from jaxmono.hlo.types import FOUR_BITS, DType, TensorType
 
@@ -30,7 +30,8 @@ README = ROOT / "README.md"
 def supported_ops() -> str:
     """Every op of the registry: in a kernel, or left to XLA and why."""
     kinds = sorted(ops.UNARY | ops.BINARY | ops.TERNARY)
-    own = ("accumulate", "elementwise", "piece", "stacked", "stored", "unknown", "window")
+    own = ("accumulate", "elementwise", "fourier", "piece", "prefix", "stacked", "stored",
+           "unknown", "window")
     others = sorted(o for o in ir.REGISTRY if o not in own)
     refused = {cls.opcode: reason for cls, reason in support.REFUSED_OPS.items()}
     refused["while"] = "loops with such ops in them, with loops of which nobody knows how often " \
@@ -84,6 +85,7 @@ def supported_ops() -> str:
         f"of complex numbers sorts, convolutions, sums with other bodies than additions in windows "
         f"and scatters, and functions without a formula for their parts "
         f"({', '.join(f'`{kind}`' for kind in without_parts())}); "
+        f"Fourier transforms of lengths with a prime factor above {fourier.LARGEST_PRIME}; "
         f"products of f64 of {support.F64_PRODUCT >> 20} million multiplications and more, of more "
         f"than a few summed elements. `explain()` names each with its reason and source line.")]
     return "\n".join(lines)

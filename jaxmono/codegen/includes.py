@@ -41,6 +41,8 @@ def needed(units: Collection[Unit], *, open_borders: bool, roles: bool) -> set[s
             found.add("accumulate")
         if any(isinstance(o, ops.Prefix) for o in u.sig.body.ops):
             found.add("prefix")
+        if any(isinstance(o, ops.Fourier) for o in u.sig.body.ops):
+            found.add("fourier")
     if open_borders:
         found.add("flagged")
     if roles:

@@ -159,7 +159,7 @@ def register(kind: str, code: SigCode, when: Callable[[Sig], bool] = lambda _: T
     _REGISTRY.setdefault(kind, []).insert(0, (when, code))
 
 
-_MODULES = ("loop", "prefix", "row", "contractions")
+_MODULES = ("loop", "prefix", "fourier", "row", "contractions")
 """Modules of this room that register kinds when they are imported."""
 
 

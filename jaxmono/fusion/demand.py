@@ -208,12 +208,18 @@ def _gather(op: ops.Gather, index: IndexMap) -> tuple[Demand, ...]:
     return (Demand(op.operand, tuple(at)),)
 
 
+def _fourier(op: ops.Fourier, index: IndexMap) -> tuple[Demand, ...]:
+    """As `Prefix` does: of its own place in the line, whose others the line's task reads."""
+    return tuple(Demand(v, index[:v.type.rank]) for v in op.args)
+
+
 _RULES: dict[type[Op], Callable[[Any, IndexMap], tuple[Demand, ...] | None]] = {
     ops.Elementwise: _same,
     ops.Compare: _same,
     ops.Convert: _same,
     ops.Stored: _same,
     ops.Prefix: _same,
+    ops.Fourier: _fourier,
     ops.BitcastConvert: lambda op, index: (
         _same(op, index) if op.operand.type.rank == op.result.type.rank else None),
     ops.ReducePrecision: _same,

@@ -454,6 +454,35 @@ class Prefix(Op):
     back: bool = ir.attribute(False)
 
 
+@op("fft")
+class Fft(Op):
+    """Discrete Fourier transforms along the last dimensions, as many as ``fft_length`` has. kind:
+    ``FFT``, ``IFFT``, ``RFFT`` or ``IRFFT``."""
+
+    operand: Value = ir.operand()
+    kind: str = ir.attribute()
+    fft_length: tuple[int, ...] = ir.attribute()
+
+
+@op("fourier")
+class Fourier(Op):
+    """Discrete Fourier transforms along dimension ``axis``, jaxmono's own, as an array in memory.
+
+    args: real parts, and imaginary ones, unless they are nothing. The result has ``kept`` elements
+    along ``axis``, and one dimension more, of their two parts; ``real``: it has the real ones
+    alone. ``back``: with the conjugate roots of one. What comes out is divided by ``divisor``, and
+    where ``twist`` is not 0 element k multiplied by the ``twist``-th root of one to the power of k
+    times the place along the next dimension, as a step of a longer transform."""
+
+    args: tuple[Value, ...] = ir.operands()
+    axis: int = ir.attribute()
+    kept: int = ir.attribute()
+    back: bool = ir.attribute(False)
+    divisor: int = ir.attribute(1)
+    twist: int = ir.attribute(0)
+    real: bool = ir.attribute(False)
+
+
 PIECE_BYTES = 16
 """Parts of arrays in memory begin at multiples of it: no load has to know that it reads one."""
 

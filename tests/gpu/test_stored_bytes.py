@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from test_four_bits import check
+from product_errors import check
 
 import jaxmono
 

@@ -161,7 +161,8 @@ def programs() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "composite": (lambda x: lax.composite(lambda y: y * 2, name="my.op")(x), (X,)),
         "empty": (lambda x: (x[:0], jnp.zeros((0, 3)) @ jnp.zeros((3, 2)), x[:0].sum(0)), (X,)),
         "unnamed_type": (lambda x: x.astype(jnp.float8_e4m3b11fnuz).astype(jnp.float32), (X,)),
-        "unnamed_op": (jnp.fft.fft, (X,)),
+        "unnamed_op": (lambda x: x + lax.rng_uniform(0.0, 1.0, x.shape), (X,)),
+        "transforms": (lambda x: (jnp.fft.fft2(x), jnp.fft.irfft(jnp.fft.rfft(x))), (X,)),
         "callback": (lambda x: (jax.debug.print("{}", x, ordered=True), x + 1)[1], (X,)),
         "linalg": (lambda x: (jnp.linalg.cholesky(x @ x.T), jnp.linalg.qr(x)), (X,)),
     }

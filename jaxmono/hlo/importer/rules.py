@@ -224,6 +224,9 @@ RULES: dict[str, Rule] = {
     "chlo.scan": (ops.Scan, _scan),
     "stablehlo.select_and_scatter": (ops.SelectAndScatter, _select_and_scatter),
     "stablehlo.sort": (ops.Sort, _sort),
+    "stablehlo.fft": (ops.Fft, lambda p: {
+        "operand": p.args[0], "kind": p.attributes.enum("fft_type"),
+        "fft_length": p.attributes.integers("fft_length")}),
     "chlo.top_k": (ops.TopK, _top_k),
     "stablehlo.dot_general": (ops.DotGeneral, _dot_general),
     "chlo.ragged_dot": (ops.RaggedDot, _ragged_dot),

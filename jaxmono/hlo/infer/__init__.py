@@ -14,6 +14,7 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.infer import contraction as c
 from jaxmono.hlo.infer import elementwise as e
 from jaxmono.hlo.infer import movement as m
+from jaxmono.hlo.infer import transform as t
 from jaxmono.hlo.infer.rule import RuleError, require, same, signature
 from jaxmono.hlo.ir import Op
 from jaxmono.hlo.types import DType, TensorType
@@ -78,6 +79,8 @@ RULES: dict[type[Op], Callable[[Any], tuple[TensorType, ...]]] = {
     ops.Stored: lambda op: (op.operand.type,),
     ops.Accumulate: m.infer_accumulate,
     ops.Prefix: lambda op: (TensorType(op.args[0].type.dims, op.result.type.dtype),),
+    ops.Fft: t.infer_fft,
+    ops.Fourier: t.infer_fourier,
     ops.Stacked: m.infer_stacked,
     ops.Piece: m.infer_piece,
     # Their results are what they say.

@@ -13,5 +13,5 @@ from jaxmono.hlo.interp.core import Unsupported, evaluate
 __all__ = ["Unsupported", "evaluate"]
 
 for _family in ("contractions", "control", "elementwise", "indexing", "movement", "reductions",
-                "rng", "sorting"):
+                "rng", "sorting", "transforms"):
     importlib.import_module(f"{__name__}.{_family}")

@@ -7,7 +7,8 @@
 
 So nothing behind it knows complex numbers: in registers and between stages there are arrays of real
 and of imaginary parts. What moves elements, and sums, is done to each part; functions are in
-`complex_functions`, products of matrices in `complex_products`; a loop has twice as many carries.
+`complex_functions`, products of matrices in `complex_products`, transforms in `fourier`; a loop has
+twice as many carries.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.passes import fourier
 from jaxmono.hlo.passes.complex_functions import FUNCTIONS, Pair, Parts
 from jaxmono.hlo.passes.complex_products import Side, parts_of, product
 from jaxmono.hlo.passes.peephole import remapped
@@ -84,6 +86,8 @@ def refusal(op: Op) -> str | None:
     if isinstance(op, _COMBINES):
         return None if _by_parts(op) else (
             f"{op.opcode} of complex numbers is generated for sums only")
+    if isinstance(op, ops.Fft):
+        return fourier.refusal(op)
     known = (*_MOVES, *_FLAT, ops.Constant, ops.Convert, ops.Iota)
     return None if isinstance(op, known) else (
         f"{op.opcode} of complex numbers is not generated yet")
@@ -225,6 +229,8 @@ class _Split(Parts):
             self.same[op.result] = self.elementwise("and" if op.direction == "EQ" else "or", *same)
         elif isinstance(op, ops.DotGeneral):
             self._dot(op)
+        elif isinstance(op, ops.Fft):
+            self._fft(op)
         elif isinstance(op, _FLAT) and not (isinstance(op, ops.Reduce) and _by_parts(op)):
             self._flat(op)
         else:
@@ -285,6 +291,17 @@ class _Split(Parts):
             self._lies(op.result, made)
         else:
             self._put(op, made)
+
+    def _fft(self, op: ops.Fft) -> None:
+        z = op.operand
+        made = fourier.transform(self, op, self.pairs[z] if _is_complex(z) else self.same.get(z, z),
+                                 real=op.result in self.real)
+        if not isinstance(made, Value):
+            self._put(op, made)
+        elif _is_complex(op.result):
+            self._lies(op.result, made)
+        else:
+            self.same[op.result] = made
 
     def _side(self, v: Value, batch: tuple[int, ...], summed: tuple[int, ...]) -> Side:
         re, im = self.pairs[v]

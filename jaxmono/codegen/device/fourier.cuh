@@ -1,0 +1,203 @@
+// Discrete Fourier transforms of lines, which a block has in its shared memory between passes.
+//
+//   pass 1          memory  --R0 elements a thread, N / R0 apart--> DFT of R0 --> shared memory
+//   pass 2          shared  --R1 elements, N / R1 apart, turned--> DFT of R1 --> the other half of it
+//   the last one    shared  --> DFT --> memory, in order
+//
+// Stockham's algorithm (Govindaraju et al. 2008, "High performance discrete Fourier transforms on graphics
+// processors", figure 2): what a pass stores has its elements where the next one wants them, and the last
+// one's are in order. Lines lie one behind the other (neighbours of a thread are neighbours in a line), or
+// ACROSS: neighbours are of different lines.
+#pragma once
+#include "jaxmono/vec.cuh"
+#include "jaxmono/warp.cuh"
+#include "jaxmono/waves.cuh"
+
+namespace jaxmono {
+
+template <class T>
+struct alignas(2 * sizeof(T)) Complex {
+  T re, im;
+};
+
+template <class T>
+JM_DEVICE Complex<T> operator+(const Complex<T>& a, const Complex<T>& b) {
+  return {a.re + b.re, a.im + b.im};
+}
+template <class T>
+JM_DEVICE Complex<T> operator-(const Complex<T>& a, const Complex<T>& b) {
+  return {a.re - b.re, a.im - b.im};
+}
+template <class T>
+JM_DEVICE Complex<T> operator*(const Complex<T>& a, const Complex<T>& b) {
+  return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+}
+
+// ---- roots of one --------------------------------------------------------------------------------
+
+template <int N>
+struct Roots {
+  double re[N], im[N];
+};
+
+// e^(2 pi i m / N), for the compiler: of at most half a quarter of a turn, by Taylor's series.
+template <int N>
+JM_DEVICE constexpr Roots<N> roots() {
+  Roots<N> out{};
+  for (int m = 0; m < N; ++m) {
+    const int quarters = (4 * m + N / 2) / N;
+    const double x = 1.57079632679489661923 * (4 * m - quarters * N) / N;
+    double s = 0, c = 0, term = 1;
+    for (int i = 0; i < 22; i += 2) {
+      c += i % 4 ? -term : term;
+      term = term * x / (i + 1);
+      s += i % 4 ? -term : term;
+      term = term * x / (i + 2);
+    }
+    out.re[m] = quarters % 2 ? (quarters == 1 ? -s : s) : (quarters == 2 ? -c : c);
+    out.im[m] = quarters % 2 ? (quarters == 1 ? c : -c) : (quarters == 2 ? -s : s);
+  }
+  return out;
+}
+
+// e^(2 pi i m / N), 0 <= m < N; its conjugate unless BACK.
+template <class T, int N, bool BACK>
+JM_DEVICE Complex<T> turned(int m) {
+  const int quarters = (4 * m + N / 2) / N, rest = 4 * m - quarters * N;  // exactly
+  const T x = static_cast<T>(rest) * static_cast<T>(1.57079632679489661923 / N);
+  T s, c;
+  if constexpr (is_same<T, float>) {
+    const auto q = static_cast<uint32_t>(quarters);
+    s = sine_of(Turn{x, q}), c = sine_of(Turn{x, q + 1});
+  } else {
+    const T a = sin(x), b = cos(x);
+    s = quarters & 1 ? b : a, c = quarters & 1 ? a : b;
+    if (quarters & 2) s = -s;
+    if ((quarters + 1) & 2) c = -c;
+  }
+  return {c, BACK ? s : -s};
+}
+
+// ---- a thread's own ------------------------------------------------------------------------------
+
+JM_DEVICE constexpr int first_factor(int n) {
+  if (n % 4 == 0) return 4;
+  for (int f = 2; f < n; ++f)
+    if (n % f == 0) return f;
+  return n;
+}
+
+// x becomes its transform.
+template <int R, bool BACK, class T>
+JM_DEVICE void dft(Complex<T> (&x)[R]) {
+  constexpr int A = first_factor(R), B = R / A;
+  if constexpr (R == 1) {
+  } else if constexpr (R == 2) {
+    const Complex<T> a = x[0], b = x[1];
+    x[0] = a + b, x[1] = a - b;
+  } else if constexpr (R == 4) {
+    const Complex<T> a = x[0] + x[2], b = x[0] - x[2], c = x[1] + x[3], d = x[1] - x[3];
+    const Complex<T> turn = BACK ? Complex<T>{-d.im, d.re} : Complex<T>{d.im, -d.re};
+    x[0] = a + c, x[1] = b + turn, x[2] = a - c, x[3] = b - turn;
+  } else if constexpr (B > 1) {
+    constexpr Roots<R> w = roots<R>();
+    Complex<T> y[R];
+#pragma unroll
+    for (int b = 0; b < B; ++b) {
+      Complex<T> part[A];
+#pragma unroll
+      for (int a = 0; a < A; ++a) part[a] = x[a * B + b];
+      dft<A, BACK>(part);
+#pragma unroll
+      for (int k = 0; k < A; ++k)
+        y[k * B + b] = b * k == 0 ? part[k]
+                                  : part[k] * Complex<T>{static_cast<T>(w.re[b * k % R]),
+                                                         static_cast<T>(BACK ? w.im[b * k % R] : -w.im[b * k % R])};
+    }
+#pragma unroll
+    for (int k = 0; k < A; ++k) {
+      Complex<T> part[B];
+#pragma unroll
+      for (int b = 0; b < B; ++b) part[b] = y[k * B + b];
+      dft<B, BACK>(part);
+#pragma unroll
+      for (int b = 0; b < B; ++b) x[k + A * b] = part[b];
+    }
+  } else {  // an odd prime: of sums and differences of those that are as far from both ends
+    constexpr Roots<R> w = roots<R>();
+    constexpr int HALF = R / 2;
+    Complex<T> sum[HALF], difference[HALF];
+    const Complex<T> first = x[0];
+#pragma unroll
+    for (int j = 0; j < HALF; ++j) {
+      sum[j] = x[j + 1] + x[R - 1 - j], difference[j] = x[j + 1] - x[R - 1 - j];
+      x[0] = x[0] + sum[j];
+    }
+#pragma unroll
+    for (int k = 1; k <= HALF; ++k) {
+      Complex<T> a = first, b{0, 0};
+#pragma unroll
+      for (int j = 0; j < HALF; ++j) {
+        const T c = static_cast<T>(w.re[(j + 1) * k % R]), s = static_cast<T>(w.im[(j + 1) * k % R]);
+        a.re += sum[j].re * c, a.im += sum[j].im * c;
+        b.re += difference[j].re * s, b.im += difference[j].im * s;
+      }
+      const Complex<T> turn = BACK ? Complex<T>{-b.im, b.re} : Complex<T>{b.im, -b.re};
+      x[k] = a + turn, x[R - k] = a - turn;
+    }
+  }
+}
+
+// ---- a block's -----------------------------------------------------------------------------------
+
+// Where an element is in shared memory: steps of 16 elements do not meet in one bank.
+JM_DEVICE constexpr int apart(int i) { return i + i / 16; }
+
+template <class T, int N, int LINES, bool ACROSS, bool BACK, int THREADS>
+struct Fourier {
+  using Z = Complex<T>;
+  static constexpr int COPY = apart(N * LINES);
+
+  JM_DEVICE static int place(int j, int line) { return apart(ACROSS ? j * LINES + line : line * N + j); }
+
+  // One pass: DONE elements are already one's transform.
+  template <int DONE, int R, class Load, class Store>
+  JM_DEVICE static void pass(Load load, Store store) {
+    constexpr int PART = N / R;
+#pragma unroll 1
+    for (int u = thread_id(); u < LINES * PART; u += THREADS) {
+      const int line = ACROSS ? u % LINES : u / PART, t = ACROSS ? u / LINES : u % PART;
+      Z x[R];
+#pragma unroll
+      for (int q = 0; q < R; ++q) x[q] = load(t + q * PART, line);
+      const int k = t % DONE;
+      if constexpr (DONE > 1) {
+        Z w[R];
+        w[1] = turned<T, DONE * R, BACK>(k);
+#pragma unroll
+        for (int q = 2; q < R; ++q) w[q] = w[q / 2] * w[q - q / 2];
+#pragma unroll
+        for (int q = 1; q < R; ++q) x[q] = x[q] * w[q];
+      }
+      dft<R, BACK>(x);
+#pragma unroll
+      for (int q = 0; q < R; ++q) store((t - k) * R + k + q * DONE, line, x[q]);
+    }
+  }
+
+  // All of them, of radices R, MORE... All THREADS take part; smem: 2 COPY elements, one COPY of two passes,
+  // none of one.
+  template <int DONE, int R, int... MORE, class Load, class Store>
+  JM_DEVICE static void passes(Load load, Store store, Z* to, Z* next) {
+    if constexpr (sizeof...(MORE) == 0) {
+      pass<DONE, R>(load, store);
+    } else {
+      if constexpr (DONE == 1) syncthreads();  // the block's last task may still read
+      pass<DONE, R>(load, [to](int j, int line, const Z& x) { to[place(j, line)] = x; });
+      syncthreads();
+      passes<DONE * R, MORE...>([to](int j, int line) { return to[place(j, line)]; }, store, next, to);
+    }
+  }
+};
+
+}  // namespace jaxmono

@@ -1,0 +1,147 @@
+"""Fourier transforms of several dimensions, of real numbers, and long ones, as `ops.Fourier`.
+
+    fft{[a, b]}(z)      ──►  along b, then along a: one array in memory each
+    rfft(x)             ──►  of what has no imaginary parts; half of the results are made
+    irfft(z)            ──►  [z0 z1 .. zh  conj(.. z1)], of which the real parts are made
+    of n = n1 n2        ──►  along n1 of [n1, n2], each times a root of one, then along n2; what
+                             comes out has its two dimensions in the other order
+
+The last is the four-step algorithm (Gentleman and Sande 1966, "Fast Fourier transforms: for fun and
+profit"): a block has one line of up to `LONGEST` elements in shared memory, and many lines are what
+keeps all blocks busy.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Value
+from jaxmono.hlo.passes.complex_functions import Pair, Parts
+from jaxmono.hlo.types import PART, DType, TensorType
+
+LONGEST = {DType.F32: 8192, DType.F64: 4096}
+"""Elements of a line of which a block has two copies: 139 KB of its 227."""
+LARGEST_PRIME = 13
+"""Factors of a length up to which a thread transforms as many elements."""
+MANY = 1 << 26
+"""Elements of a line up to which its four-step algorithm has two steps."""
+
+
+def refusal(op: ops.Fft) -> str | None:
+    """Why these transforms stay with XLA, or None."""
+    part = PART.get(op.operand.type.dtype, op.operand.type.dtype)
+    for n in op.fft_length:
+        if not n:
+            return "transforms of nothing are XLA's"
+        prime = largest_prime(n)
+        if prime > LARGEST_PRIME:
+            return (f"a Fourier transform of length {n}, which is a multiple of {prime}: of primes "
+                    f"up to {LARGEST_PRIME} alone are generated; pad to {_next(n)}")
+        if n > LONGEST[part] and (n > MANY or max(_halves(n)) > LONGEST[part]):
+            return f"a Fourier transform of length {n} is XLA's"
+    return None
+
+
+def transform(p: Parts, op: ops.Fft, z: Value | Pair, *, real: bool) -> Value | Pair:
+    """The result's parts, or the array whose last dimension they are; of IRFFT the result.
+
+    Args:
+      z: what is transformed: of RFFT real numbers, else pairs.
+      real: only the real parts of the result are looked at.
+    """
+    axes = range(op.operand.type.rank - len(op.fft_length), op.operand.type.rank)
+    order = list(reversed(axes)) if op.kind != "IRFFT" else list(axes)
+    back = op.kind in ("IFFT", "IRFFT")
+    pair: Pair = (z, p.zero(z.type)) if isinstance(z, Value) else z
+    made: Value | None = None
+    for axis in order:
+        n, last = op.fft_length[axis - axes[0]], axis == order[-1]
+        if axis == axes[-1] and op.kind == "IRFFT":
+            pair = _mirrored(p, pair, axis, n)
+        kept = n // 2 + 1 if axis == axes[-1] and op.kind == "RFFT" else n
+        alone = last and (real or op.kind == "IRFFT")
+        made = _along(p, pair, axis, kept, back=back, real=alone)
+        pair = (made, p.zero(made.type)) if alone else _apart(p, made)
+    assert made is not None
+    return pair if real and op.kind != "IRFFT" else made
+
+
+def _along(p: Parts, z: Pair, axis: int, kept: int, *, back: bool, real: bool) -> Value:
+    dims, t = z[0].type.dims, z[0].type.dtype
+    n = dims[axis]
+    divisor = n if back else 1
+    if n <= LONGEST[t]:
+        return _made(p, z, axis, kept, back=back, divisor=divisor, real=real)
+    n1, n2 = _halves(n)
+    split = (*dims[:axis], n1, n2, *dims[axis + 1:])
+    first = _made(p, _shaped(p, z, split), axis, n1, back=back, twist=n)
+    second = _made(p, _apart(p, first), axis + 1, n2, back=back, divisor=divisor, real=real)
+    order = list(range(second.type.rank))
+    order[axis:axis + 2] = axis + 1, axis
+    whole = (*dims, *(() if real else (2,)))
+    found = p.reshape(p.transpose(second, order), whole)
+    return found if kept == n else _first(p, found, axis, kept)
+
+
+def _made(p: Parts, z: Pair, axis: int, kept: int, *, back: bool, divisor: int = 1, twist: int = 0,
+          real: bool = False) -> Value:
+    args = z[:1] if z[1] in p.nothing else z
+    dims = z[0].type.dims
+    shape = (*dims[:axis], kept, *dims[axis + 1:])
+    result = TensorType(shape if real else (*shape, 2), z[0].type.dtype)
+    return p.emit1(ops.Fourier, result, args=args, axis=axis, kept=kept, back=back, divisor=divisor,
+                   twist=twist, real=real)
+
+
+def _mirrored(p: Parts, z: Pair, axis: int, n: int) -> Pair:
+    """All n elements of what real numbers are transformed to."""
+    def both(v: Value, other: Value) -> Value:
+        v, other = _first(p, v, axis, n // 2 + 1), _first(p, other, axis, (n + 1) // 2)
+        start = [int(d == axis) for d in range(other.type.rank)]
+        rest = p.slice(other, start, other.type.dims)
+        return p.concatenate((v, p.emit1(ops.Reverse, rest.type, operand=rest, dimensions=(axis,))),
+                             axis) if rest.type.size else v
+
+    re = both(z[0], z[0])
+    return re, p.zero(re.type) if z[1] in p.nothing else both(z[1], p.negate(z[1]))
+
+
+def _first(p: Parts, v: Value, axis: int, size: int) -> Value:
+    limit = [size if d == axis else m for d, m in enumerate(v.type.dims)]
+    return v if limit == list(v.type.dims) else p.slice(v, [0] * len(limit), limit)
+
+
+def _apart(p: Parts, whole: Value) -> Pair:
+    dims = whole.type.dims[:-1]
+    none = [0] * len(dims)
+    re, im = (p.reshape(p.slice(whole, (*none, i), (*dims, i + 1)), dims) for i in (0, 1))
+    return re, im
+
+
+def _shaped(p: Parts, z: Pair, dims: tuple[int, ...]) -> Pair:
+    re = p.reshape(z[0], dims)
+    return re, p.zero(re.type) if z[1] in p.nothing else p.reshape(z[1], dims)
+
+
+@lru_cache(maxsize=256)
+def largest_prime(n: int) -> int:
+    """Of a number's factors; 1 of 1."""
+    found = 1
+    for f in (2, *range(3, math.isqrt(n) + 1, 2)):
+        while n % f == 0:
+            n, found = n // f, f
+    return max(n, found)
+
+
+@lru_cache(maxsize=256)
+def _halves(n: int) -> tuple[int, int]:
+    """Two factors of about the same size, the larger one in front."""
+    small = next(d for d in range(math.isqrt(n), 0, -1) if n % d == 0)
+    return n // small, small
+
+
+def _next(n: int) -> int:
+    """The next length without large factors."""
+    return next(m for m in range(n, 2 * n + 1) if largest_prime(m) <= LARGEST_PRIME)
