@@ -111,8 +111,8 @@ def functions(z: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def spectrogram(x: jax.Array, bands: jax.Array) -> jax.Array:
-    """Logarithms of a bank of filters on the spectrum of each frame; transforms are XLA's. x:
-    [frames, n]; bands: [n / 2 + 1, m]."""
+    """Logarithms of a bank of filters on the spectrum of each frame. x: [frames, n]; bands:
+    [n / 2 + 1, m]."""
     power = jnp.abs(jnp.fft.rfft(x * jnp.hanning(x.shape[1]).astype(x.dtype))) ** 2
     return jnp.log(power @ jnp.abs(bands) + 1e-6)
 

@@ -2,11 +2,12 @@
 
     const auto from = [&](int j, int line) -> Complex<float> { ... };   // computed on the way
     const auto put = [&](int k, int line, const Complex<float>& x) { ... };
-    using F = Fourier<float, 512, 4, false, false, 256>;
-    F::passes<1, 8, 8, 8>(from, put, ...);
+    using F = Fourier<float, 512, 4, false, false, false, 256>;
+    F::passes<1, 8, 8, 8>(from, put, part, part + F::COPY);
 
-A thread transforms up to 16 elements in registers, the radix of a pass. Where lines are apart in
-memory by one element, as columns are, a task has neighbouring ones.
+A thread transforms up to 16 elements in registers, the radix of a pass. Where neighbours of a line
+are apart in memory, as those of columns are, a task has neighbouring lines. Lines of real numbers
+are transformed as half as many pairs of neighbours, to and fro.
 """
 
 from __future__ import annotations
@@ -25,13 +26,20 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, Var, delinearize
 from jaxmono.fusion.plan import LoopForm, Sig
 from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.passes.fourier import is_of_pairs
 
 _RADIX = 16
 """Elements that a thread transforms, at most: 32 registers, and as many for roots."""
 _COLUMNS = 4
 """Neighbouring columns of a task, at least where it has any: 32 bytes, a sector."""
-_START, _TURN = 0.9, 0.12
-"""Microseconds of a pass's latencies, and of as many elements as a block has threads, 16 each."""
+_MOST = 128
+"""Lines of a task."""
+_RESIDENT = 4
+"""Blocks of a multiprocessor, at most, where a kernel only streams (`generate`)."""
+_LOAD_US, _PASS_US, _TURN_US = 1.5, 0.3, 0.12
+"""Microseconds that a task waits for memory, and for each pass; of a pass with 16 elements for each
+thread of a block."""
 
 
 def fourier_of(sig: Sig) -> ops.Fourier | None:
@@ -42,17 +50,34 @@ def fourier_of(sig: Sig) -> ops.Fourier | None:
 
 @dataclass(frozen=True)
 class _Lines:
-    """n: elements of one. inner: elements between its neighbours. count: of lines."""
+    """Attributes:
+      n: elements of a line that are transformed, complex ones.
+      inner: elements of the argument from one neighbour to the next.
+      behind: of these, in the dimensions behind the next one.
+      count: of lines.
+      pairs: they are neighbours of real numbers.
+    """
 
     n: int
     inner: int
+    behind: int
     count: int
+    pairs: bool
 
     @staticmethod
     def of(op: ops.Fourier) -> _Lines:
         dims = op.args[0].type.dims
         n, inner = dims[op.axis], math.prod(dims[op.axis + 1:])
-        return _Lines(n, inner, math.prod(dims[:op.axis]) * inner)
+        pairs = inner == 1 and is_of_pairs(n, op.kept, len(op.args) == 1, back=op.back)
+        return _Lines(op.kept // 2 if op.half else n // 2 if pairs else n, inner,
+                      math.prod(dims[op.axis + 2:]), math.prod(dims[:op.axis]) * inner, pairs)
+
+    def shared(self, together: int, itemsize: int) -> int:
+        """Bytes: of as many `Fourier::COPY` as there are."""
+        n = self.n + self.n // 16
+        size = n if together == 1 else -(-n // 16) * 16 + max(16 // together, 1)
+        copies = min(len(radices(self.n)) - (not self.pairs), 2)
+        return copies * size * together * 2 * itemsize
 
 
 @lru_cache(maxsize=256)
@@ -84,49 +109,36 @@ class FourierCode(LoopCode):
     def choose(self, sig: Sig, request: Request) -> LoopSchedule:
         op = _op(sig)
         lines, size = _Lines.of(op), op.args[0].type.dtype.itemsize
-        passes = radices(lines.n)
 
         def us(together: int) -> float:
-            turns = math.ceil(math.ceil(lines.count * request.siblings / together)
-                              / request.device.sm_count)
-            return turns * sum(_START + _TURN * r / _RADIX * math.ceil(
-                lines.n // r * together / request.threads) for r in passes)
+            tasks = math.ceil(lines.count * request.siblings / together)
+            blocks = min(_RESIDENT, request.shared_bytes // (lines.shared(together, size) + 1024)
+                         ) if request.streaming else 1
+            work = sum(_TURN_US * r / _RADIX * math.ceil(lines.n // r * together / request.threads)
+                       for r in radices(lines.n))
+            each = _LOAD_US + _PASS_US * len(radices(lines.n)) + blocks * work
+            return math.ceil(tasks / (request.device.sm_count * blocks)) * each
 
         few = min(_COLUMNS, lines.inner)
-        fit = [m for m in (1, 2, 4, 8, 16, 32, 64, 128) if few <= m <= max(few, lines.count) and (
-            m == few or _shared(lines.n, m, len(passes), size) <= request.shared_bytes // 2)]
-        while few > 1 and _shared(lines.n, few, len(passes), size) > request.shared_bytes:
-            few //= 2
-        return LoopSchedule(1, min(fit, key=us) if fit and min(fit) >= few else few)
+        while few > 1 and lines.shared(few, size) > request.shared_bytes - 1024:
+            few -= 1
+        several = [m for m in (1, 2, 4, 8, 16, 32, 64, _MOST) if few < m <= lines.count
+                   and lines.shared(m, size) <= request.shared_bytes // 2]
+        return LoopSchedule(1, min((few, *several), key=us))
 
     def tasks(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
         return math.ceil(_Lines.of(_op(sig)).count / schedule.unroll)
 
     def shared_bytes(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
         op = _op(sig)
-        n = _Lines.of(op).n
-        return _shared(n, schedule.unroll, len(radices(n)), op.args[0].type.dtype.itemsize)
+        return _Lines.of(op).shared(schedule.unroll, op.args[0].type.dtype.itemsize)
 
     def can_flag(self, sig: Sig, schedule: LoopSchedule, result: bool, number: int) -> bool:
         return False
 
     def emit_body(self, w: Writer, sig: Sig, schedule: LoopSchedule, function: Function) -> None:
         op = _op(sig)
-        lines, together = _Lines.of(op), schedule.unroll
-        dtype = op.args[0].type.dtype
-        t, z = compute(dtype), f"Complex<{compute(dtype)}>"
-        i = "int" if 2 * op.args[0].type.size < 2**31 - 2**20 else "long long"
-        w.line(f"const {i} first = ({i}){function.task} * {together};")
-        _emit_from(w, sig, op, lines, function, i, z)
-        _emit_put(w, sig, op, lines, schedule, function, i, z)
-        passes = radices(lines.n)
-        across = str(lines.inner > 1).lower()
-        back = str(op.back).lower()
-        w.line(f"using F = Fourier<{t}, {lines.n}, {together}, {across}, {back}, "
-               f"{function.threads}>;")
-        w.line(f"auto* const part = reinterpret_cast<{z}*>({function.smem});")
-        w.line(f"F::passes<1, {', '.join(map(str, passes))}>(from, put, part, part + "
-               f"{'F::COPY' if len(passes) > 2 else '0'});", f"{op.opcode}  {op.loc}")
+        _Code(w, sig, op, _Lines.of(op), schedule.unroll, function).emit()
 
 
 def _op(sig: Sig) -> ops.Fourier:
@@ -135,64 +147,149 @@ def _op(sig: Sig) -> ops.Fourier:
     return op
 
 
-def _shared(n: int, together: int, passes: int, itemsize: int) -> int:
-    """Bytes: as `Fourier::COPY` has it."""
-    return min(passes - 1, 2) * (n * together * 17 // 16) * 2 * itemsize
+@dataclass(frozen=True)
+class _Code:
+    """The statements of one task."""
 
+    w: Writer
+    sig: Sig
+    op: ops.Fourier
+    lines: _Lines
+    together: int
+    function: Function
 
-def _at(lines: _Lines, n: int, j: str, own: str, i: str) -> str:
-    """The C expression of an element's place: of ``n`` a line."""
-    if lines.inner == 1:
-        return f"{own} * {n} + {j}"
-    return f"({own} / {lines.inner} * {n} + {j}) * {lines.inner} + {own} % {lines.inner}"
+    @property
+    def real(self) -> str:
+        return compute(self.op.args[0].type.dtype)
 
+    @property
+    def integer(self) -> str:
+        return "int" if 2 * self.op.args[0].type.size < 2**31 - 2**20 else "long long"
 
-def _emit_from(w: Writer, sig: Sig, op: ops.Fourier, lines: _Lines, function: Function, i: str,
-               z: str) -> None:
-    """What is transformed, computed of what the loop reads; lines that are not there are the last
-    one."""
-    e = Var("e", op.args[0].type.size)
-    at = delinearize(Index.of(e), op.args[0].type.dims)
-    em = BodyEmitter(w, sig.body, function.pointers, var_names={e: "e"},
-                     read_only=function.read_only, inline_reduces=True)
-    with w.block(f"const auto from = [&](int j, int line) -> {z}", "};"):
-        w.line(f"const {i} own = min(first + line, ({i}){lines.count - 1});")
-        w.line(f"const {i} e = {_at(lines, lines.n, 'j', 'own', i)};")
-        em.push_scope()
-        parts = [em.emit(em.unrounded(v), at) for v in op.args]
-        em.pop_scope()
-        w.line(f"return {{{', '.join(map(str, parts))}{', 0' if len(parts) == 1 else ''}}};")
+    def emit(self) -> None:
+        w, op, lines, i = self.w, self.op, self.lines, self.integer
+        w.line(f"const {i} first = ({i}){self.function.task} * {self.together};")
+        with w.block(f"const auto from = [&](int j, int line) -> Complex<{self.real}>", "};"):
+            w.line(f"const {i} own = min(first + line, ({i}){lines.count - 1});")
+            self._emit_from()
+        with w.block(f"const auto put = [&](int k, int line, const Complex<{self.real}>& z)", "};"):
+            w.line(f"const {i} own = first + line;")
+            self._emit_put()
+        across = lines.inner > 1
+        flags = ", ".join(str(x).lower() for x in (
+            across, across and not (op.twist and lines.behind == 1), op.back))
+        passes = radices(lines.n)
+        w.line(f"using F = Fourier<{self.real}, {lines.n}, {self.together}, {flags}, "
+               f"{self.function.threads}>;")
+        w.line(f"auto* const part = reinterpret_cast<Complex<{self.real}>*>"
+               f"({self.function.smem});")
+        two = len(passes) > (1 if lines.pairs else 2)
+        way = "real<" if lines.pairs else "passes<1, "
+        w.line(f"F::{way}{', '.join(map(str, passes))}>(from, put, part, "
+               f"{'part + F::COPY' if two else 'part'});", f"{op.opcode}  {op.loc}")
 
+    # ---- what is transformed -------------------------------------------------------------------
 
-def _emit_put(w: Writer, sig: Sig, op: ops.Fourier, lines: _Lines, schedule: LoopSchedule,
-              function: Function, i: str, z: str) -> None:
-    """What comes out, to memory: of a line the first ones, if not all are kept."""
-    form, dtype = sig.form, op.args[0].type.dtype
-    assert isinstance(form, LoopForm)
-    (store,) = form.stores
-    lanes = 1 if op.real else 2
-    flat, env = flat_loop(form, lanes)
-    em = BodyEmitter(w, sig.body, function.pointers, lane=flat, lanes=lanes, var_names={flat: "e"},
-                     read_only=function.read_only)
-    with w.block(f"const auto put = [&](int k, int line, {z} x)", "};"):
-        w.line(f"const {i} own = first + line;")
-        tests = [f"own >= {lines.count}"] if lines.count % schedule.unroll else []
-        tests += [f"k >= {op.kept}"] if op.kept < lines.n else []
+    def _emit_from(self) -> None:
+        """Computed of what the loop reads; lines that are not there are the last one."""
+        w, lines, dims = self.w, self.lines, self.op.args[0].type.dims
+        n = dims[self.op.axis]
+        if lines.pairs:
+            w.line(f"const {self.integer} e = own * {n} + 2 * j;")
+            both = self._pair(self.op.args[0], "e")
+            w.line(f"return {{{both}.x[0], {both}.x[1]}};")
+        elif self.op.half:
+            names = []
+            for at, j in (("e", "j"), ("f", f"{n - 1} - j")):
+                w.line(f"const {self.integer} {at} = own * {n} + {j};")
+                names.append(self._element(at))
+            w.line(f"return pair_of<{self.real}, {lines.n}>(j, {', '.join(names)});")
+        else:
+            w.line(f"const {self.integer} e = {_place(n, lines.inner, 'j')};")
+            w.line(f"return {self._element('e')};")
+
+    def _element(self, at: str) -> str:
+        """The arguments' parts at a flat place, as a C expression."""
+        args, w = self.op.args, self.w
+        whole = _array(self.sig.body, args)
+        if whole is not None:  # one load
+            w.line(f"const {self.integer} {at}2 = 2 * {at};")
+            both = self._pair(whole, f"{at}2")
+            return f"Complex<{self.real}>{{{both}.x[0], {both}.x[1]}}"
+        e = Var(at, args[0].type.size)
+        em = BodyEmitter(w, self.sig.body, self.function.pointers, var_names={e: at},
+                         read_only=self.function.read_only, inline_reduces=True)
+        index = delinearize(Index.of(e), args[0].type.dims)
+        parts = [str(em.emit(em.unrounded(v), index)) for v in args]
+        return f"Complex<{self.real}>{{{', '.join(parts)}{', 0' if len(parts) == 1 else ''}}}"
+
+    def _pair(self, v: Value, at: str) -> str:
+        """Two neighbours, from an even place on."""
+        e = Var(at, v.type.size)
+        em = BodyEmitter(self.w, self.sig.body, self.function.pointers, lane=e, lanes=2,
+                         var_names={e: at}, read_only=self.function.read_only, inline_reduces=True)
+        x = em.emit(em.unrounded(v), delinearize(Index.of(e), v.type.dims))
+        name = self.w.fresh("both")
+        self.w.line(f"const Vec<{self.real}, 2> {name} = {em.widen(x, True)};")
+        return name
+
+    # ---- what comes out ------------------------------------------------------------------------
+
+    def _emit_put(self) -> None:
+        """To memory: of a line the first ones, if not all are kept."""
+        w, op, lines, form = self.w, self.op, self.lines, self.sig.form
+        assert isinstance(form, LoopForm)
+        (store,) = form.stores
+        dtype = op.args[0].type.dtype
+        made = lines.n + 1 if lines.pairs else lines.n
+        tests = [f"own >= {lines.count}"] if lines.count % self.together else []
+        tests += [f"k >= {op.kept}"] if op.kept < made else []
         if tests:
             w.line(f"if ({' || '.join(tests)}) return;")
+        x = "z"
         if op.twist:
-            after = math.prod(op.args[0].type.dims[op.axis + 2:])
-            column = f"(int)(own % {lines.inner})" + (f" / {after}" if after > 1 else "")
-            w.line(f"x = x * turned<{compute(dtype)}, {op.twist}, {str(op.back).lower()}>"
-                   f"(k * ({column}));")
-        place = _at(lines, op.kept, "k", "own", i)
-        w.line(f"const {i} e = {place};" if op.real else f"const {i} e = 2 * ({place});")
+            column = f"own % {lines.inner}" + (f" / {lines.behind}" if lines.behind > 1 else "")
+            w.line(f"const Complex<{self.real}> x = z * turned<{self.real}, {op.twist}, "
+                   f"{str(op.back).lower()}>(k * (int)({column}));")
+            x = "x"
         scale = f" * {literal(1 / op.divisor, dtype)}" if op.divisor > 1 else ""
-        w.line(f"const {compute(dtype)} y = x.re{scale};" if op.real else
-               f"const Vec<{compute(dtype)}, 2> y{{{{x.re{scale}, x.im{scale}}}}};")
-        em.push_scope()
-        em.store(function.outputs[store.result], store_offset(sig, store, env), "y", dtype)
-        em.pop_scope()
+        alone = op.real and not op.half
+        if op.half:
+            place = f"own * {lines.n} + k"
+        elif op.twist:
+            place = _place(op.kept, lines.behind, "k")
+        else:
+            place = _place(op.kept, lines.inner, "k")
+        w.line(f"const {self.integer} e = {place};" if alone else
+               f"const {self.integer} e = 2 * ({place});")
+        w.line(f"const {self.real} y = {x}.re{scale};" if alone else
+               f"const Vec<{self.real}, 2> y{{{{{x}.re{scale}, {x}.im{scale}}}}};")
+        lanes = 1 if alone else 2
+        flat, env = flat_loop(form, lanes)
+        em = BodyEmitter(w, self.sig.body, self.function.pointers, lane=flat, lanes=lanes,
+                         var_names={flat: "e"}, read_only=self.function.read_only)
+        em.store(self.function.outputs[store.result], store_offset(self.sig, store, env), "y",
+                 dtype)
+
+
+def _place(n: int, inner: int, j: str) -> str:
+    """The C expression of where element ``j`` of n of line ``own`` is."""
+    return f"own * {n} + {j}" if inner == 1 else \
+        f"(own / {inner} * {n} + {j}) * {inner} + own % {inner}"
+
+
+def _array(body: Graph, args: tuple[Value, ...]) -> Value | None:
+    """The array whose last dimension the two arguments are, in the order of its elements."""
+    found: list[Value] = []
+    for i, v in enumerate(args if len(args) == 2 else ()):
+        op = body.producer.get(v)
+        while isinstance(op, ops.Reshape):
+            op = body.producer.get(op.operand)
+        if not isinstance(op, ops.Slice) or op.operand.type.dims[-1] != 2 \
+                or 2 * v.type.size != op.operand.type.size or op.start_indices[-1] != i:
+            return None
+        found.append(op.operand)
+    return found[0] if found and found[0] is found[1] else None
 
 
 register("loop", FourierCode(), when=lambda sig: fourier_of(sig) is not None)

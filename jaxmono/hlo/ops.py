@@ -470,9 +470,16 @@ class Fourier(Op):
 
     args: real parts, and imaginary ones, unless they are nothing. The result has ``kept`` elements
     along ``axis``, and one dimension more, of their two parts; ``real``: it has the real ones
-    alone. ``back``: with the conjugate roots of one. What comes out is divided by ``divisor``, and
-    where ``twist`` is not 0 element k multiplied by the ``twist``-th root of one to the power of k
-    times the place along the next dimension, as a step of a longer transform."""
+    alone. ``back``: with the conjugate roots of one. What comes out is divided by ``divisor``.
+
+    half: args are the first half (n / 2 + 1 elements of n, an even number, along the last
+    dimension) of what real numbers are transformed to, which are the result.
+
+    twist: where it is not 0, a step of a transform of that length: element k is multiplied by the
+    ``twist``-th root of one to the power of k times the place along the next dimension, and the
+    result has that one in front of ``axis``.
+
+    shape: of the result, with as many elements in the same order; empty: as above."""
 
     args: tuple[Value, ...] = ir.operands()
     axis: int = ir.attribute()
@@ -481,6 +488,17 @@ class Fourier(Op):
     divisor: int = ir.attribute(1)
     twist: int = ir.attribute(0)
     real: bool = ir.attribute(False)
+    half: bool = ir.attribute(False)
+    shape: tuple[int, ...] = ir.attribute(())
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """Dimensions of the result, but for another shape and the one of the parts."""
+        dims = list(self.args[0].type.dims)
+        dims[self.axis] = self.kept
+        if self.twist:
+            dims[self.axis:self.axis + 2] = dims[self.axis + 1], dims[self.axis]
+        return tuple(dims)
 
 
 PIECE_BYTES = 16

@@ -12,6 +12,7 @@ from harness import check, compile_graph, run_program
 
 from jaxmono.codegen.fourier import radices
 from jaxmono.hlo import ops
+from jaxmono.hlo.infer.transform import infer_fourier
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.rewrite import Builder
 from jaxmono.hlo.types import DType, TensorType
@@ -21,11 +22,9 @@ def graph(dims: tuple[int, ...], axis: int, *, parts: int = 2, dtype: DType = DT
           **fields: Any) -> Graph:
     """One op, of arguments that are computed on the way."""
     b, inputs = Builder(), [Value(TensorType(dims, dtype)) for _ in range(parts)]
-    kept = fields.pop("kept", dims[axis])
-    shape = (*dims[:axis], kept, *dims[axis + 1:])
-    result = TensorType(shape if fields.get("real") else (*shape, 2), dtype)
-    made = b.emit1(ops.Fourier, result, args=tuple(b.elementwise("negate", v) for v in inputs),
-                   axis=axis, kept=kept, **fields)
+    op = ops.Fourier(results=(), args=tuple(b.elementwise("negate", v) for v in inputs), axis=axis,
+                     **{"kept": dims[axis], **fields})
+    made = b.emit1(ops.Fourier, *infer_fourier(op), args=op.args, **op.attributes)
     return Graph(tuple(inputs), tuple(b.ops), (made,), "lines")
 
 
@@ -59,11 +58,12 @@ def test_lengths(n: int, back: bool) -> None:
 def test_columns(dims: tuple[int, ...], axis: int) -> None:
     """Tasks whose lines are not all there, of several arrays."""
     g = graph(dims, axis)
-    assert ", true, false, " in check(g, arrays(g), rtol=3e-5).source
+    assert ", true, true, false, " in check(g, arrays(g), rtol=3e-5).source
 
 
 def test_the_first_ones_and_real_parts_alone() -> None:
-    for fields in ({"kept": 33}, {"real": True}, {"kept": 5, "real": True}):
+    for fields in ({"kept": 33}, {"kept": 33, "real": True}, {"real": True},
+                   {"kept": 5, "real": True}):
         for parts in (1, 2):
             g = graph((7, 64), 1, parts=parts, **fields)
             check(g, arrays(g), rtol=3e-5)
@@ -75,15 +75,26 @@ def test_a_step_of_a_longer_one(back: bool) -> None:
     assert "turned<float, 96, " in check(g, arrays(g), rtol=3e-5).source
 
 
+@pytest.mark.parametrize("n", [2, 4, 6, 30, 32, 400, 1024])
+def test_real_numbers_as_pairs(n: int) -> None:
+    there = graph((23, n), 1, parts=1, kept=n // 2 + 1)
+    assert ("F::real<" in check(there, arrays(there), rtol=3e-5).source) == (n > 2)
+    back = graph((23, n // 2 + 1), 1, kept=n, back=True, divisor=n, real=True, half=True)
+    assert "pair_of<" in check(back, arrays(back), rtol=3e-5).source
+
+
 def test_f64() -> None:
     g = graph((3, 360), 1, dtype=DType.F64)
     check(g, arrays(g), rtol=1e-12)
 
 
-@pytest.mark.parametrize("n", [240, 4096])
-def test_any_order_of_threads(n: int) -> None:
-    """Two passes and three; tasks one after the other in a block."""
-    g = graph((400 if n < 4096 else 20, n), 1)
+@pytest.mark.parametrize("n", [14, 240, 4096])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_any_order_of_threads(n: int, pairs: bool) -> None:
+    """One pass, two and three; tasks one after the other in a block."""
+    n *= 1 + pairs
+    g = graph((40000 // n if n < 4096 else 20, n), 1, parts=2 - pairs,
+              kept=n // 2 + 1 if pairs else n)
     check(g, arrays(g), rtol=1e-3, seeds=(1, 2, 3))
 
 

@@ -6,8 +6,7 @@
 //
 // Stockham's algorithm (Govindaraju et al. 2008, "High performance discrete Fourier transforms on graphics
 // processors", figure 2): what a pass stores has its elements where the next one wants them, and the last
-// one's are in order. Lines lie one behind the other (neighbours of a thread are neighbours in a line), or
-// ACROSS: neighbours are of different lines.
+// one's are in order. Neighbouring threads have neighbours in a line, or, ACROSS, those of neighbouring lines.
 #pragma once
 #include "jaxmono/vec.cuh"
 #include "jaxmono/warp.cuh"
@@ -150,20 +149,27 @@ JM_DEVICE void dft(Complex<T> (&x)[R]) {
 
 // ---- a block's -----------------------------------------------------------------------------------
 
-// Where an element is in shared memory: steps of 16 elements do not meet in one bank.
+// Where an element of a line is in shared memory: steps of 16 elements do not meet in one bank.
 JM_DEVICE constexpr int apart(int i) { return i + i / 16; }
 
-template <class T, int N, int LINES, bool ACROSS, bool BACK, int THREADS>
+// From one line to the next: nor do neighbours of LINES lines.
+JM_DEVICE constexpr int line_size(int n, int lines) {
+  return lines == 1 ? apart(n) : (apart(n) + 15) / 16 * 16 + (lines < 16 ? 16 / lines : 1);
+}
+
+// ACROSS_FROM, ACROSS_TO: in the first pass, and in the others, neighbouring threads have neighbouring lines.
+template <class T, int N, int LINES, bool ACROSS_FROM, bool ACROSS_TO, bool BACK, int THREADS>
 struct Fourier {
   using Z = Complex<T>;
-  static constexpr int COPY = apart(N * LINES);
+  static constexpr int SIZE = line_size(N, LINES), COPY = SIZE * LINES;
 
-  JM_DEVICE static int place(int j, int line) { return apart(ACROSS ? j * LINES + line : line * N + j); }
+  JM_DEVICE static int place(int j, int line) { return line * SIZE + apart(j); }
 
-  // One pass: DONE elements are already one's transform.
+  // One pass: of DONE elements the transforms are made.
   template <int DONE, int R, class Load, class Store>
   JM_DEVICE static void pass(Load load, Store store) {
     constexpr int PART = N / R;
+    constexpr bool ACROSS = DONE == 1 ? ACROSS_FROM : ACROSS_TO;
 #pragma unroll 1
     for (int u = thread_id(); u < LINES * PART; u += THREADS) {
       const int line = ACROSS ? u % LINES : u / PART, t = ACROSS ? u / LINES : u % PART;
@@ -193,11 +199,47 @@ struct Fourier {
       pass<DONE, R>(load, store);
     } else {
       if constexpr (DONE == 1) syncthreads();  // the block's last task may still read
-      pass<DONE, R>(load, [to](int j, int line, const Z& x) { to[place(j, line)] = x; });
+      pass<DONE, R>(load, in(to));
       syncthreads();
-      passes<DONE * R, MORE...>([to](int j, int line) { return to[place(j, line)]; }, store, next, to);
+      passes<DONE * R, MORE...>(of(to), store, next, to);
     }
   }
+
+  // Of N pairs of neighbours of 2 N real numbers: the first N + 1 elements of these' transform, each made
+  // of Z[k] and Z[N - k], the pairs' (Press et al., "Numerical recipes", section 12.3). smem: 2 COPY elements.
+  template <int... R, class Load, class Store>
+  JM_DEVICE static void real(Load load, Store store, Z* to, Z* next) {
+    Z* const last = sizeof...(R) % 2 ? to : next;
+    if constexpr (sizeof...(R) == 1) syncthreads();
+    passes<1, R...>(load, in(last), to, next);
+    syncthreads();
+    constexpr int PAIRS = N / 2 + 1;
+#pragma unroll 1
+    for (int u = thread_id(); u < LINES * PAIRS; u += THREADS) {
+      const int line = u / PAIRS, k = u % PAIRS;
+      const Z a = last[place(k, line)], b = last[place(k ? N - k : 0, line)];
+      const T half = static_cast<T>(0.5);
+      const Z even{half * (a.re + b.re), half * (a.im - b.im)}, odd{half * (a.im + b.im), half * (b.re - a.re)};
+      const Z turn = odd * turned<T, 2 * N, false>(k);
+      store(k, line, even + turn);
+      if (2 * k != N) store(N - k, line, Z{even.re - turn.re, turn.im - even.im});
+    }
+  }
+
+  JM_DEVICE static auto in(Z* to) {
+    return [to](int j, int line, const Z& x) { to[place(j, line)] = x; };
+  }
+  JM_DEVICE static auto of(const Z* from) {
+    return [from](int j, int line) { return from[place(j, line)]; };
+  }
 };
+
+// What is transformed back to N pairs of 2 N real numbers, of the elements a = X[k] and b = X[N - k].
+template <class T, int N>
+JM_DEVICE Complex<T> pair_of(int k, Complex<T> a, Complex<T> b) {
+  if (k == 0) a.im = b.im = 0;  // of real numbers' transforms they are
+  const Complex<T> turn = Complex<T>{a.re - b.re, a.im + b.im} * turned<T, 2 * N, true>(k);
+  return {a.re + b.re - turn.im, a.im - b.im + turn.re};
+}
 
 }  // namespace jaxmono

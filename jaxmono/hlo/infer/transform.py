@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from jaxmono.hlo import ops
 from jaxmono.hlo.infer.rule import require, same
 from jaxmono.hlo.types import PART, DType, TensorType
@@ -36,7 +38,13 @@ def infer_fourier(op: ops.Fourier) -> tuple[TensorType, ...]:
     require(len(more) <= 1 and all(t == x for t in more), "takes parts of one type")
     require(x.dtype in (DType.F32, DType.F64), f"transforms {x.dtype.value}")
     require(0 <= op.axis < x.rank, f"{x} has no dimension {op.axis}")
-    require(0 < op.kept <= x.dims[op.axis], f"keeps {op.kept} of {x.dims[op.axis]}")
+    if op.half:
+        require(op.axis == x.rank - 1 and op.real and op.back, "halves of what is no real line")
+        require(op.kept == 2 * x.dims[-1] - 2 > 0, f"makes {op.kept} of {x.dims[-1]}")
+    else:
+        require(0 < op.kept <= x.dims[op.axis], f"keeps {op.kept} of {x.dims[op.axis]}")
     require(not op.twist or op.axis + 1 < x.rank, "has no next dimension")
-    kept = (*x.dims[:op.axis], op.kept, *x.dims[op.axis + 1:])
-    return (TensorType(kept if op.real else (*kept, 2), x.dtype),)
+    out = TensorType(op.made if op.real else (*op.made, 2), x.dtype)
+    if op.shape:
+        same("the elements of its shape", math.prod(op.shape), out.size)
+    return (TensorType(op.shape or out.dims, x.dtype),)

@@ -26,6 +26,9 @@ def fourier(op: ops.Fourier, ctx: Context) -> Sequence[Any]:
     parts = [ctx.get(v).astype(np.float64) for v in op.args]
     z = parts[0] + 1j * parts[1] if len(parts) > 1 else parts[0]
     n, axis = z.shape[op.axis], op.axis
+    if op.half:
+        return [(np.fft.irfft(z, op.kept) * op.kept / op.divisor).astype(
+            op.result.type.dtype.numpy)]
     # The inverse one is divided by its length.
     found = np.fft.ifft(z, axis=axis) * n if op.back else np.fft.fft(z, axis=axis)
     found = np.take(found, np.arange(op.kept), axis) / op.divisor
@@ -33,5 +36,6 @@ def fourier(op: ops.Fourier, ctx: Context) -> Sequence[Any]:
         turns = np.outer(np.arange(op.kept), np.arange(z.shape[axis + 1])) / op.twist
         turned = np.exp((2j if op.back else -2j) * np.pi * turns)
         found = found * turned.reshape(*turned.shape, *[1] * (z.ndim - axis - 2))
+        found = np.swapaxes(found, axis, axis + 1)
     made = found.real if op.real else np.stack([found.real, found.imag], -1)
-    return [made.astype(op.result.type.dtype.numpy)]
+    return [made.astype(op.result.type.dtype.numpy).reshape(op.result.type.dims)]

@@ -2,9 +2,10 @@
 
     fft{[a, b]}(z)      ──►  along b, then along a: one array in memory each
     rfft(x)             ──►  of what has no imaginary parts; half of the results are made
-    irfft(z)            ──►  [z0 z1 .. zh  conj(.. z1)], of which the real parts are made
-    of n = n1 n2        ──►  along n1 of [n1, n2], each times a root of one, then along n2; what
-                             comes out has its two dimensions in the other order
+    irfft(z)            ──►  of the half that it is, or of an odd length [z0 z1 .. zh  conj(.. z1)],
+                             of which the real parts are made
+    of n = n1 n2        ──►  along n1 of [n1, n2], each times a root of one, to [n2, n1]; then along
+                             n2 to [n2, n1], where the elements are in order
 
 The last is the four-step algorithm (Gentleman and Sande 1966, "Fast Fourier transforms: for fun and
 profit"): a block has one line of up to `LONGEST` elements in shared memory, and many lines are what
@@ -17,12 +18,14 @@ import math
 from functools import lru_cache
 
 from jaxmono.hlo import ops
+from jaxmono.hlo.infer.transform import infer_fourier
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.passes.complex_functions import Pair, Parts
-from jaxmono.hlo.types import PART, DType, TensorType
+from jaxmono.hlo.types import PART, DType
 
 LONGEST = {DType.F32: 8192, DType.F64: 4096}
-"""Elements of a line of which a block has two copies: 139 KB of its 227."""
+"""Elements of a line of which a block has two copies: 139 KB of its 227. Of real numbers twice as
+many, as pairs."""
 LARGEST_PRIME = 13
 """Factors of a length up to which a thread transforms as many elements."""
 MANY = 1 << 26
@@ -59,6 +62,8 @@ def transform(p: Parts, op: ops.Fft, z: Value | Pair, *, real: bool) -> Value | 
     for axis in order:
         n, last = op.fft_length[axis - axes[0]], axis == order[-1]
         if axis == axes[-1] and op.kind == "IRFFT":
+            if n % 2 == 0 and n <= 2 * LONGEST[pair[0].type.dtype]:
+                return _made(p, pair, axis, n, back=True, divisor=n, real=True, half=True)
             pair = _mirrored(p, pair, axis, n)
         kept = n // 2 + 1 if axis == axes[-1] and op.kind == "RFFT" else n
         alone = last and (real or op.kind == "IRFFT")
@@ -72,27 +77,21 @@ def _along(p: Parts, z: Pair, axis: int, kept: int, *, back: bool, real: bool) -
     dims, t = z[0].type.dims, z[0].type.dtype
     n = dims[axis]
     divisor = n if back else 1
-    if n <= LONGEST[t]:
+    if n <= LONGEST[t] * (1 + is_of_pairs(n, kept, z[1] in p.nothing, back=back)):
         return _made(p, z, axis, kept, back=back, divisor=divisor, real=real)
     n1, n2 = _halves(n)
     split = (*dims[:axis], n1, n2, *dims[axis + 1:])
     first = _made(p, _shaped(p, z, split), axis, n1, back=back, twist=n)
-    second = _made(p, _apart(p, first), axis + 1, n2, back=back, divisor=divisor, real=real)
-    order = list(range(second.type.rank))
-    order[axis:axis + 2] = axis + 1, axis
-    whole = (*dims, *(() if real else (2,)))
-    found = p.reshape(p.transpose(second, order), whole)
+    found = _made(p, _apart(p, first), axis, n2, back=back, divisor=divisor, real=real,
+                  shape=(*dims, *(() if real else (2,))))
     return found if kept == n else _first(p, found, axis, kept)
 
 
 def _made(p: Parts, z: Pair, axis: int, kept: int, *, back: bool, divisor: int = 1, twist: int = 0,
-          real: bool = False) -> Value:
-    args = z[:1] if z[1] in p.nothing else z
-    dims = z[0].type.dims
-    shape = (*dims[:axis], kept, *dims[axis + 1:])
-    result = TensorType(shape if real else (*shape, 2), z[0].type.dtype)
-    return p.emit1(ops.Fourier, result, args=args, axis=axis, kept=kept, back=back, divisor=divisor,
-                   twist=twist, real=real)
+          real: bool = False, half: bool = False, shape: tuple[int, ...] = ()) -> Value:
+    op = ops.Fourier(results=(), args=z[:1] if z[1] in p.nothing else z, axis=axis, kept=kept,
+                     back=back, divisor=divisor, twist=twist, real=real, half=half, shape=shape)
+    return p.emit1(ops.Fourier, *infer_fourier(op), args=op.args, **op.attributes)
 
 
 def _mirrored(p: Parts, z: Pair, axis: int, n: int) -> Pair:
@@ -123,6 +122,12 @@ def _apart(p: Parts, whole: Value) -> Pair:
 def _shaped(p: Parts, z: Pair, dims: tuple[int, ...]) -> Pair:
     re = p.reshape(z[0], dims)
     return re, p.zero(re.type) if z[1] in p.nothing else p.reshape(z[1], dims)
+
+
+def is_of_pairs(n: int, kept: int, alone: bool, *, back: bool) -> bool:
+    """Whether a transform of real numbers is made of one of half as many pairs: one along the last
+    dimension, as `jax.numpy.fft.rfft` is, of which half is kept."""
+    return alone and not back and n % 2 == 0 and n > 2 and kept <= n // 2 + 1
 
 
 @lru_cache(maxsize=256)
