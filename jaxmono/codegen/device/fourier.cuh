@@ -163,19 +163,25 @@ struct Fourier {
   using Z = Complex<T>;
   static constexpr int SIZE = line_size(N, LINES), COPY = SIZE * LINES;
 
-  JM_DEVICE static int place(int j, int line) { return line * SIZE + apart(j); }
+  // Element a + b, where `apart` of both is that of the sum, if SUMS: b is known to the compiler.
+  template <bool SUMS>
+  JM_DEVICE static int place(int a, int b, int line) {
+    return line * SIZE + (SUMS ? apart(a) + apart(b) : apart(a + b));
+  }
 
   // One pass: of DONE elements the transforms are made.
   template <int DONE, int R, class Load, class Store>
   JM_DEVICE static void pass(Load load, Store store) {
     constexpr int PART = N / R;
     constexpr bool ACROSS = DONE == 1 ? ACROSS_FROM : ACROSS_TO;
+    // R elements DONE apart: in sixteens of their own, or all at the same place of sixteens.
+    constexpr bool SUMS = DONE % 16 == 0 || (16 % DONE == 0 && (DONE * R % 16 == 0 || 16 % (DONE * R) == 0));
 #pragma unroll 1
     for (int u = thread_id(); u < LINES * PART; u += THREADS) {
       const int line = ACROSS ? u % LINES : u / PART, t = ACROSS ? u / LINES : u % PART;
       Z x[R];
 #pragma unroll
-      for (int q = 0; q < R; ++q) x[q] = load(t + q * PART, line);
+      for (int q = 0; q < R; ++q) x[q] = load.template operator()<PART % 16 == 0>(t, q * PART, line);
       const int k = t % DONE;
       if constexpr (DONE > 1) {
         Z w[R];
@@ -187,50 +193,66 @@ struct Fourier {
       }
       dft<R, BACK>(x);
 #pragma unroll
-      for (int q = 0; q < R; ++q) store((t - k) * R + k + q * DONE, line, x[q]);
+      for (int q = 0; q < R; ++q) store.template operator()<SUMS>((t - k) * R + k, q * DONE, line, x[q]);
     }
   }
 
-  // All of them, of radices R, MORE... All THREADS take part; smem: 2 COPY elements, one COPY of two passes,
-  // none of one.
+  struct In {
+    Z* to;
+    template <bool SUMS>
+    JM_DEVICE void operator()(int a, int b, int line, const Z& x) const { to[place<SUMS>(a, b, line)] = x; }
+  };
+  struct Of {
+    const Z* from;
+    template <bool SUMS>
+    JM_DEVICE Z operator()(int a, int b, int line) const { return from[place<SUMS>(a, b, line)]; }
+  };
+  template <class F>
+  struct InMemory {  // `from`, or `put`
+    F& f;
+    template <bool, class... X>
+    JM_DEVICE auto operator()(int a, int b, X... x) const { return f(a + b, x...); }
+  };
+
+  // Of radices R, MORE..., where DONE elements are transformed. All THREADS take part.
   template <int DONE, int R, int... MORE, class Load, class Store>
-  JM_DEVICE static void passes(Load load, Store store, Z* to, Z* next) {
+  JM_DEVICE static void more(Load load, Store store, Z* to, Z* next) {
     if constexpr (sizeof...(MORE) == 0) {
       pass<DONE, R>(load, store);
     } else {
       if constexpr (DONE == 1) syncthreads();  // the block's last task may still read
-      pass<DONE, R>(load, in(to));
+      pass<DONE, R>(load, In{to});
       syncthreads();
-      passes<DONE * R, MORE...>(of(to), store, next, to);
+      more<DONE * R, MORE...>(Of{to}, store, next, to);
     }
   }
 
+  // All passes. smem: 2 COPY elements, one COPY of two passes, none of one.
+  template <int... R, class From, class Put>
+  JM_DEVICE static void passes(From from, Put put, Z* to, Z* next) {
+    more<1, R...>(InMemory<From>{from}, InMemory<Put>{put}, to, next);
+  }
+
   // Of N pairs of neighbours of 2 N real numbers: the first N + 1 elements of these' transform, each made
-  // of Z[k] and Z[N - k], the pairs' (Press et al., "Numerical recipes", section 12.3). smem: 2 COPY elements.
-  template <int... R, class Load, class Store>
-  JM_DEVICE static void real(Load load, Store store, Z* to, Z* next) {
+  // of Z[k] and Z[N - k], the pairs' (Press et al., "Numerical recipes", section 12.3). smem: 2 COPY elements,
+  // one of one pass.
+  template <int... R, class From, class Put>
+  JM_DEVICE static void real(From from, Put put, Z* to, Z* next) {
     Z* const last = sizeof...(R) % 2 ? to : next;
     if constexpr (sizeof...(R) == 1) syncthreads();
-    passes<1, R...>(load, in(last), to, next);
+    more<1, R...>(InMemory<From>{from}, In{last}, to, next);
     syncthreads();
     constexpr int PAIRS = N / 2 + 1;
 #pragma unroll 1
     for (int u = thread_id(); u < LINES * PAIRS; u += THREADS) {
       const int line = u / PAIRS, k = u % PAIRS;
-      const Z a = last[place(k, line)], b = last[place(k ? N - k : 0, line)];
+      const Z a = last[place<false>(k, 0, line)], b = last[place<false>(k ? N - k : 0, 0, line)];
       const T half = static_cast<T>(0.5);
       const Z even{half * (a.re + b.re), half * (a.im - b.im)}, odd{half * (a.im + b.im), half * (b.re - a.re)};
       const Z turn = odd * turned<T, 2 * N, false>(k);
-      store(k, line, even + turn);
-      if (2 * k != N) store(N - k, line, Z{even.re - turn.re, turn.im - even.im});
+      put(k, line, even + turn);
+      if (2 * k != N) put(N - k, line, Z{even.re - turn.re, turn.im - even.im});
     }
-  }
-
-  JM_DEVICE static auto in(Z* to) {
-    return [to](int j, int line, const Z& x) { to[place(j, line)] = x; };
-  }
-  JM_DEVICE static auto of(const Z* from) {
-    return [from](int j, int line) { return from[place(j, line)]; };
   }
 };
 
