@@ -106,7 +106,8 @@ def begin(job: Job, config: Config, *, plan_only: bool,
         return _logging.timed(_log, f"{job.name}: {what}", phases)
 
     with phase("simplify"):
-        graph = simplify(complex_parts(job.graph), job.without)
+        graph = simplify(complex_parts(job.graph, job.facts.device.shared_bytes),
+                         job.without)
         verify(graph)
         compiler = "" if plan_only else compiler_version(job.facts.target)
         key = cache_key(graph, job.facts, name=job.name, mode=job.mode, compiler=compiler,

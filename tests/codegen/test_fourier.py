@@ -14,6 +14,7 @@ from jaxmono.codegen.fourier import radices
 from jaxmono.hlo import ops
 from jaxmono.hlo.infer.transform import infer_fourier
 from jaxmono.hlo.ir import Graph, Value
+from jaxmono.hlo.passes.fourier import STEP, longest
 from jaxmono.hlo.rewrite import Builder
 from jaxmono.hlo.types import DType, TensorType
 
@@ -103,3 +104,9 @@ def test_roots_are_exact() -> None:
     g = graph((1, 8192), 1, parts=1)
     (found,) = run_program(compile_graph(g), [np.ones((1, 8192), np.float32)])
     assert found[0, 0, 0] == -8192 and np.abs(found[0, 1:]).max() < 4e-3
+
+
+@pytest.mark.parametrize(("kilobytes", "most"), [(227, 8192), (163, 8192), (99, 4096), (64, 2048)])
+def test_lines_fit_every_gpus_blocks(kilobytes: int, most: int) -> None:
+    assert longest(DType.F32, kilobytes << 10) == most == 2 * longest(DType.F64, kilobytes << 10)
+    assert STEP[DType.F32] <= most and STEP[DType.F64] <= most // 2

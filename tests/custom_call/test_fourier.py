@@ -113,6 +113,8 @@ def test_a_length_with_a_large_prime_is_xlas_and_says_so() -> None:
     with pytest.raises(jaxmono.UnsupportedError, match=r"length 34, which is a multiple of 17.*"
                                                        r"pad to 35"):
         mono(fn)(z)
+    with pytest.raises(jaxmono.UnsupportedError, match="length 8388608"):
+        mono(jnp.fft.fft)(np.zeros(1 << 23, np.complex64))
     kernel = jaxmono.jit(fn, interpret=True)
     close(kernel(z), np.fft.fft(z.astype(np.complex128) + 1) * 2)
     assert "length 34" in str(kernel.lower(z).explain())

@@ -37,16 +37,19 @@ _FLAT = (ops.Case, ops.OptimizationBarrier, ops.Reduce, ops.While)
 """With the parts of each operand one behind the other."""
 
 
-def complex_parts(graph: Graph) -> Graph:
+def complex_parts(graph: Graph, shared_bytes: int = fourier.HOPPER_BYTES) -> Graph:
     """The graph on floats; inputs and outputs that are complex have one dimension more, of their
     two parts, and the same bytes. A graph without complex numbers is given back.
+
+    Args:
+      shared_bytes: of a block.
 
     Raises:
       ValueError: an op has a `refusal`.
     """
     if not any(map(_is_complex, (*graph.inputs, *graph.outputs))) and not _any(graph.ops):
         return graph
-    return _Split().lying(graph)
+    return _Split(_Known(shared_bytes=shared_bytes)).lying(graph)
 
 
 def has_complex(op: Op) -> bool:
@@ -133,6 +136,7 @@ class _Known:
       wholes: arrays that have the parts of a complex value in their last dimension.
       nothing: of `Parts`.
       real: complex values of which nobody looks at more than the real part.
+      shared_bytes: of a block.
     """
 
     pairs: dict[Value, Pair] = field(default_factory=dict)
@@ -140,6 +144,7 @@ class _Known:
     wholes: dict[Value, Value] = field(default_factory=dict)
     nothing: set[Value] = field(default_factory=set)
     real: set[Value] = field(default_factory=set)
+    shared_bytes: int = fourier.HOPPER_BYTES
 
 
 class _Split(Parts):
@@ -295,7 +300,8 @@ class _Split(Parts):
     def _fft(self, op: ops.Fft) -> None:
         z = op.operand
         made = fourier.transform(self, op, self.pairs[z] if _is_complex(z) else self.same.get(z, z),
-                                 real=op.result in self.real)
+                                 real=op.result in self.real,
+                                 shared_bytes=self.known.shared_bytes)
         if not isinstance(made, Value):
             self._put(op, made)
         elif _is_complex(op.result):

@@ -8,7 +8,7 @@
                              n2 to [n2, n1], where the elements are in order
 
 The last is the four-step algorithm (Gentleman and Sande 1966, "Fast Fourier transforms: for fun and
-profit"): a block has one line of up to `LONGEST` elements in shared memory, and many lines are what
+profit"): a block has one line of up to `longest` elements in shared memory, and many lines are what
 keeps all blocks busy.
 """
 
@@ -23,13 +23,19 @@ from jaxmono.hlo.ir import Value
 from jaxmono.hlo.passes.complex_functions import Pair, Parts
 from jaxmono.hlo.types import PART, DType
 
-LONGEST = {DType.F32: 8192, DType.F64: 4096}
-"""Elements of a line of which a block has two copies: 139 KB of its 227. Of real numbers twice as
-many, as pairs."""
+HOPPER_BYTES = 227 * 1024
+"""Shared memory of one of its blocks."""
+STEP = {DType.F32: 2048, DType.F64: 1024}
+"""Elements of a line that have room in any block, 64 KB of shared memory: most of a step of a
+longer one."""
 LARGEST_PRIME = 13
 """Factors of a length up to which a thread transforms as many elements."""
-MANY = 1 << 26
-"""Elements of a line up to which its four-step algorithm has two steps."""
+
+
+def longest(dtype: DType, shared_bytes: int) -> int:
+    """Elements, a power of two, of the longest line of which a block has room for two copies, with
+    gaps; of real numbers twice as many, as pairs."""
+    return 1 << ((shared_bytes - 1024) * 16 // (17 * 4 * dtype.itemsize)).bit_length() - 1
 
 
 def refusal(op: ops.Fft) -> str | None:
@@ -42,42 +48,46 @@ def refusal(op: ops.Fft) -> str | None:
         if prime > LARGEST_PRIME:
             return (f"a Fourier transform of length {n}, which is a multiple of {prime}: of primes "
                     f"up to {LARGEST_PRIME} alone are generated; pad to {_next(n)}")
-        if n > LONGEST[part] and (n > MANY or max(_halves(n)) > LONGEST[part]):
-            return f"a Fourier transform of length {n} is XLA's"
+        if n > STEP[part] and max(_halves(n)) > STEP[part]:
+            return f"a Fourier transform of length {n}, which has no two factors up to " \
+                   f"{STEP[part]}, is XLA's"
     return None
 
 
-def transform(p: Parts, op: ops.Fft, z: Value | Pair, *, real: bool) -> Value | Pair:
+def transform(p: Parts, op: ops.Fft, z: Value | Pair, *, real: bool, shared_bytes: int,
+              ) -> Value | Pair:
     """The result's parts, or the array whose last dimension they are; of IRFFT the result.
 
     Args:
       z: what is transformed: of RFFT real numbers, else pairs.
       real: only the real parts of the result are looked at.
+      shared_bytes: of a block.
     """
     axes = range(op.operand.type.rank - len(op.fft_length), op.operand.type.rank)
     order = list(reversed(axes)) if op.kind != "IRFFT" else list(axes)
     back = op.kind in ("IFFT", "IRFFT")
     pair: Pair = (z, p.zero(z.type)) if isinstance(z, Value) else z
+    most = longest(pair[0].type.dtype, shared_bytes)
     made: Value | None = None
     for axis in order:
         n, last = op.fft_length[axis - axes[0]], axis == order[-1]
         if axis == axes[-1] and op.kind == "IRFFT":
-            if n % 2 == 0 and n <= 2 * LONGEST[pair[0].type.dtype]:
+            if n % 2 == 0 and n <= 2 * most:
                 return _made(p, pair, axis, n, back=True, divisor=n, real=True, half=True)
             pair = _mirrored(p, pair, axis, n)
         kept = n // 2 + 1 if axis == axes[-1] and op.kind == "RFFT" else n
         alone = last and (real or op.kind == "IRFFT")
-        made = _along(p, pair, axis, kept, back=back, real=alone)
+        made = _along(p, pair, axis, kept, most, back=back, real=alone)
         pair = (made, p.zero(made.type)) if alone else _apart(p, made)
     assert made is not None
     return pair if real and op.kind != "IRFFT" else made
 
 
-def _along(p: Parts, z: Pair, axis: int, kept: int, *, back: bool, real: bool) -> Value:
-    dims, t = z[0].type.dims, z[0].type.dtype
+def _along(p: Parts, z: Pair, axis: int, kept: int, most: int, *, back: bool, real: bool) -> Value:
+    dims = z[0].type.dims
     n = dims[axis]
     divisor = n if back else 1
-    if n <= LONGEST[t] * (1 + is_of_pairs(n, kept, z[1] in p.nothing, back=back)):
+    if n <= most * (1 + is_of_pairs(n, kept, z[1] in p.nothing, back=back)):
         return _made(p, z, axis, kept, back=back, divisor=divisor, real=real)
     n1, n2 = _halves(n)
     split = (*dims[:axis], n1, n2, *dims[axis + 1:])
