@@ -85,7 +85,8 @@ def supported_ops() -> str:
         f"of complex numbers sorts, convolutions, sums with other bodies than additions in windows "
         f"and scatters, and functions without a formula for their parts "
         f"({', '.join(f'`{kind}`' for kind in without_parts())}); "
-        f"Fourier transforms of lengths with a prime factor above {fourier.LARGEST_PRIME}; "
+        f"Fourier transforms of lengths above {fourier.CHIRPED} with a prime factor above "
+        f"{fourier.LARGEST_PRIME}; "
         f"products of f64 of {support.F64_PRODUCT >> 20} million multiplications and more, of more "
         f"than a few summed elements. `explain()` names each with its reason and source line.")]
     return "\n".join(lines)

@@ -79,5 +79,5 @@ def test_all_of_it_left_to_xla() -> None:
         return jnp.fft.fft(x + jax.random.uniform(key, x.shape)).real
 
     function = jaxmono.jit(fn, interpret=True, mode="stitch")
-    x = np.ones(17, np.float32)  # a length that is no product of small primes
+    x = np.ones(2053, np.float32)  # a prime
     np.testing.assert_allclose(function(KEY, x), jax.jit(fn)(KEY, x), rtol=1e-5, atol=1e-5)

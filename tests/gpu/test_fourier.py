@@ -35,8 +35,8 @@ def check(fn: Callable[[Any], Any], x: Any, exact: Any) -> None:
 
 
 @pytest.mark.parametrize("lines", [1, 3, 700])
-@pytest.mark.parametrize("n", [2, 7, 13, 16, 60, 256, 400, 1001, 1024, 2310, 4096, 6561, 8192,
-                               16384, 100_000])
+@pytest.mark.parametrize("n", [2, 7, 13, 16, 17, 60, 256, 349, 400, 1001, 1024, 2310, 4096, 6561,
+                               8192, 16384, 100_000])
 def test_lengths(n: int, lines: int) -> None:
     if n * lines > 1 << 23:
         lines = 70
@@ -47,7 +47,7 @@ def test_lengths(n: int, lines: int) -> None:
     check(jnp.fft.rfft, z.real.copy(), np.fft.rfft(wide.real))
 
 
-@pytest.mark.parametrize("n", [2, 15, 400, 1024, 9600])
+@pytest.mark.parametrize("n", [2, 15, 101, 400, 1024, 9600])
 def test_back_to_real_numbers(n: int) -> None:
     z = numbers(n, 50, n // 2 + 1)
     check(lambda z: jnp.fft.irfft(z, n=n), z, np.fft.irfft(z.astype(np.complex128), n=n))

@@ -52,6 +52,11 @@ STEPS: dict[str, Callable[[A, A, A], A]] = {
     "combined": lambda z, w, x: lax.associative_scan(
         lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1]), (_tame(z).T, w.T))[1].T,
     "looped": lambda z, w, x: lax.fori_loop(0, 3, lambda i, c: _tame(c * w + x), z),
+    "transformed": lambda z, w, x: jnp.fft.fft(z * w) * 0.3 + jnp.fft.ifft(w, axis=0),
+    "a real spectrum": lambda z, w, x: jnp.fft.irfft(jnp.fft.rfft(x) * w[0, :5], n=N) * z,
+    "transformed in a loop": lambda z, w, x: lax.fori_loop(
+        0, 3, lambda i, c: jnp.fft.fft2(c).real * 0.1 + w, z),
+    "of a prime": lambda z, w, x: jnp.fft.fft(z, n=17)[:, 3:3 + N] * 0.2 + w,
     "branch": lambda z, w, x: lax.cond(x[0, 0] > 0, lambda: z * w, lambda: z + w.conj()),
 }
 

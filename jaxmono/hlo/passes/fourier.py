@@ -6,10 +6,13 @@
                              of which the real parts are made
     of n = n1 n2        ──►  along n1 of [n1, n2], each times a root of one, to [n2, n1]; then along
                              n2 to [n2, n1], where the elements are in order
+    of n with a prime   ──►  there and back along the next length from 2 n - 1 on without one:
+                             a convolution with a chirp (Bluestein 1970, "A linear filtering
+                             approach to the computation of discrete Fourier transform")
 
-The last is the four-step algorithm (Gentleman and Sande 1966, "Fast Fourier transforms: for fun and
-profit"): a block has one line of up to `longest` elements in shared memory, and many lines are what
-keeps all blocks busy.
+The one of two factors is the four-step algorithm (Gentleman and Sande 1966, "Fast Fourier
+transforms: for fun and profit"): a block has one line of up to `longest` elements in shared memory,
+and many lines are what keeps all blocks busy.
 """
 
 from __future__ import annotations
@@ -17,10 +20,13 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 from jaxmono.hlo import ops
 from jaxmono.hlo.infer.transform import infer_fourier
 from jaxmono.hlo.ir import Value
-from jaxmono.hlo.passes.complex_functions import Pair, Parts
+from jaxmono.hlo.passes.complex_functions import Pair, Parts, multiply
 from jaxmono.hlo.types import PART, DType
 
 HOPPER_BYTES = 227 * 1024
@@ -30,6 +36,9 @@ STEP = {DType.F32: 2048, DType.F64: 1024}
 longer one."""
 LARGEST_PRIME = 13
 """Factors of a length up to which a thread transforms as many elements."""
+CHIRPED = 2048
+"""Longest line with larger ones: its chirp and that one's spectrum, some 6 floats for each of its
+elements, are literals."""
 
 
 def longest(dtype: DType, shared_bytes: int) -> int:
@@ -45,10 +54,10 @@ def refusal(op: ops.Fft) -> str | None:
         if not n:
             return "transforms of nothing are XLA's"
         prime = largest_prime(n)
-        if prime > LARGEST_PRIME:
-            return (f"a Fourier transform of length {n}, which is a multiple of {prime}: of primes "
-                    f"up to {LARGEST_PRIME} alone are generated; pad to {_next(n)}")
-        if n > STEP[part] and max(_halves(n)) > STEP[part]:
+        if prime > LARGEST_PRIME and n > CHIRPED:
+            return (f"a Fourier transform of length {n}, which is a multiple of {prime}: of long "
+                    f"ones those of primes up to {LARGEST_PRIME} are generated; pad to {_next(n)}")
+        if prime <= LARGEST_PRIME and n > STEP[part] and max(_halves(n)) > STEP[part]:
             return f"a Fourier transform of length {n}, which has no two factors up to " \
                    f"{STEP[part]}, is XLA's"
     return None
@@ -68,22 +77,25 @@ def transform(p: Parts, op: ops.Fft, z: Value | Pair, *, real: bool, shared_byte
     back = op.kind in ("IFFT", "IRFFT")
     pair: Pair = (z, p.zero(z.type)) if isinstance(z, Value) else z
     most = longest(pair[0].type.dtype, shared_bytes)
-    made: Value | None = None
+    made: Value | Pair = pair
     for axis in order:
         n, last = op.fft_length[axis - axes[0]], axis == order[-1]
         if axis == axes[-1] and op.kind == "IRFFT":
-            if n % 2 == 0 and n <= 2 * most:
+            if n % 2 == 0 and n <= 2 * most and largest_prime(n) <= LARGEST_PRIME:
                 return _made(p, pair, axis, n, back=True, divisor=n, real=True, half=True)
             pair = _mirrored(p, pair, axis, n)
         kept = n // 2 + 1 if axis == axes[-1] and op.kind == "RFFT" else n
         alone = last and (real or op.kind == "IRFFT")
-        made = _along(p, pair, axis, kept, most, back=back, real=alone)
+        if largest_prime(n) > LARGEST_PRIME:
+            made = pair = _chirped(p, pair, axis, kept, most, back=back)
+            continue
+        made = _smooth(p, pair, axis, kept, most, back=back, real=alone)
         pair = (made, p.zero(made.type)) if alone else _apart(p, made)
-    assert made is not None
-    return pair if real and op.kind != "IRFFT" else made
+    return pair[0] if op.kind == "IRFFT" else pair if real else made
 
 
-def _along(p: Parts, z: Pair, axis: int, kept: int, most: int, *, back: bool, real: bool) -> Value:
+def _smooth(p: Parts, z: Pair, axis: int, kept: int, most: int, *, back: bool, real: bool) -> Value:
+    """Of a length without large prime factors, as one array."""
     dims = z[0].type.dims
     n = dims[axis]
     divisor = n if back else 1
@@ -95,6 +107,32 @@ def _along(p: Parts, z: Pair, axis: int, kept: int, most: int, *, back: bool, re
     found = _made(p, _apart(p, first), axis, n2, back=back, divisor=divisor, real=real,
                   shape=(*dims, *(() if real else (2,))))
     return found if kept == n else _first(p, found, axis, kept)
+
+
+def _chirped(p: Parts, z: Pair, axis: int, kept: int, most: int, *, back: bool) -> Pair:
+    """j k is (j^2 + k^2 - (j - k)^2) / 2: sums of products with roots of one are convolutions."""
+    dims, n = z[0].type.dims, z[0].type.dims[axis]
+    m = _next(2 * n - 1)
+    places = np.arange(n)
+    chirp = np.exp((1j if back else -1j) * np.pi / n * (places ** 2 % (2 * n)))
+    filter_ = np.zeros(m, np.complex128)
+    filter_[:n] = filter_[(m - places) % m] = chirp.conj()
+    spectrum = np.fft.fft(filter_) / (n if back else 1)
+
+    def along(values: NDArray[np.complex128], size: int) -> Pair:
+        shape = (*dims[:axis], size, *dims[axis + 1:])
+        re, im = (p.broadcast_in_dim(p.constant(x, z[0].type.dtype), shape, (axis,))
+                  for x in (values.real, values.imag))
+        return re, im
+
+    longer = multiply(p, z, along(chirp, n))
+    zero = p.constant(0, z[0].type.dtype)
+    high = [m - n if d == axis else 0 for d in range(len(dims))]
+    longer = tuple(p.pad(x, zero, [0] * len(dims), high) for x in longer)
+    there = _smooth(p, (longer[0], longer[1]), axis, m, most, back=False, real=False)
+    product = multiply(p, _apart(p, there), along(spectrum, m))
+    again = _smooth(p, product, axis, kept, most, back=True, real=False)
+    return multiply(p, _apart(p, again), along(chirp[:kept], kept))
 
 
 def _made(p: Parts, z: Pair, axis: int, kept: int, *, back: bool, divisor: int = 1, twist: int = 0,
