@@ -293,8 +293,9 @@ def _array(body: Graph, args: tuple[Value, ...]) -> Value | None:
         op = body.producer.get(v)
         while isinstance(op, ops.Reshape):
             op = body.producer.get(op.operand)
-        if not isinstance(op, ops.Slice) or op.operand.type.dims[-1] != 2 \
-                or 2 * v.type.size != op.operand.type.size or op.start_indices[-1] != i:
+        if not isinstance(op, ops.Slice) or op.start_indices[-1] != i \
+                or op.result.type.dims != (*op.operand.type.dims[:-1], 1) \
+                or op.operand.type.dims[-1] != 2:
             return None
         found.append(op.operand)
     return found[0] if found and found[0] is found[1] else None

@@ -96,6 +96,10 @@ def op_flops(op: Op) -> int:
     if isinstance(op, ops.Scan) or (isinstance(op, ops.ReduceWindow)
                                     and cumulative_dimension(op) is not None):
         return sum(v.type.size for v in op.args)
+    if isinstance(op, ops.Fft):  # 5 n log2(n) of a complex line, as is usual, half of a real one
+        n = math.prod(op.fft_length)
+        lines = max(op.operand.type.size, op.result.type.size) // max(n, 1)
+        return int(2.5 * n * math.log2(max(n, 1))) * lines * (1 + (op.kind in ("FFT", "IFFT")))
     if isinstance(op, ops.ReduceWindow):
         return math.prod(op.window_dimensions) * sum(v.type.size for v in op.results)
     if isinstance(op, (ops.Elementwise, ops.Compare, ops.Convert)):

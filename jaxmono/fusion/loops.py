@@ -147,6 +147,8 @@ def _holders(state: State) -> dict[Op, list[Draft]]:
 def _size(op: Op) -> int:
     if isinstance(op, ops.DynamicUpdateSlice | ops.Accumulate):
         return op.update.type.size
+    if isinstance(op, ops.Fourier):  # an element of the argument is read once, of a half twice
+        return op.args[0].type.size * (1 + op.half)
     return max((r.type.size for r in op.results), default=0)
 
 

@@ -83,6 +83,8 @@ def _bytes(v: Value) -> int:
 def _stages(o: Op) -> int:
     if isinstance(o, ops.While):
         return trip_count(o) * _stages_of(o.body.ops)[-1]
+    if isinstance(o, ops.Fft):
+        return len(o.fft_length)
     return int(isinstance(o, ops.DotGeneral | ops.RaggedDot | ops.Convolution | ops.Reduce
                           | ops.ReduceWindow | ops.Scan))
 

@@ -248,7 +248,9 @@ struct Fourier {
       const int line = u / PAIRS, k = u % PAIRS;
       const Z a = last[place<false>(k, 0, line)], b = last[place<false>(k ? N - k : 0, 0, line)];
       const T half = static_cast<T>(0.5);
-      const Z even{half * (a.re + b.re), half * (a.im - b.im)}, odd{half * (a.im + b.im), half * (b.re - a.re)};
+      // Halves, since the sum of two elements may be too large.
+      const Z p{half * a.re, half * a.im}, q{half * b.re, half * b.im};
+      const Z even{p.re + q.re, p.im - q.im}, odd{p.im + q.im, q.re - p.re};
       const Z turn = odd * turned<T, 2 * N, false>(k);
       put(k, line, even + turn);
       if (2 * k != N) put(N - k, line, Z{even.re - turn.re, turn.im - even.im});

@@ -2,7 +2,7 @@
 
     fft{[a, b]}(z)      ──►  along b, then along a: one array in memory each
     rfft(x)             ──►  of what has no imaginary parts; half of the results are made
-    irfft(z)            ──►  of the half that it is, or of an odd length [z0 z1 .. zh  conj(.. z1)],
+    irfft(z)            ──►  of the half that it is; of odd and of long ones [z0 z1 .. conj(.. z1)],
                              of which the real parts are made
     of n = n1 n2        ──►  along n1 of [n1, n2], each times a root of one, to [n2, n1]; then along
                              n2 to [n2, n1], where the elements are in order
@@ -49,17 +49,15 @@ def longest(dtype: DType, shared_bytes: int) -> int:
 
 def refusal(op: ops.Fft) -> str | None:
     """Why these transforms stay with XLA, or None."""
-    part = PART.get(op.operand.type.dtype, op.operand.type.dtype)
+    step = STEP[PART.get(op.operand.type.dtype, op.operand.type.dtype)]
     for n in op.fft_length:
         if not n:
             return "transforms of nothing are XLA's"
-        prime = largest_prime(n)
-        if prime > LARGEST_PRIME and n > CHIRPED:
-            return (f"a Fourier transform of length {n}, which is a multiple of {prime}: of long "
-                    f"ones those of primes up to {LARGEST_PRIME} are generated; pad to {_next(n)}")
-        if prime <= LARGEST_PRIME and n > STEP[part] and max(_halves(n)) > STEP[part]:
-            return f"a Fourier transform of length {n}, which has no two factors up to " \
-                   f"{STEP[part]}, is XLA's"
+        if n <= CHIRPED or _is_smooth(n, step):
+            continue
+        hint = f"; pad to {_next(n, step)}" if n <= step * step else ""
+        return (f"a Fourier transform of length {n} is XLA's: long ones are generated if their "
+                f"prime factors are up to {LARGEST_PRIME} and two factors up to {step}{hint}")
     return None
 
 
@@ -112,7 +110,7 @@ def _smooth(p: Parts, z: Pair, axis: int, kept: int, most: int, *, back: bool, r
 def _chirped(p: Parts, z: Pair, axis: int, kept: int, most: int, *, back: bool) -> Pair:
     """j k is (j^2 + k^2 - (j - k)^2) / 2: sums of products with roots of one are convolutions."""
     dims, n = z[0].type.dims, z[0].type.dims[axis]
-    m = _next(2 * n - 1)
+    m = _next(2 * n - 1, STEP[z[0].type.dtype])
     places = np.arange(n)
     chirp = np.exp((1j if back else -1j) * np.pi / n * (places ** 2 % (2 * n)))
     filter_ = np.zeros(m, np.complex128)
@@ -143,16 +141,25 @@ def _made(p: Parts, z: Pair, axis: int, kept: int, *, back: bool, divisor: int =
 
 
 def _mirrored(p: Parts, z: Pair, axis: int, n: int) -> Pair:
-    """All n elements of what real numbers are transformed to."""
-    def both(v: Value, other: Value) -> Value:
-        v, other = _first(p, v, axis, n // 2 + 1), _first(p, other, axis, (n + 1) // 2)
-        start = [int(d == axis) for d in range(other.type.rank)]
-        rest = p.slice(other, start, other.type.dims)
-        return p.concatenate((v, p.emit1(ops.Reverse, rest.type, operand=rest, dimensions=(axis,))),
-                             axis) if rest.type.size else v
+    """All n elements of what real numbers are transformed to: imaginary parts of the first one and
+    of the middle one, which XLA does not look at either, are nothing."""
+    def part(v: Value, first: int, behind: int) -> Value:
+        start = [first if d == axis else 0 for d in range(v.type.rank)]
+        return p.slice(v, start, [behind if d == axis else m for d, m in enumerate(v.type.dims)])
 
-    re = both(z[0], z[0])
-    return re, p.zero(re.type) if z[1] in p.nothing else both(z[1], p.negate(z[1]))
+    def turned(v: Value) -> Value:
+        return p.emit1(ops.Reverse, v.type, operand=v, dimensions=(axis,))
+
+    def joined(*parts: Value) -> Value:
+        return p.concatenate([v for v in parts if v.type.size], axis)
+
+    middle = (n + 1) // 2
+    re = joined(part(z[0], 0, n // 2 + 1), turned(part(z[0], 1, middle)))
+    if z[1] in p.nothing:
+        return re, p.zero(re.type)
+    inner = part(z[1], 1, middle)
+    none = p.splat(0.0, part(z[1], 0, 1).type)
+    return re, joined(none, inner, *[none] * (n % 2 == 0), turned(p.negate(inner)))
 
 
 def _first(p: Parts, v: Value, axis: int, size: int) -> Value:
@@ -173,8 +180,8 @@ def _shaped(p: Parts, z: Pair, dims: tuple[int, ...]) -> Pair:
 
 
 def is_of_pairs(n: int, kept: int, alone: bool, *, back: bool) -> bool:
-    """Whether a transform of real numbers is made of one of half as many pairs: one along the last
-    dimension, as `jax.numpy.fft.rfft` is, of which half is kept."""
+    """Whether a transform of real numbers is made of one of half as many pairs, of which half is
+    kept. RFFT's is along the last dimension, and no other keeps less than all."""
     return alone and not back and n % 2 == 0 and n > 2 and kept <= n // 2 + 1
 
 
@@ -195,6 +202,11 @@ def _halves(n: int) -> tuple[int, int]:
     return n // small, small
 
 
-def _next(n: int) -> int:
-    """The next length without large factors."""
-    return next(m for m in range(n, 2 * n + 1) if largest_prime(m) <= LARGEST_PRIME)
+def _is_smooth(n: int, step: int) -> bool:
+    """Whether there are no large prime factors, and two factors of at most ``step``."""
+    return largest_prime(n) <= LARGEST_PRIME and (n <= step or max(_halves(n)) <= step)
+
+
+def _next(n: int, step: int) -> int:
+    """The next such length, of up to the square of ``step``."""
+    return next(m for m in range(n, step * step + 1) if _is_smooth(m, step))
