@@ -22,6 +22,7 @@ from jaxmono.fusion.plan import Plan
 from jaxmono.hlo.ir import Graph
 from jaxmono.hlo.passes import pipeline, simplify
 from jaxmono.hlo.passes.complex_parts import complex_parts
+from jaxmono.hlo.passes.flat_outputs import flat_outputs
 from jaxmono.hlo.verify import verify
 from jaxmono.tuning.tuner import Choices, tuned_schedule
 
@@ -106,8 +107,8 @@ def begin(job: Job, config: Config, *, plan_only: bool,
         return _logging.timed(_log, f"{job.name}: {what}", phases)
 
     with phase("simplify"):
-        graph = simplify(complex_parts(job.graph, job.facts.device.shared_bytes),
-                         job.without)
+        graph = simplify(complex_parts(job.graph, job.facts.device.shared_bytes), job.without)
+        graph = flat_outputs(graph, [output for output, _ in job.aliases])
         verify(graph)
         compiler = "" if plan_only else compiler_version(job.facts.target)
         key = cache_key(graph, job.facts, name=job.name, mode=job.mode, compiler=compiler,
@@ -146,7 +147,8 @@ def begin(job: Job, config: Config, *, plan_only: bool,
 def _finished(planned: Built, key: str, program: Program, choices: Choices, config: Config,
               phase: Callable[[str], AbstractContextManager[None]], *,
               cached: bool = True) -> Built:
-    # What is complex a kernel knows as two floats; who calls it does not.
+    # What is complex a kernel knows as two floats, and some results in another shape; who calls it
+    # does not.
     inputs, outputs = (tuple(v.type for v in values) for values in
                        (planned.job.graph.inputs, planned.job.graph.outputs))
     program = replace(program, inputs=inputs, outputs=outputs)

@@ -86,7 +86,8 @@ def supported_ops() -> str:
         f"and scatters, and functions without a formula for their parts "
         f"({', '.join(f'`{kind}`' for kind in without_parts())}); "
         f"Fourier transforms of lengths above {fourier.CHIRPED} with a prime factor above "
-        f"{fourier.LARGEST_PRIME}; "
+        f"{fourier.LARGEST_PRIME}, or without two factors of up to {fourier.STEP[DType.F32]} "
+        f"({fourier.STEP[DType.F64]} of f64); "
         f"products of f64 of {support.F64_PRODUCT >> 20} million multiplications and more, of more "
         f"than a few summed elements. `explain()` names each with its reason and source line.")]
     return "\n".join(lines)

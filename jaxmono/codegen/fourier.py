@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from jaxmono.codegen.emit import BodyEmitter
-from jaxmono.codegen.loop import LoopCode
+from jaxmono.codegen.loop import LoopCode, made_of_lines
 from jaxmono.codegen.loop_schedule import LoopSchedule, flat_loop
 from jaxmono.codegen.names import compute, literal
 from jaxmono.codegen.schedule import store_offset
-from jaxmono.codegen.sig_code import Function, Request, register
+from jaxmono.codegen.sig_code import RESIDENT, Function, Request, register
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, Var, delinearize
 from jaxmono.fusion.plan import LoopForm, Sig
@@ -35,20 +35,11 @@ _COLUMNS = 4
 """Neighbouring columns of a task, at least where it has any: 32 bytes, a sector."""
 _MOST = 128
 """Lines of a task."""
-_RESIDENT = 4
-"""Blocks of a multiprocessor, at most, where a kernel only streams (`generate`): where there is
-work for as many, they have room. 8192 transforms of 512 took 20 us of an H200 with 35 KB a block,
-24 to 35 with 70."""
 _LOAD_US, _PASS_US, _TURN_US, _BLOCK_US = 1.5, 0.3, 0.12, 0.2
 """Microseconds that a task waits for memory, and for each pass; of a pass with 16 elements for each
-thread of a block; for each block of a multiprocessor, which meet at the grid's barriers: 128 tasks
-of four lines of 768 and 128 of columns took 9.5 us of an H200, of one line 11.2."""
-
-
-def fourier_of(sig: Sig) -> ops.Fourier | None:
-    """The op of a loop that transforms lines: it stores its result alone."""
-    made = sig.body.producer.get(sig.body.outputs[0]) if sig.body.outputs else None
-    return made if isinstance(made, ops.Fourier) else None
+thread of a block; for each block of a multiprocessor, which meet at the grid's barriers. With four
+blocks, a line a task, FNet's mixing took 11.2 us of an H200; with one, and four lines a task, 8.9
+(and a cheaper search for places)."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,7 @@ class FourierCode(LoopCode):
 
         def us(together: int) -> float:
             tasks = math.ceil(lines.count * request.siblings / together)
-            blocks = min(_RESIDENT, math.ceil(tasks / sms), request.shared_bytes // (
+            blocks = min(RESIDENT, math.ceil(tasks / sms), request.shared_bytes // (
                 lines.shared(together, size) + 1024)) if request.streaming else 1
             work = sum(_TURN_US * r / _RADIX * math.ceil(lines.n // r * together / request.threads)
                        for r in radices(lines.n))
@@ -128,8 +119,9 @@ class FourierCode(LoopCode):
             few -= 1
         several = [few, *(m for m in (2, 4, 8, 16, 32, 64, _MOST) if few < m <= lines.count
                           and lines.shared(m, size) <= room)]
-        full = [m for m in several if lines.shared(m, size) <= request.shared_bytes // _RESIDENT
-                - 1024 and lines.count * request.siblings >= _RESIDENT * sms * m]
+        # 8192 of 512 took 20 us of an H200 with 35 KB a block, and 24 to 35 with 70.
+        full = [m for m in several if lines.shared(m, size) <= request.shared_bytes // RESIDENT
+                - 1024 and lines.count * request.siblings >= RESIDENT * sms * m]
         if request.streaming and full:
             return LoopSchedule(1, max(full))
         return LoopSchedule(1, min(several, key=us))
@@ -150,8 +142,8 @@ class FourierCode(LoopCode):
 
 
 def _op(sig: Sig) -> ops.Fourier:
-    op = fourier_of(sig)
-    assert op is not None
+    op = made_of_lines(sig)
+    assert isinstance(op, ops.Fourier)
     return op
 
 
@@ -301,4 +293,4 @@ def _array(body: Graph, args: tuple[Value, ...]) -> Value | None:
     return found[0] if found and found[0] is found[1] else None
 
 
-register("loop", FourierCode(), when=lambda sig: fourier_of(sig) is not None)
+register("loop", FourierCode(), when=lambda sig: isinstance(made_of_lines(sig), ops.Fourier))

@@ -26,7 +26,7 @@ from jaxmono.codegen.program import A_BLOCK_A_TASK, Program
 from jaxmono.codegen.retries import Made, improved
 from jaxmono.codegen.row_schedule import RowSchedule
 from jaxmono.codegen.schedule import KernelSchedule
-from jaxmono.codegen.sig_code import Request, code_for
+from jaxmono.codegen.sig_code import RESIDENT, Request, code_for
 from jaxmono.codegen.target import Target
 from jaxmono.fusion.plan import Device, DotForm, Plan
 from jaxmono.fusion.text import plan_to_text
@@ -53,10 +53,6 @@ def default_schedule(plan: Plan, target: Target, device: Device) -> KernelSchedu
 
 
 _STREAMING = ("loop", "row")
-_RESIDENT = 4
-"""Blocks per SM of a kernel that only moves data. One block of 256 threads has 4 KB of loads in
-flight, of about 40 KB that an H200 needs to reach its bandwidth: a softmax of 49152 x 128 took
-22 us, XLA's 7.5. With 4 blocks a thread still has 64 registers."""
 _FEW_BARRIERS = 2
 """Up to which that holds, too, where blocks wait for each other at the grid's barriers: the
 gradient of 1024 cross-entropies of 50257 labels 216 and 144 us of an H200."""
@@ -72,7 +68,7 @@ def _resident(plan: Plan, sigs: Mapping[str, Any], target: Target, device: Devic
     tasks = max((sum(code_for(g.sig).tasks(g.sig, sigs[g.sig.key], target.threads)
                      for g in stage.groups) for stage in plan.stages), default=0)
     fit = target.shared_bytes // max(shared + 1024, 1)
-    return max(1, min(_RESIDENT, fit, math.ceil(tasks / device.sm_count)))
+    return max(1, min(RESIDENT, fit, math.ceil(tasks / device.sm_count)))
 
 
 def _only_streams(plan: Plan) -> bool:

@@ -8,6 +8,7 @@ from jaxmono.codegen.calls import Unit
 from jaxmono.codegen.dot_schedule_fma import FMA
 from jaxmono.codegen.dot_wgmma_shared import BF16X6, BYTES, IMAGE, SWAPPED, TF32
 from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Op
 from jaxmono.hlo.types import FOUR_BITS
 
 _KINDS = {
@@ -19,6 +20,8 @@ _FAMILIES = {"gemv": ("gemv",), FMA: ("gemm_fma",), "few": ("attention_few",),
              SWAPPED: ("gemm_swapped",), TF32: ("gemm_tf32",), BYTES: ("gemm_bytes",),
              BF16X6: ("gemm_bf16x6",), IMAGE: ("gemm_image",)}
 """Besides those of their kind."""
+_OPS: dict[type[Op], str] = {ops.Accumulate: "accumulate", ops.Prefix: "prefix",
+                             ops.Fourier: "fourier"}
 
 
 def needed(units: Collection[Unit], *, open_borders: bool, roles: bool) -> set[str]:
@@ -37,12 +40,7 @@ def needed(units: Collection[Unit], *, open_borders: bool, roles: bool) -> set[s
         if any(isinstance(o, ops.Elementwise) and o.kind in ops.QUATERNARY
                for o in u.sig.body.ops):
             found.add("threefry")
-        if any(isinstance(o, ops.Accumulate) for o in u.sig.body.ops):
-            found.add("accumulate")
-        if any(isinstance(o, ops.Prefix) for o in u.sig.body.ops):
-            found.add("prefix")
-        if any(isinstance(o, ops.Fourier) for o in u.sig.body.ops):
-            found.add("fourier")
+        found.update(_OPS[type(o)] for o in u.sig.body.ops if type(o) in _OPS)
     if open_borders:
         found.add("flagged")
     if roles:

@@ -33,7 +33,14 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.accumulated import accumulation
 from jaxmono.fusion.indexing import Index, IndexMap
 from jaxmono.fusion.plan import LoopForm, Sig
-from jaxmono.hlo.ir import Value
+from jaxmono.hlo import ops
+from jaxmono.hlo.ir import Op, Value
+
+
+def made_of_lines(sig: Sig) -> Op | None:
+    """The op of a loop that makes whole lines (`ops.OF_LINES`): it stores its result alone."""
+    made = sig.body.producer.get(sig.body.outputs[0]) if sig.body.outputs else None
+    return made if isinstance(made, ops.OF_LINES) else None
 
 
 class LoopCode:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 from jaxmono.codegen.emit import BodyEmitter
-from jaxmono.codegen.loop import LoopCode
+from jaxmono.codegen.loop import LoopCode, made_of_lines
 from jaxmono.codegen.loop_schedule import LoopSchedule, flat_loop, vector_lanes
 from jaxmono.codegen.names import compute, literal
 from jaxmono.codegen.op_code import Emitted
@@ -24,12 +24,6 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.plan import LoopForm, Sig
 from jaxmono.hlo import ops
 from jaxmono.hlo.passes.rules.reduce_window import neutral
-
-
-def prefix_of(sig: Sig) -> ops.Prefix | None:
-    """The op of a loop that combines along rows: it stores its result alone."""
-    made = sig.body.producer.get(sig.body.outputs[0]) if sig.body.outputs else None
-    return made if isinstance(made, ops.Prefix) else None
 
 
 class PrefixCode(LoopCode):
@@ -59,8 +53,8 @@ class PrefixCode(LoopCode):
 
 
 def _op(sig: Sig) -> ops.Prefix:
-    op = prefix_of(sig)
-    assert op is not None
+    op = made_of_lines(sig)
+    assert isinstance(op, ops.Prefix)
     return op
 
 
@@ -135,4 +129,4 @@ def _rows(n: int, op: ops.Prefix, schedule: LoopSchedule, threads: int) -> int:
     return 1 if op.row or schedule.unroll > 1 else threads * schedule.lanes // n
 
 
-register("loop", PrefixCode(), when=lambda sig: prefix_of(sig) is not None)
+register("loop", PrefixCode(), when=lambda sig: isinstance(made_of_lines(sig), ops.Prefix))

@@ -210,9 +210,6 @@ def _gather(op: ops.Gather, index: IndexMap) -> tuple[Demand, ...]:
 
 def _fourier(op: ops.Fourier, index: IndexMap) -> tuple[Demand, ...]:
     """As `Prefix` does: of a place in its line, whose others the line's task reads."""
-    if op.shape:
-        made = op.made if op.real else (*op.made, 2)
-        index = delinearize(linearize(index, op.shape), made)
     at = list(index[:op.args[0].type.rank])
     if op.twist:
         at[op.axis:op.axis + 2] = at[op.axis + 1], at[op.axis]

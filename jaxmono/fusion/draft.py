@@ -25,9 +25,7 @@ JOINABLE = (ops.Elementwise, ops.Compare, ops.Convert, ops.BitcastConvert, ops.R
 ANCHORS = (ops.DotGeneral, ops.Reduce)
 IN_MEMORY = (ops.Stacked, ops.Piece)
 """What lies in memory by what other ops store, and belongs to no group (fusion/stacks.py)."""
-OF_LINES = (ops.Prefix, ops.Fourier)
-"""Whose loops make lines at a time, and store nothing else."""
-STORED = (ops.Stored, ops.Accumulate, *OF_LINES, *IN_MEMORY)
+STORED = (ops.Stored, ops.Accumulate, *ops.OF_LINES, *IN_MEMORY)
 """What its readers find in a buffer, whatever it is."""
 ENDS = (*ANCHORS, *STORED)
 """What is computed element by element begins behind these."""

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxmono.fusion.bodies import order
-from jaxmono.fusion.draft import OF_LINES, Draft, State
+from jaxmono.fusion.draft import Draft, State
 from jaxmono.fusion.walk import Walk
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
@@ -210,7 +210,7 @@ def _is_plain(d: Draft) -> bool:
     """Whether a group is a loop that computes what it stores, each element by itself. A copy's
     values are an input's, which nobody waits for."""
     return d.kind == "loop" and not d.stored and d.anchor is not None \
-        and not isinstance(d.anchor, OF_LINES)
+        and not isinstance(d.anchor, ops.OF_LINES)
 
 
 def _where(d: Draft) -> str:

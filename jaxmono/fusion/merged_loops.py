@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from jaxmono.fusion.draft import OF_LINES, Draft
+from jaxmono.fusion.draft import Draft
 from jaxmono.fusion.loop_chains import MAX_OUTPUTS
 from jaxmono.fusion.stacks import in_turn
 from jaxmono.hlo import ops
@@ -26,7 +26,7 @@ def merge(graph: Graph, groups: list[Draft], level: dict[Draft, int],
     for d in groups:
         if (whole := _array(parts, d)) is not None:
             level[d] = last[whole]
-        if d.kind != "loop" or d.stored or not d.outputs or isinstance(d.anchor, OF_LINES):
+        if d.kind != "loop" or d.stored or not d.outputs or isinstance(d.anchor, ops.OF_LINES):
             out.append(d)
             continue
         shape = d.outputs[0].type.dims

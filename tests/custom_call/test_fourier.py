@@ -154,3 +154,15 @@ def test_a_long_one_with_a_large_prime_is_xlas_and_says_so() -> None:
     kernel = jaxmono.jit(fn, interpret=True)
     close(kernel(z), np.fft.fft(z.astype(np.complex128) + 1) * 2)
     assert "length 2062" in str(kernel.lower(z).explain())
+
+
+def test_another_shape_of_lines_is_no_copy() -> None:
+    """A long transform, which is made in two dimensions, and sums; of both shapes one is copied."""
+    z, x = numbers(2, 16384), floats(3, 64)
+    for fn, v, stages in ((jnp.fft.fft, z, 2), (lambda x: jnp.cumsum(x, 1).reshape(-1), x, 1),
+                          (lambda x: (jnp.cumsum(x, 1), jnp.cumsum(x, 1).reshape(-1)), x, 2)):
+        run = mono(fn)
+        assert f" {stages} stages" in run.lower(v).as_text("plan")
+        for a, b in zip(jax.tree.leaves(run(v)), jax.tree.leaves(jax.jit(fn)(v)), strict=True):
+            assert a.shape == b.shape
+            close(a, np.asarray(b))

@@ -37,7 +37,7 @@ _FLAT = (ops.Case, ops.OptimizationBarrier, ops.Reduce, ops.While)
 """With the parts of each operand one behind the other."""
 
 
-def complex_parts(graph: Graph, shared_bytes: int = fourier.HOPPER_BYTES) -> Graph:
+def complex_parts(graph: Graph, shared_bytes: int = fourier.LEAST_BYTES) -> Graph:
     """The graph on floats; inputs and outputs that are complex have one dimension more, of their
     two parts, and the same bytes. A graph without complex numbers is given back.
 
@@ -144,7 +144,7 @@ class _Known:
     wholes: dict[Value, Value] = field(default_factory=dict)
     nothing: set[Value] = field(default_factory=set)
     real: set[Value] = field(default_factory=set)
-    shared_bytes: int = fourier.HOPPER_BYTES
+    shared_bytes: int = fourier.LEAST_BYTES
 
 
 class _Split(Parts):

@@ -27,13 +27,11 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.infer.transform import infer_fourier
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.passes.complex_functions import Pair, Parts, multiply
+from jaxmono.hlo.passes.complex_products import parts_of
 from jaxmono.hlo.types import PART, DType
 
-HOPPER_BYTES = 227 * 1024
-"""Shared memory of one of its blocks."""
-STEP = {DType.F32: 2048, DType.F64: 1024}
-"""Elements of a line that have room in any block, 64 KB of shared memory: most of a step of a
-longer one."""
+LEAST_BYTES = 64 * 1024
+"""Shared memory that any GPU's blocks have."""
 LARGEST_PRIME = 13
 """Factors of a length up to which a thread transforms as many elements."""
 CHIRPED = 2048
@@ -45,6 +43,10 @@ def longest(dtype: DType, shared_bytes: int) -> int:
     """Elements, a power of two, of the longest line of which a block has room for two copies, with
     gaps; of real numbers twice as many, as pairs."""
     return 1 << ((shared_bytes - 1024) * 16 // (17 * 4 * dtype.itemsize)).bit_length() - 1
+
+
+STEP = {t: longest(t, LEAST_BYTES) for t in PART.values()}
+"""Elements of a step of a longer line, at most: they have room in any block."""
 
 
 def refusal(op: ops.Fft) -> str | None:
@@ -88,7 +90,7 @@ def transform(p: Parts, op: ops.Fft, z: Value | Pair, *, real: bool, shared_byte
             made = pair = _chirped(p, pair, axis, kept, most, back=back)
             continue
         made = _smooth(p, pair, axis, kept, most, back=back, real=alone)
-        pair = (made, p.zero(made.type)) if alone else _apart(p, made)
+        pair = (made, p.zero(made.type)) if alone else _parts(p, made)
     return pair[0] if op.kind == "IRFFT" else pair if real else made
 
 
@@ -102,8 +104,8 @@ def _smooth(p: Parts, z: Pair, axis: int, kept: int, most: int, *, back: bool, r
     n1, n2 = _halves(n)
     split = (*dims[:axis], n1, n2, *dims[axis + 1:])
     first = _made(p, _shaped(p, z, split), axis, n1, back=back, twist=n)
-    found = _made(p, _apart(p, first), axis, n2, back=back, divisor=divisor, real=real,
-                  shape=(*dims, *(() if real else (2,))))
+    second = _made(p, _parts(p, first), axis, n2, back=back, divisor=divisor, real=real)
+    found = p.reshape(second, (*dims, *(() if real else (2,))))
     return found if kept == n else _first(p, found, axis, kept)
 
 
@@ -128,15 +130,15 @@ def _chirped(p: Parts, z: Pair, axis: int, kept: int, most: int, *, back: bool) 
     high = [m - n if d == axis else 0 for d in range(len(dims))]
     longer = tuple(p.pad(x, zero, [0] * len(dims), high) for x in longer)
     there = _smooth(p, (longer[0], longer[1]), axis, m, most, back=False, real=False)
-    product = multiply(p, _apart(p, there), along(spectrum, m))
+    product = multiply(p, _parts(p, there), along(spectrum, m))
     again = _smooth(p, product, axis, kept, most, back=True, real=False)
-    return multiply(p, _apart(p, again), along(chirp[:kept], kept))
+    return multiply(p, _parts(p, again), along(chirp[:kept], kept))
 
 
 def _made(p: Parts, z: Pair, axis: int, kept: int, *, back: bool, divisor: int = 1, twist: int = 0,
-          real: bool = False, half: bool = False, shape: tuple[int, ...] = ()) -> Value:
+          real: bool = False, half: bool = False) -> Value:
     op = ops.Fourier(results=(), args=z[:1] if z[1] in p.nothing else z, axis=axis, kept=kept,
-                     back=back, divisor=divisor, twist=twist, real=real, half=half, shape=shape)
+                     back=back, divisor=divisor, twist=twist, real=real, half=half)
     return p.emit1(ops.Fourier, *infer_fourier(op), args=op.args, **op.attributes)
 
 
@@ -167,11 +169,8 @@ def _first(p: Parts, v: Value, axis: int, size: int) -> Value:
     return v if limit == list(v.type.dims) else p.slice(v, [0] * len(limit), limit)
 
 
-def _apart(p: Parts, whole: Value) -> Pair:
-    dims = whole.type.dims[:-1]
-    none = [0] * len(dims)
-    re, im = (p.reshape(p.slice(whole, (*none, i), (*dims, i + 1)), dims) for i in (0, 1))
-    return re, im
+def _parts(p: Parts, whole: Value) -> Pair:
+    return parts_of(p, whole, whole.type.rank - 1)
 
 
 def _shaped(p: Parts, z: Pair, dims: tuple[int, ...]) -> Pair:
