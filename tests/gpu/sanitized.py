@@ -2,7 +2,7 @@
 
     PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] [images:DTYPE] [taps:DTYPE] \\
         [rows:DTYPE] [quantised:DTYPE] [fours:DTYPE] [diffusion:DTYPE] [gated:DTYPE] \\
-        [exact:DTYPE] [dense:DTYPE] NUMBER... MODEL:BATCH[:DTYPE]...
+        [exact:DTYPE] [dense:DTYPE] [transforms:DTYPE] NUMBER... MODEL:BATCH[:DTYPE]...
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
 models of the yardstick at their published sizes. ``images``: convolutions with channels first, and
@@ -10,6 +10,7 @@ rows that read windows. ``taps``: convolutions whose image stays in shared memor
 products whose rows are no multiples of 16 bytes. ``quantised``: weights of bytes; ``fours``: of
 4 bits, with scales of groups. ``diffusion``: a level of a UNet. ``gated``: tiles of columns of two
 halves. ``exact``: products of f32 at precision HIGHEST. ``dense``: a block of DenseNet.
+``transforms``: Fourier's, of every kind of length.
 ``ordered``: with what racecheck sees the order of producers and consumers by (JM_RACECHECK in
 device/roles.cuh), in kernels that no cache keeps.
 """
@@ -190,6 +191,18 @@ def dense(dtype: str) -> None:
                 *((rng.standard_normal(s) / 16).astype(np.float32) for s in shapes)))
 
 
+def transforms(dtype: str) -> None:
+    """Lines of few and many elements a thread, of pairs, with factors that are large primes, in
+    two steps, of columns."""
+    rng = np.random.default_rng(0)
+    for shape in ((300, 60), (300, 349), (70, 1001), (9, 4096), (2, 9600), (1, 1 << 17)):
+        x = rng.standard_normal(shape).astype(jnp.dtype(dtype))
+        run(lambda x: jnp.fft.irfft(jnp.fft.rfft(x) * 1j, x.shape[-1]), (x,))
+        run(lambda x: jnp.fft.ifft(jax.lax.complex(x, x + 1)), (x,))
+    for shape in ((64, 101, 48), (3, 256, 200)):
+        run(jnp.fft.fft2, (rng.standard_normal(shape).astype(jnp.dtype(dtype)),))
+
+
 def show_order() -> None:
     """Every text from here on is one for racecheck."""
     bundle = compiling.bundle
@@ -205,7 +218,7 @@ def main(what: list[str]) -> None:
     for name, function in (("images:", images), ("taps:", taps), ("rows:", rows),
                            ("quantised:", quantised), ("fours:", fours),
                            ("diffusion:", diffusion), ("gated:", gated),
-                           ("exact:", exact), ("dense:", dense)):
+                           ("exact:", exact), ("dense:", dense), ("transforms:", transforms)):
         for spec in [spec for spec in what if spec.startswith(name)]:
             function(spec.removeprefix(name))
             what.remove(spec)
