@@ -134,6 +134,22 @@ def test_products(spec: str, left: tuple[int, ...], right: tuple[int, ...]) -> N
             for o in found) == wanted
 
 
+@pytest.mark.parametrize(("spec", "left", "right"), [
+    ("bki,kio->bko", (8, 5, 6), (5, 6, 7)), ("mk,nk->mn", (3, 60), (50, 60)),
+    ("mk,nk->nm", (60, 50), (7, 50)), ("abk,ck->cab", (4, 5, 60), (6, 60))])
+def test_results_are_stored_where_their_parts_lie(spec: str, left: Any, right: Any) -> None:
+    """And not put together by a copy: what is behind a product is a transposition, if anything."""
+    after = simplify(check(lambda x, y: jnp.einsum(spec, x, y), numbers(*left), numbers(*right)))
+    at = next(i for i, op in enumerate(after.ops) if isinstance(op, ops.DotGeneral))
+    assert {type(op) for op in after.ops[at + 1:]} <= {ops.Transpose, ops.Reshape}
+
+
+def test_a_result_and_a_product_of_it() -> None:
+    """Of which one looks at the turned array, the other at parts."""
+    check(lambda x, y: ((z := jnp.einsum("mk,nk->mn", x, y)), jnp.einsum("mn,nk->mk", z, y),
+                        jnp.exp(z.T.reshape(-1))), numbers(3, 60), numbers(50, 60))
+
+
 def test_loops_and_branches() -> None:
     """Carries, what is stacked, what is captured; of a real index a real and a complex branch."""
     def scan(z: Any, w: Any) -> Any:

@@ -21,7 +21,7 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.passes import fourier
 from jaxmono.hlo.passes.complex_functions import FUNCTIONS, Pair, Parts
-from jaxmono.hlo.passes.complex_products import Side, parts_of, product
+from jaxmono.hlo.passes.complex_products import Along, Side, parts_of, product
 from jaxmono.hlo.passes.peephole import remapped
 from jaxmono.hlo.passes.whole_loop import is_whole
 from jaxmono.hlo.types import MAX_RANK, PART, TensorType
@@ -134,6 +134,9 @@ class _Known:
       pairs: complex values' parts.
       same: what stands for floats that were made of complex numbers.
       wholes: arrays that have the parts of a complex value in their last dimension.
+      turned: transpositions that are such arrays, of products whose parts lie elsewhere. Where the
+        value is a result, its elements are stored there in place of both parts; products read the
+        parts.
       nothing: of `Parts`.
       real: complex values of which nobody looks at more than the real part.
       shared_bytes: of a block.
@@ -142,6 +145,7 @@ class _Known:
     pairs: dict[Value, Pair] = field(default_factory=dict)
     same: dict[Value, Value] = field(default_factory=dict)
     wholes: dict[Value, Value] = field(default_factory=dict)
+    turned: dict[Value, Value] = field(default_factory=dict)
     nothing: set[Value] = field(default_factory=set)
     real: set[Value] = field(default_factory=set)
     shared_bytes: int = fourier.LEAST_BYTES
@@ -177,10 +181,8 @@ class _Split(Parts):
 
     def _to_lie(self, v: Value) -> Value:
         """A complex value as it lies in memory."""
-        both = self.wholes.get(v)
         shape = (*_outside(v.type), 2)
-        return both if both is not None and both.type.dims == shape else \
-            self.reshape(self._whole(v), shape)
+        return self.reshape(self.known.turned.get(v) or self._whole(v), shape)
 
     def _lies(self, v: Value, both: Value) -> None:
         """A complex value is what ``both`` has in its last dimension."""
@@ -246,12 +248,15 @@ class _Split(Parts):
 
     def _move_whole(self, op: Op) -> None:
         """What lies in memory still does when it is only looked at in another order."""
-        if not isinstance(op, ops.Reshape | ops.Transpose) or op.operand not in self.wholes:
+        if not isinstance(op, ops.Reshape | ops.Transpose):
             return
-        both = self._whole(op.operand)
-        self.wholes[op.result] = self.reshape(both, (*op.result.type.dims, 2)) \
-            if isinstance(op, ops.Reshape) else \
-            self.transpose(both, (*op.permutation, op.operand.type.rank))
+        for known in (self.wholes, self.known.turned):
+            if (both := known.get(op.operand)) is None:
+                continue
+            both = self.reshape(both, (*op.operand.type.dims, 2))
+            known[op.result] = self.reshape(both, (*op.result.type.dims, 2)) \
+                if isinstance(op, ops.Reshape) else \
+                self.transpose(both, (*op.permutation, op.operand.type.rank))
 
     def _put(self, op: Op, pair: Pair) -> None:
         self.pairs[op.result] = pair
@@ -292,10 +297,14 @@ class _Split(Parts):
         made = product(self, op, self._side(op.lhs, op.lhs_batch, op.lhs_contract),
                        self._side(op.rhs, op.rhs_batch, op.rhs_contract),
                        real=op.result in self.real)
-        if isinstance(made, Value):
-            self._lies(op.result, made)
-        else:
+        if not isinstance(made, Along):
             self._put(op, made)
+        elif made.axis == made.value.type.rank - 1:
+            self._lies(op.result, made.value)
+        else:
+            self._put(op, parts_of(self, made.value, made.axis))
+            order = [d for d in range(made.value.type.rank) if d != made.axis]
+            self.known.turned[op.result] = self.transpose(made.value, (*order, made.axis))
 
     def _fft(self, op: ops.Fft) -> None:
         z = op.operand

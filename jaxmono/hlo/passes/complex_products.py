@@ -71,6 +71,14 @@ class Side:
 
 
 @dataclass(frozen=True)
+class Along:
+    """A complex array: ``axis`` of ``value`` are its two parts."""
+
+    value: Value
+    axis: int
+
+
+@dataclass(frozen=True)
 class _Operand:
     """What is multiplied in place of a `Side`, with dimensions of its own."""
 
@@ -79,8 +87,8 @@ class _Operand:
     summed: tuple[int, ...]
 
 
-def product(p: Parts, op: ops.DotGeneral, z: Side, w: Side, *, real: bool) -> Pair | Value:
-    """The result's parts, or the array whose last dimension they are.
+def product(p: Parts, op: ops.DotGeneral, z: Side, w: Side, *, real: bool) -> Pair | Along:
+    """The result's parts, or the array that has both.
 
     Args:
       real: only the real part is looked at; the other one is then anything.
@@ -103,23 +111,23 @@ def product(p: Parts, op: ops.DotGeneral, z: Side, w: Side, *, real: bool) -> Pa
             precision=op.precision), z, w)
     if w.im is None:
         return _alone(p, dot(_plain(z), _plain(w))) if real or z.im is None else \
-            parts_of(p, dot(_stacked(p, z), _plain(w)), at)
+            Along(dot(_stacked(p, z), _plain(w)), at)
     if z.im is None and real:
         return _alone(p, dot(_plain(z), _plain(w)))
     if z.im is None:
-        return parts_of(p, dot(_plain(z), _stacked(p, w)), at + len(z.free)) if w.sums_neighbours \
-            else dot(_plain(z), _whole(p, w))
+        return Along(dot(_plain(z), _stacked(p, w)), at + len(z.free)) if w.sums_neighbours \
+            else _last(dot(_plain(z), _whole(p, w)))
     i = max(range(len(z.summed)), key=lambda i: z.summed[i])  # whose elements are pairs
     if real:
         if w.sums_neighbours and m < n:
             return _alone(p, dot(_real(p, z, w, i), _row(p, w, i)))
         return _alone(p, dot(_row(p, z, i), _real(p, w, z, i)))
     if w.sums_neighbours and m < n:
-        return parts_of(p, dot(_spread(p, z, w, i, last=False), _row(p, w, i)), at)
+        return Along(dot(_spread(p, z, w, i, last=False), _row(p, w, i)), at)
     if not w.sums_neighbours and 16 * m * k + 24 * m * n < 24 * k * n:
         return _four(p, dot(_stacked(p, z), _whole(p, w)), at)
     y = dot(_row(p, z, i), _spread(p, w, z, i, last=not w.sums_neighbours))
-    return parts_of(p, y, at + len(z.free)) if w.sums_neighbours else y
+    return Along(y, at + len(z.free)) if w.sums_neighbours else _last(y)
 
 
 def _of_parts(p: Parts, dot: Callable[[Value, Value], Value], z: Side, w: Side) -> Pair:
@@ -211,6 +219,10 @@ def _moved(at: int) -> Callable[[Sequence[int]], tuple[int, ...]]:
 
 def _alone(p: Parts, re: Value) -> Pair:
     return re, p.zero(re.type)
+
+
+def _last(y: Value) -> Along:
+    return Along(y, y.type.rank - 1)
 
 
 def parts_of(p: Parts, y: Value, axis: int) -> Pair:
