@@ -7,10 +7,10 @@
     what epilogues read is loaded where it is added, not brought through the ring (`unsourced`)
 
 What these are is in `KernelSchedule`. Each change is made to the best text so far, until that is
-good; of two alike the first is taken. A text takes ptxas as long as the one before it (the backward
-kernel of wav2vec2's training step 29 s), but they do not depend on each other: where cores are to
-spare some start before it is known that they are needed, and end when it is known that they are
-not.
+good, or good enough for a long one; of two alike the first is taken. A text takes ptxas as long as
+the one before it (the backward kernel of wav2vec2's training step 29 s), but they do not depend on
+each other: where cores are to spare some start before it is known that they are needed, and end
+when it is known that they are not.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ _log = _logging.get("codegen")
 
 _RICH, _RICHER = 104, 120
 """Registers of a producer (device/roles.cuh)."""
+_MANY, _FEW_BYTES = 25, 32
+"""Functions of a long text; bytes that one of them may spill, which is not worth another text of
+10 to 20 s: wav2vec2's training step tried 8 and 7 texts of two kernels, from 32 and 32 bytes on 4
+and 3 of them, to end with 24 and 32."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,11 @@ def improved(made: Made, wide_tiles: bool, text: Compiler, sourced: Collection[s
         # wav2vec2's training step: forward serialized, and not so; backward 480 bytes, and 136.
         return replace(s, in_turn=True)
 
+    def untied(s: KernelSchedule) -> KernelSchedule:
+        # Where producers' registers have made consumers wait, before anything else is tried (two
+        # kernels of wav2vec2's training step: then 32 bytes).
+        return in_turn(s) if s.producer_registers == _RICH else s
+
     def rich(s: KernelSchedule) -> KernelSchedule:
         # f32 of CLIP's images b1 68 bytes, wav2vec2 b1 216, and none; of ResNet-50 b32 180, and
         # none but serialized, so in turn, and 4.
@@ -105,7 +114,7 @@ def improved(made: Made, wide_tiles: bool, text: Compiler, sourced: Collection[s
     # Fewer registers may serialize products, which then have to wait in turn: `rich` again. And
     # once more for what lean texts still spill (the third kernel of wav2vec2's training step: in
     # turn 16 bytes, lean 8, so none).
-    changes = [rich, flipped, in_turn, rich, richer, lean, rich] if beside else \
+    changes = [rich, untied, flipped, in_turn, rich, richer, lean, rich] if beside else \
         [rich, flipped, richer, lean] if on_the_left else [flipped, lean]
     if BYTES in families:
         # Enough for int8 BERT-base b16, Llama's prefill b1, and its decode step b16, of 436 bytes.
@@ -121,12 +130,12 @@ def improved(made: Made, wide_tiles: bool, text: Compiler, sourced: Collection[s
     else:
         likely += [change(bases[0]) for change, helps in ((in_turn, images), (unsourced, sourced))
                    if helps]
-    for_spills, for_waits = (rich, richer, lean), (in_turn,) if images else ()
+    for_spills, for_waits = (rich, richer, lean), (untied, *([in_turn] if images else []))
     tried = [made.schedule]
     with _Ahead(text, likely) as ahead:
         for change in changes:
             wanted = change(made.schedule)
-            if any(made.faults) and (made.spilled or change not in for_spills) \
+            if not _enough(made) and (made.spilled or change not in for_spills) \
                     and (made.faults[0] or change not in for_waits) and wanted not in tried:
                 tried.append(wanted)
                 made = _better(made, ahead.found(wanted))
@@ -161,6 +170,12 @@ class _Ahead:
     def __exit__(self, *_: object) -> None:
         self._unwanted.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _enough(made: Made) -> bool:
+    serialized, spilled, _ = made.faults
+    few = _FEW_BYTES if len(made.schedule.sigs) >= _MANY else 0
+    return not serialized and spilled <= few
 
 
 def _better(made: Made, other: Made | None) -> Made:

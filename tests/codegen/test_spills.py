@@ -205,6 +205,8 @@ def plan(m: int, n: int) -> Any:
     ({"wide": (1, 0), "": (1, 8), "wide in turn": (0, 136), "wide rich in turn": (0, 136),
       "wide richer in turn": (0, 140), "wide lean in turn": (0, 128),
       "wide lean rich in turn": (0, 64)}, "wide lean rich in turn"),
+    ({"wide": (1, 380), "wide rich": (1, 68), "wide rich in turn": (0, 32), "rich in turn": (0, 36),
+      "wide richer in turn": (0, 0)}, "wide richer in turn"),
     ({"wide": (0, 8), "wide rich": (1, 0), "": (0, 24), "wide in turn": (0, 16),
       "wide richer": (1, 0), "wide lean": (0, 0)}, "wide lean")])
 def test_what_is_tried_for_products_of_f32(
@@ -212,6 +214,19 @@ def test_what_is_tried_for_products_of_f32(
     """Producers with more registers, products in turn, and both."""
     made, given = tried(monkeypatch, faults)
     assert given == list(faults) and made == taken
+
+
+@pytest.mark.parametrize("spilled", [32, 33])
+def test_a_few_bytes_of_a_long_text_are_let_be(spilled: int,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """But no product that waits, and nothing of a text that takes a moment."""
+    monkeypatch.setattr(retries, "_MANY", 1)
+    faults = {"wide": (1, 68), "wide rich": (1, 20), "wide rich in turn": (0, spilled),
+              "rich in turn": (0, 36), "wide richer in turn": (0, 0)}
+    made, given = tried(monkeypatch, faults)
+    assert given == list(faults)[:3 if spilled == 32 else 5] and made == given[-1]
+    monkeypatch.setattr(retries, "_MANY", 2)  # the text has one function
+    assert tried(monkeypatch, faults)[0] == "wide richer in turn"
 
 
 @pytest.mark.parametrize("left", [False, True])
