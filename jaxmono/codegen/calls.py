@@ -63,6 +63,11 @@ class Unit:
     flagged: tuple[bool, ...] = ()
     """Of its params and results, in order, which have flags; empty where none has."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether lanes wait for words of other blocks, each for those that it needs."""
+        return any(self.flagged[:len(self.sig.body.inputs)]) or self.mail > 0
+
     @cached_property
     def ring(self) -> Hashable:
         """Equal for Units whose tasks use shared memory alike: the producers may run ahead from one

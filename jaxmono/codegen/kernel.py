@@ -440,6 +440,8 @@ class _Assembly:
             if is_mixed(calls):
                 meet_before_task(w)
             self.dispatch.emit(w, calls, "trip", "", self.halves.half(n, i, "trip"))
+        if self.plan.open and any(c.unit.waits for c in calls):
+            w.line("syncwarp();", "some lanes may have had nothing to wait for (device/sync.cuh)")
 
     def _calls(self, number: int, rows: list[tuple[Group, ...]]) -> list[Call]:
         """The groups of a stage by Sig, with the references of every call and trip."""

@@ -16,6 +16,7 @@ from harness import run_program
 from lost_waits import rewritten
 from test_guarded_loads import ptx
 
+from benchmarks.workloads.loops import ctc
 from jaxmono.codegen import Program, calls, cuda_target, generate, headers
 from jaxmono.codegen import compile as compiling
 from jaxmono.codegen.dot_gemv_shape import GRANULE
@@ -182,6 +183,32 @@ def test_lanes_that_wait_go_on_together() -> None:
     assert len(found) > 3
     for loop in found:
         assert "vote.sync.all" in loop, loop
+
+
+def ctc_loss() -> Plan:
+    """Loops in which some lanes of a warp have nothing to wait for (columns at the border)."""
+    return plan_of(ctc, Spec((2, 12, 8), F32), Spec((2, 4), F32), device=Device())
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_lanes_do_not_wait_with_those_of_a_later_trip(
+        blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an H200, where the gradient of CTC's loss hung: lanes without anything to wait for went
+    on, up to the same wait of a later trip, and were together there with those behind them."""
+    plan = ctc_loss()
+    given = smooth(plan.graph)
+    program = build(plan, {})
+    text = program.source[program.source.index("struct Params"):]
+    assert text.count("open border") > 8 and text.count("syncwarp();") > 8
+    wanted = evaluate(plan.graph, given)
+    for seed in range(6):
+        for a, b in zip(run_program(program, given, blocks=blocks, seed=seed), wanted, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
+    monkeypatch.setattr(calls.Unit, "waits", False)
+    apart = build(plan, {})
+    with pytest.raises(RuntimeError, match="deadlock"):
+        for seed in range(6):
+            run_program(apart, given, blocks=blocks, seed=seed)
 
 
 def test_rows_and_loops_around_a_product(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,10 +49,17 @@ JM_DEVICE void wait_until(const P& ready, const char*, int pause = 0) {
 // nothing changed but how sums are dealt, and a loop whose blocks went on a trip ahead. With barrier.sync, which
 // looks whether a warp is whole, GPT-2, OPT-125M and T5-base took 6 to 7 % more of an H100's time, BERT-base 2 to
 // 4, ResNet-50 b1 4, Llama-1B and ViT-B/16 none.
+//
+// Which lanes are here together nobody knows: while some of a warp wait, those that have nothing to wait for go
+// on beyond the end of the `if` that parted them (the YIELD in such a loop lets them), and may come here from a
+// later trip. Then neither those of this trip nor they would go on, if they waited for what these store. CTC's
+// gradient hung so: 149 trips of stages without barriers between them. Therefore lanes meet behind each stage in
+// which any have waited (codegen/kernel.py), and what a task waits for is of stages before its own. The emulator
+// takes all lanes of a warp that wait for being together.
 template <class P>
 JM_DEVICE void wait_together(const P& ready, const char* what, int pause = 0) {
 #ifdef JAXMONO_EMULATE
-  wait_until(ready, what, pause);  // each by itself, so that a deadlock is seen as one
+  emulate::wait_together(ready, what);
 #else
   const uint32_t lanes = active_lanes();
   wait_until([&] { return warp_all(ready(), lanes); }, what, pause);

@@ -104,6 +104,20 @@ inline void wait_until(const P& ready, const char* what) {
   resumed();
 }
 
+// A lane waits until that holds, and for all lanes of its warp that wait so: which of them the GPU has go on
+// together is not known.
+using Ready = bool(const void* predicate);
+void join(Ready* ready, const void* predicate);
+bool all_joined_are_ready();
+void leave();
+
+template <class P>
+inline void wait_together(const P& ready, const char* what) {
+  join([](const void* p) { return (*static_cast<const P*>(p))(); }, &ready);
+  wait_until(all_joined_are_ready, what);
+  leave();
+}
+
 // State of the module that has to be zero again after an aborted launch.
 struct ModuleState {
   ModuleState* next;

@@ -60,6 +60,9 @@ struct Warp {
   Wait wait[32];
   Compute* compute;    // of the collective
   const char* name;
+  Ready* joined[32];   // what lanes wait for together
+  const void* predicate[32];
+  uint32_t together;   // these lanes
   Worker* worker;
   Block* block;
   int arrived;   // at the collective

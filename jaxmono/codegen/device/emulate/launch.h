@@ -56,6 +56,7 @@ void start_block(Grid& grid, Block& block, Worker& worker) {
     w.worker = &worker;
     w.block = &block;
     w.index = i;
+    w.together = 0;
     w.step = 1;
     w.ready = true;
     if (worker.random != 0) w.priority = static_cast<uint32_t>(draw(worker.random));

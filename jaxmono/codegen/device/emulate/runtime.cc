@@ -149,6 +149,26 @@ void pause(const char* what) { poll_for(self(), {what, nullptr, 0}); }
 
 void resumed() { ++self().warp->worker->events; }
 
+void join(Ready* ready, const void* predicate) {
+  Lane& me = self();
+  Warp& w = *me.warp;
+  w.joined[me.lane_id] = ready;
+  w.predicate[me.lane_id] = predicate;
+  w.together |= 1u << me.lane_id;
+}
+
+bool all_joined_are_ready() {
+  const Warp& w = *self().warp;
+  for (int l = 0; l < 32; ++l)
+    if ((w.together >> l & 1) != 0 && !w.joined[l](w.predicate[l])) return false;
+  return true;
+}
+
+void leave() {
+  Lane& me = self();
+  me.warp->together &= ~(1u << me.lane_id);
+}
+
 void fail(const char* format, ...) {
   Lane& me = self();
   Warp& w = *me.warp;
