@@ -135,7 +135,7 @@ def improved(made: Made, wide_tiles: bool, text: Compiler, sourced: Collection[s
                 tried.append(wanted)
                 other = ahead.found(wanted)
                 if beside and other is not None and _spills_less_but_waits(made, other):
-                    tried.append(in_turn(wanted))
+                    tried.append(in_turn(made.schedule))
                     other = ahead.found(tried[-1])
                 made = _better(made, other)
         return made
@@ -173,7 +173,7 @@ class _Ahead:
 
 def _spills_less_but_waits(made: Made, other: Made) -> bool:
     """Those two kernels spill 212 and 380 bytes, with more registers for producers 32 and 68, but
-    serialized, and in turn 32 both: that is tried before anything else."""
+    serialized, and in turn 32 both (with these registers 88): tried before anything else."""
     return other.faults[0] > made.faults[0] and other.spilled + _MANY_BYTES <= made.spilled
 
 
