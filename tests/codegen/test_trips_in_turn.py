@@ -180,6 +180,23 @@ def test_a_stage_for_several_trips(name: str, trips: int, most: int) -> None:
     assert len(plan.stages) <= most
 
 
+def test_what_sums_of_trips_read_is_brought_into_their_order() -> None:
+    """Else each trip's has a function of its own, which reads at its place: batches come first."""
+    def fn(x: X, c: X) -> X:
+        def step(h: X, now: tuple[X, X]) -> tuple[X, X]:
+            h = h * 0.5 + now[0]
+            return h, jnp.einsum("bn,bn->b", h, now[1])
+
+        return lax.scan(step, x[:, 0], (jnp.moveaxis(x, 1, 0), jnp.moveaxis(c, 1, 0)))[1]
+
+    spec = jax.ShapeDtypeStruct((4, 60, 16), F32)
+    plan = plan_of(fn, spec, spec)
+    assert len(plan.sigs) <= 6, plan.sigs
+    x, c = (np.random.default_rng(i).standard_normal(spec.shape).astype(np.float32)
+            for i in (0, 1))
+    check(graph_of(fn, x, c), [x, c], seeds=(0,), rtol=1e-4)
+
+
 def test_a_turn_is_one_group_and_reads_first() -> None:
     """No value of a trip is read from memory in the turn that has made it."""
     plan = planned(mean, 64, 4096)

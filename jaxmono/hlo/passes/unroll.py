@@ -219,6 +219,11 @@ class _Trips:
         self.on_the_way = on_the_way(loop.body)
         self.places = {o: places for o in loop.body.ops if isinstance(o, ops.DynamicSlice)
                        and _is_piece(o.result.type) and (places := sliced(loop, found, o))}
+        # Of what is made element by element a thread reads wherever it lies. Products that read at
+        # places of their own would be functions of their own, each: 100 trips of Mamba's state
+        # space (batch 2) were 16000 lines, for which NVRTC took 70 s.
+        self.read_apart = {loop.body.producer.get(source(loop.body, v))
+                           for o in self.turn.apart for v in o.uses}
         self.first = loop.args
         self.products: dict[Op, Value] = {}  # of what all trips read, by an op of the body
         self.whole: dict[Value, Value] = {}  # arrays in memory, of which trips read pieces
@@ -254,7 +259,7 @@ class _Trips:
                 continue
             if isinstance(o, ops.DynamicSlice) and o in self.places and (
                     part := self._piece(mapping.get(o.operand, o.operand), self.places[o][number],
-                                        o.result.type)) is not None:
+                                        o.result.type, o in self.read_apart)) is not None:
                 mapping[o.result] = part
                 continue
             if o in self.stored_once:
@@ -309,16 +314,17 @@ class _Trips:
             else:
                 self.state[i] = kept
 
-    def _piece(self, v: Value, index: int, t: TensorType) -> Value | None:
-        """A place of ``v``, read where it lies; None where ``v`` lies nowhere and is large."""
+    def _piece(self, v: Value, index: int, t: TensorType, turned: bool) -> Value | None:
+        """A place of ``v``, read where it lies; None where ``v`` lies nowhere and is large, or
+        lies in another order (unless ``turned``: it is copied then)."""
         self._made(v)
         v = _without_reshapes(self.producer, v)
         made = self.producer.get(v)
         if isinstance(made, ops.Stacked) and made.args[0].type.size == t.size:
             return self.walk.reshape(made.args[index], t.shape)
         if made is not None and not isinstance(made, ops.Stored | ops.Stacked):
-            if isinstance(made, ops.Constant | ops.Transpose) or v.type.nbytes > MAX_COPIED \
-                    or v.type.dtype in FOUR_BITS:
+            if (isinstance(made, ops.Constant) or (isinstance(made, ops.Transpose) and not turned)
+                    or v.type.nbytes > MAX_COPIED or v.type.dtype in FOUR_BITS):
                 return None
             if v not in self.whole:
                 self.whole[v] = self.walk.emit1(ops.Stored, v.type, operand=v)
