@@ -8,6 +8,7 @@ shardings are therefore jax.jit's own, and every transformation meets an ordinar
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import weakref
@@ -19,6 +20,7 @@ import jax
 from jaxmono import _stages, _trace
 from jaxmono._errors import close_matches, one_of
 from jaxmono._explain import Report
+from jaxmono._later import Later, Never
 from jaxmono._trace import name_of
 from jaxmono.custom_call.options import Options
 from jaxmono.tuning import TuningReport
@@ -30,7 +32,7 @@ R_co = TypeVar("R_co", covariant=True)
 MODES = ("auto", "monolithic", "layer", "stitch", "elementwise")
 BUILT_MODES = ("auto", "monolithic", "stitch")
 ON_UNSUPPORTED = ("xla", "error")
-_OWN = ("mode", "on_unsupported", "interpret")
+_OWN = ("mode", "on_unsupported", "interpret", "wait")
 
 
 class Jitted(Protocol[P, R_co]):
@@ -51,20 +53,25 @@ class Jitted(Protocol[P, R_co]):
 
     def clear_cache(self) -> None: ...
 
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until all kernels are made that were begun under ``wait=False``, or so many seconds.
+        Returns whether they are; the next call runs them."""
+        ...
+
     def __get__(self, instance: Any, owner: Any = None, /) -> Jitted[..., R_co]: ...
 
 
 @overload
 def jit(
     fun: Callable[P, R], /, *, mode: str = ..., on_unsupported: str = ...,
-    interpret: bool = ..., **jax_jit_keywords: Any,
+    interpret: bool = ..., wait: bool = ..., **jax_jit_keywords: Any,
 ) -> Jitted[P, R]: ...
 
 
 @overload
 def jit(
     fun: None = None, /, *, mode: str = ..., on_unsupported: str = ...,
-    interpret: bool = ..., **jax_jit_keywords: Any,
+    interpret: bool = ..., wait: bool = ..., **jax_jit_keywords: Any,
 ) -> Callable[[Callable[P, R]], Jitted[P, R]]: ...
 
 
@@ -82,10 +89,15 @@ def jit(fun: Any = None, /, **kw: Any) -> Any:
       on_unsupported: "xla" leaves unsupported ops to XLA; "error" raises `UnsupportedError`.
       interpret: run the generated kernels in the SIMT interpreter on the CPU (needs g++). It is
         for tests and for trying jaxmono without a GPU, not for speed.
+      wait: whether the first call with arguments of some types waits until its kernels are
+        compiled. With False XLA runs such calls until they are, in a thread beside them (``wait``
+        of the function waits for that); then they run, and results may differ by rounding. Where
+        another compiled function calls it (jit, scan), and under ``lower``, kernels are waited for
+        always, and wherever ``JAXMONO_TUNE=on``.
       **kw: every keyword of `jax.jit` of the installed JAX, with its meaning there.
 
     Returns:
-      A `jax.jit` function that also has `explain`, and whose `lower` gives `Lowered`.
+      A `jax.jit` function that also has `explain` and `wait`, and whose `lower` gives `Lowered`.
 
     Raises:
       TypeError: ``fun`` is not callable; a keyword is unknown or has the wrong type.
@@ -160,11 +172,17 @@ def _split(kw: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
         raise NotImplementedError(f"jaxmono.jit: mode={mode!r} is not built yet; available are "
                                   f"{one_of(BUILT_MODES)}")
     on_unsupported = _choice("on_unsupported", kw.get("on_unsupported", "xla"), ON_UNSUPPORTED)
-    interpret = kw.get("interpret", False)
-    if not isinstance(interpret, bool):
-        raise TypeError(f"jaxmono.jit: interpret must be True or False, not {interpret!r}")
-    options = Options(mode=mode, on_unsupported=on_unsupported, interpret=interpret)
+    interpret = _switch("interpret", kw.get("interpret", False))
+    wait = _switch("wait", kw.get("wait", True))
+    options = Options(mode=mode, on_unsupported=on_unsupported, interpret=interpret,
+                      later=None if wait else Later())
     return options, {k: v for k, v in kw.items() if k not in _OWN}
+
+
+def _switch(argument: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"jaxmono.jit: {argument} must be True or False, not {value!r}")
+    return value
 
 
 def _choice(argument: str, value: Any, accepted: tuple[str, ...]) -> str:
@@ -189,12 +207,15 @@ def _jit(fun: Any, *, options: Options, jax_kw: dict[str, Any]) -> Any:
     if kind is not None:
         raise TypeError(f"jaxmono.jit: {name_of(fun)} is a generator or coroutine function; JAX "
                         f"traces a function by calling it once, so it has to return its results")
+    later = Later() if options.later is not None else None  # a decorator's options are of many
+    options = dataclasses.replace(options, later=later)
     fun, wrapper = _shared_wrapper(fun, options)
     jitted: Any = jax.jit(wrapper, **jax_kw)
+    stages = dataclasses.replace(options, later=None)
 
     def fresh() -> Any:
         """A new jax.jit function: JAX caches lowerings, and stages must see theirs happen."""
-        return jax.jit(_wrapper(lambda: fun, fun, options), **jax_kw)
+        return jax.jit(_wrapper(lambda: fun, fun, stages), **jax_kw)
 
     def held(method: Callable[..., Any]) -> Callable[..., Any]:
         """``method``, keeping ``fun`` alive: the wrapper only knows it weakly."""
@@ -208,10 +229,13 @@ def _jit(fun: Any, *, options: Options, jax_kw: dict[str, Any]) -> Any:
     jitted.__wrapped__ = fun
     jitted.trace = held(jitted.trace)
     jitted.eval_shape = held(jitted.eval_shape)
-    jitted.lower = functools.wraps(jitted.lower)(functools.partial(_stages.lower, fresh, options))
-    jitted.explain = functools.partial(_stages.explain, fresh, options)
+    jitted.lower = functools.wraps(jitted.lower)(functools.partial(_stages.lower, fresh, stages))
+    jitted.explain = functools.partial(_stages.explain, fresh, stages)
     jitted._jaxmono_explain = jitted.explain
-    jitted._jaxmono_tune = functools.partial(_stages.tune, fresh, options)
+    jitted._jaxmono_tune = functools.partial(_stages.tune, fresh, stages)
+    jitted.wait = (later or Never()).wait
+    if later is not None:
+        later.renew = jitted.clear_cache
     return jitted
 
 

@@ -93,8 +93,24 @@ def build(job: Job, config: Config, *, plan_only: bool) -> Built:
     return begin(job, config, plan_only=plan_only)()
 
 
-def begin(job: Job, config: Config, *, plan_only: bool,
-          pool: Compilers | None = None) -> Callable[[], Built]:
+def known(job: Job, config: Config) -> Built | None:
+    """As `build` where the cache has the kernel.
+
+    Raises:
+      What `build` does.
+    """
+    try:
+        return begin(job, config, plan_only=False, only_known=True)()
+    except _UnknownError:
+        return None
+
+
+class _UnknownError(Exception):
+    """The cache does not have it."""
+
+
+def begin(job: Job, config: Config, *, plan_only: bool, pool: Compilers | None = None,
+          only_known: bool = False) -> Callable[[], Built]:
     """As `build`, up to the plan. What is returned does the rest, or waits for it where ``pool``
     generates and compiles: most of the time, in processes of the compiler's own.
 
@@ -124,6 +140,8 @@ def begin(job: Job, config: Config, *, plan_only: bool,
         program = cache.get(key)
     if program is not None:
         return lambda: _finished(planned, key, program, choices, config, phase)
+    if only_known:
+        raise _UnknownError
     plan = planned.plan
     schedule = tuned_schedule(plan, _tune.conditions(job.facts), choices.changed) \
         if choices.changed else None

@@ -14,14 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from jaxmono import _collect, _config, _dump, _logging, _measure
-from jaxmono._build import Built, Compilers, Job, begin, build, compilers
+from jaxmono import _collect, _config, _dump, _logging, _measure, _tune
+from jaxmono._build import Built, Compilers, Job, begin, build, compilers, known
 from jaxmono._config import Config
 from jaxmono._device import Facts, facts_for
 from jaxmono._errors import CompileError, JaxmonoError, UnsupportedError, warn
 from jaxmono._explain import KernelReport, Refusal, Report, Work
+from jaxmono._later import Later
 from jaxmono._scopes import Scope, find_scopes
-from jaxmono.custom_call.compiler import CompileResult, Region, set_compiler
+from jaxmono.custom_call.compiler import CompileResult, MadeLaterError, Region, set_compiler
 from jaxmono.custom_call.options import Options
 from jaxmono.fusion.region_aliases import Pairs, region_aliases
 from jaxmono.fusion.regions import NOT_STITCHED
@@ -98,6 +99,7 @@ class Driver:
         Raises:
           UnsupportedError: an op was refused and ``on_unsupported`` is "error".
           ConfigError: an environment variable is malformed.
+          MadeLaterError: of ``options.later``.
         """
         collector = _collect.active()
         plan_only = collector is not None and collector.plan_only
@@ -166,9 +168,13 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
         subgraph = replace(graphs[keys.index(key)], name=kernel)
         return Job(kernel, subgraph, facts, options.mode, aliases=key[1])
 
-    with compilers(facts, config, 0 if plan_only else len(distinct)) as pool:
-        builds = {key: _begun(job(key), config, pool) if pool else
-                  partial(build, job(key), config, plan_only=plan_only) for key in distinct}
+    later = options.later if not plan_only and not _tune.is_on(config) else None
+    there = _made_before(later, {key: job(key) for key in distinct}, config, name) \
+        if isinstance(later, Later) else {}
+    with compilers(facts, config, 0 if plan_only or there else len(distinct)) as pool:
+        builds = there or {
+            key: _begun(job(key), config, pool) if pool else
+            partial(build, job(key), config, plan_only=plan_only) for key in distinct}
         for (scope, region), key, (_, copies) in zip(found, keys, aliases, strict=True):
             kernel = _measure.kernel_name(name, distinct.index(key), len(distinct))
             mine = tuple(op for j in region.op_indices
@@ -210,6 +216,34 @@ def _result(scope: Scope, parts: Mapping[Scope, Sequence[tuple[Region, Built]]])
                          {op: results for op, results in inside.items()
                           if any(r is not None and r.all_programs() for r in results)},
                          instead=scope.imported)
+
+
+def _made_before(later: Later, jobs: Mapping[_Key, Job], config: Config,
+                 name: str) -> dict[_Key, Callable[[], Built]]:
+    """What gives each kernel, made already.
+
+    Raises:
+      MadeLaterError: some are not; they are being made.
+    """
+    found: dict[_Key, Callable[[], Built]] = {}
+    missing: dict[tuple[_Key, str], Job] = {}
+    for key, job in jobs.items():
+        of = key, job.facts.target.kind
+        if (made := later.found(of)) is not None:
+            found[key] = made
+        elif (cached := known(job, config)) is not None:
+            found[key] = partial(_itself, cached)
+        else:
+            missing[of] = job
+    if missing:
+        later.make(missing, name)
+        raise MadeLaterError(f"{len(missing)} of its {len(jobs)} kernels are being made; XLA runs "
+                             f"it until then")
+    return found
+
+
+def _itself(built: Built) -> Built:
+    return built
 
 
 def _begun(job: Job, config: Config, pool: Compilers) -> Callable[[], Built]:

@@ -58,6 +58,10 @@ class CompileResult:
                                   for p in r.all_programs()))
 
 
+class MadeLaterError(Exception):
+    """Kernels are being made beside the caller: XLA runs the function until they are there."""
+
+
 class Compiler(Protocol):
     """What `set_compiler` takes."""
 
@@ -70,6 +74,7 @@ class Compiler(Protocol):
           platform: "cuda" or "cpu"; on "cpu" ``options.interpret`` is set.
 
         Raises:
+          MadeLaterError: with ``options.later``, some kernels are missing.
           Exception: whatever goes wrong. The lowering turns it into one warning line and leaves
             the function to XLA, unless ``options.on_unsupported`` is "error".
         """

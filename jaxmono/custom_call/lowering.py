@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from jaxmono.custom_call import constants, registration, stitch
 from jaxmono.custom_call.compiler import (
     Compiler,
     CompileResult,
+    MadeLaterError,
     Region,
     get_compiler,
     set_compiler,
@@ -70,6 +72,8 @@ def lower_mono_call(ctx: LoweringRuleContext, *args: Any, call_jaxpr: jex.Closed
     if outermost and function is not None and _first_time(ctx, function):
         platform = _platform(_compat.lowering_platforms(ctx))
         constants.put_inside(function, literals, first_operand(function, args))
+        if options.later is not None and not _is_of(ctx, name):
+            options = dataclasses.replace(options, later=None)
         _replace_body(ctx, function, options, platform, name, note, args, out)
     return out
 
@@ -78,6 +82,13 @@ def first_operand(function: ir.Operation, args: Sequence[Any]) -> int:
     """The first argument of the function that is an operand of the call: those in front of it are
     an export's sizes, or the number of its platform."""
     return len(function.regions[0].blocks[0].arguments) - len(jax.tree.leaves(args))
+
+
+def _is_of(ctx: LoweringRuleContext, name: str) -> bool:
+    """Whether the module is that of the jaxmono.jit function itself, by the name that jax.jit gives
+    it. A module that only calls it is not lowered anew when kernels are made."""
+    of = str(ir.StringAttr(ctx.module_context.module.operation.attributes["sym_name"]).value)
+    return re.findall(r"[^\W_]+", of) == ["jit", *re.findall(r"[^\W_]+", name)]
 
 
 def _donated(args: Sequence[Any], out: Sequence[Any], first: int) -> tuple[tuple[int, int], ...]:
@@ -158,6 +169,8 @@ def _replace_body(ctx: LoweringRuleContext, function: ir.Operation, options: Opt
             stitch.rewrite(function, graph, result)
     except (ConfigError, UnsupportedError):
         raise
+    except MadeLaterError as error:
+        _log.info("%s: %s", name, error)
     except Exception as error:
         if options.on_unsupported == "error" and not note:
             if isinstance(error, JaxmonoError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
@@ -13,11 +14,14 @@ class Options:
       mode: how much goes into one kernel (see `jaxmono.jit`).
       on_unsupported: "xla" leaves what cannot be taken to XLA; "error" raises.
       interpret: on the CPU, run the generated kernels in the SIMT interpreter.
+      later: of ``wait=False``, who makes kernels while XLA runs the function (the driver's
+        `jaxmono._later.Later`; equal to itself alone).
     """
 
     mode: str = "auto"
     on_unsupported: str = "xla"
     interpret: bool = False
+    later: Hashable | None = None
 
     @property
     def tag(self) -> str:

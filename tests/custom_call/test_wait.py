@@ -1,0 +1,188 @@
+"""``wait=False``: XLA runs the function until its kernels are made (in the interpreter)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmono
+from jaxmono import _build
+from jaxmono._errors import CompileError, JaxmonoWarning
+from jaxmono.custom_call import stitch
+
+X = Any
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def stitched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Functions whose bodies became kernels, in order."""
+    found: list[str] = []
+    own = stitch.rewrite
+
+    def rewrite(function: X, imported: X, result: X) -> None:
+        found.append(imported.graph.name)
+        own(function, imported, result)
+
+    monkeypatch.setattr(stitch, "rewrite", rewrite)
+    monkeypatch.setenv("JAXMONO_CACHE", "off")
+    return found
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Nothing is compiled before this is set."""
+    go, own = threading.Event(), _build.generate
+
+    def generate(*args: X, **kw: X) -> X:
+        assert go.wait(60)
+        return own(*args, **kw)
+
+    monkeypatch.setattr(_build, "generate", generate)
+    yield go
+    go.set()
+
+
+def layer(x: X, w: X) -> X:
+    return jax.nn.gelu(x @ w).sum(-1)
+
+
+ARGS = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 6), np.full((6, 5), 0.1, np.float32)
+
+
+def test_xla_runs_it_until_kernels_are_made(stitched: list[str], held: threading.Event) -> None:
+    fast = jaxmono.jit(layer, interpret=True, wait=False)
+    wanted = layer(*ARGS)
+    for _ in range(3):
+        np.testing.assert_allclose(fast(*ARGS), wanted, rtol=1e-5)
+    assert not stitched and not fast.wait(0.05)
+    held.set()
+    assert fast.wait(60) and not stitched
+    for _ in range(3):
+        np.testing.assert_allclose(fast(*ARGS), wanted, rtol=1e-5)
+    assert len(stitched) == 1
+
+
+def test_each_type_has_kernels_of_its_own(stitched: list[str]) -> None:
+    fast = jaxmono.jit(layer, interpret=True, wait=False)
+    for n in (1, 2, 3):
+        fast(ARGS[0][:n], ARGS[1])
+    assert not stitched and fast.wait(60)
+    for n in (1, 2, 3):
+        x = ARGS[0][:n]
+        np.testing.assert_allclose(fast(x, ARGS[1]), layer(x, ARGS[1]), rtol=1e-5)
+    assert len(stitched) == 3
+
+
+def test_what_another_function_calls_is_waited_for(stitched: list[str]) -> None:
+    """Its module stays as it is."""
+    fast = jaxmono.jit(layer, interpret=True, wait=False)
+
+    def twice(x: X, w: X) -> X:
+        return fast(x, w) * 2
+
+    np.testing.assert_allclose(jax.jit(twice)(*ARGS), 2 * layer(*ARGS), rtol=1e-5)
+    assert len(stitched) == 1
+
+
+def test_stages_wait(stitched: list[str]) -> None:
+    fast = jaxmono.jit(layer, interpret=True, wait=False)
+    assert fast.explain(*ARGS).kernels == 1 and not stitched
+    assert fast.lower(*ARGS).compile().explain().kernels == 1 and len(stitched) == 1
+
+
+def test_derivatives_are_made_later_as_well(stitched: list[str]) -> None:
+    fast = jaxmono.jit(layer, interpret=True, wait=False)
+    slope = jax.grad(lambda x: fast(x, ARGS[1]).sum())
+    wanted = jax.grad(lambda x: layer(x, ARGS[1]).sum())(ARGS[0])
+    np.testing.assert_allclose(slope(ARGS[0]), wanted, rtol=1e-4, atol=1e-6)
+    assert not stitched and fast.wait(60)
+    np.testing.assert_allclose(slope(ARGS[0]), wanted, rtol=1e-4, atol=1e-6)
+    assert stitched
+
+
+def test_kernels_that_fail_stay_with_xla(stitched: list[str],
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the one line that there is where they are waited for."""
+    def generate(*args: X, **kw: X) -> X:
+        raise CompileError("no registers")
+
+    monkeypatch.setattr(_build, "generate", generate)
+    fast = jaxmono.jit(layer, interpret=True, wait=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast(*ARGS)
+    assert fast.wait(60)
+    with pytest.warns(JaxmonoWarning, match="no registers") as told:
+        np.testing.assert_allclose(fast(*ARGS), layer(*ARGS), rtol=1e-5)
+    assert len(told) == 1 and not stitched
+    strict = jaxmono.jit(layer, interpret=True, wait=False, on_unsupported="error")
+    strict(*ARGS)
+    assert strict.wait(60)
+    with pytest.raises(CompileError, match="no registers"):
+        strict(*ARGS)
+
+
+def test_what_the_cache_has_is_not_made_again(
+        stitched: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXMONO_CACHE", "on")
+    monkeypatch.setenv("JAXMONO_CACHE_DIR", str(tmp_path))
+    jaxmono.jit(layer, interpret=True)(*ARGS)
+    fast = jaxmono.jit(layer, interpret=True, wait=False)
+    fast(*ARGS)
+    assert len(stitched) == 2
+
+
+def test_donation_and_static_arguments(stitched: list[str]) -> None:
+    def step(x: X, n: int) -> X:
+        return x * n + 1
+
+    fast = jaxmono.jit(step, interpret=True, wait=False, static_argnums=1, donate_argnums=0)
+    for _ in range(2):
+        for n in (2, 3):
+            np.testing.assert_array_equal(fast(jnp.ones((8,)), n), np.full(8, n + 1.0))
+        assert fast.wait(60)
+    assert len(stitched) == 2
+
+
+def test_many_functions_of_one_decorator() -> None:
+    made = [jaxmono.jit(interpret=True, wait=False)(lambda x, i=i: x + i) for i in range(3)]
+    for _ in range(2):
+        assert [float(f(1.0)) for f in made] == [1.0, 2.0, 3.0]
+        assert all(f.wait(60) for f in made)
+
+
+def test_there_is_nothing_to_wait_for_by_default(stitched: list[str]) -> None:
+    fast = jaxmono.jit(lambda x, w: layer(x, w), interpret=True)
+    assert fast.wait() and fast.wait(timeout=0.0)
+    fast(*ARGS)
+    assert len(stitched) == 1
+
+
+def test_a_process_may_end_meanwhile() -> None:
+    """It does not wait for compilers, and says nothing."""
+    text = """
+import jax.numpy as jnp, jaxmono
+fast = jaxmono.jit(lambda x: sum(jnp.sin(x * i) @ x for i in range(40)), interpret=True, wait=False)
+print(fast(jnp.ones((8, 8))).shape)
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100,
+                          cwd=ROOT, env={**os.environ, "JAXMONO_CACHE": "off"}, check=False)
+    assert done.returncode == 0 and done.stdout.strip() == "(8, 8)", done.stderr[-2000:]
+    assert "Traceback" not in done.stderr, done.stderr[-2000:]
+
+
+def test_it_is_a_switch() -> None:
+    with pytest.raises(TypeError, match="wait must be True or False, not 'no'"):
+        jaxmono.jit(layer, wait="no")  # type: ignore[call-overload]
