@@ -24,6 +24,7 @@ from jaxmono.codegen.emit import BodyEmitter, c_type, vector_width
 from jaxmono.codegen.landed import emit_landed
 from jaxmono.codegen.loaders import emit_loader, lane_of
 from jaxmono.codegen.operand import NewRows, Operand
+from jaxmono.codegen.parted import any_waits, meet
 from jaxmono.codegen.traverse import sources
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, Var
@@ -241,6 +242,7 @@ def emit_body(w: Writer, code: AttentionCode, *, pointers: Mapping[Value, str],
     for new in news:
         new.emit_fetch(w, code, pointers, read_only)
     _emit_q(w, code, pointers, read_only)
+    meet(w, any_waits(pointers.values()))
     if doubled:
         emit_landed(w, fetched)
     elif news:

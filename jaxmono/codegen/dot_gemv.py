@@ -25,6 +25,7 @@ from jaxmono.codegen.group_scales import emit_address, extent_of, scale_of, widt
 from jaxmono.codegen.landed import emit_landed
 from jaxmono.codegen.loaders import emit_loader, lane_of
 from jaxmono.codegen.names import compute, stored_type, vector
+from jaxmono.codegen.parted import meet
 from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.team import block_team, warp_team
@@ -470,6 +471,7 @@ def _emit_rows(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs:
         gap, place = padded - k.size, "padded_x" if of.dealt else "x"
         w.line(f"for (int i = thread_id(); i < {m * gap}; i += {threads}) "
                f"*G::{place}(smem, i / {gap}, {k.size} + i % {gap}) = convert<{t}>(0.0f);")
+    meet(w, asks)
     w.line("syncthreads();")
 
 

@@ -28,6 +28,7 @@ from jaxmono.codegen.errors import CodegenError
 from jaxmono.codegen.includes import needed
 from jaxmono.codegen.names import FlaggedName
 from jaxmono.codegen.one_block import in_one_block
+from jaxmono.codegen.parted import meet
 from jaxmono.codegen.producers import (
     Boundary,
     boundaries,
@@ -440,8 +441,7 @@ class _Assembly:
             if is_mixed(calls):
                 meet_before_task(w)
             self.dispatch.emit(w, calls, "trip", "", self.halves.half(n, i, "trip"))
-        if self.plan.open and any(c.unit.waits for c in calls):
-            w.line("syncwarp();", "some lanes may have had nothing to wait for (device/sync.cuh)")
+            meet(w, any(c.unit.waits for c in calls))
 
     def _calls(self, number: int, rows: list[tuple[Group, ...]]) -> list[Call]:
         """The groups of a stage by Sig, with the references of every call and trip."""

@@ -19,6 +19,7 @@ from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.errors import CodegenError, refuse
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.op_code import Emitted
+from jaxmono.codegen.parted import any_waits, meet
 from jaxmono.codegen.reducers import Reducer, declare_reducer
 from jaxmono.codegen.team import Team, warp_team
 from jaxmono.codegen.traverse import Node, depends_on, walk
@@ -329,6 +330,7 @@ class _RowChain:
                 em.bind(v, index, f"{total}.a{i}", vector=False)
             return
         if team.combine:
+            meet(em.w, any_waits(em.params.values()))
             em.w.line(f"{team.combine}<{r}, {team.argument}>({acc}, {team.smem});")
         names = [em.w.fresh("total") for _ in op.results]
         for v, name in zip(op.results, names, strict=True):

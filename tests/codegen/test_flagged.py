@@ -194,7 +194,8 @@ def ctc_loss() -> Plan:
 def test_lanes_do_not_wait_with_those_of_a_later_trip(
         blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on an H200, where the gradient of CTC's loss hung: lanes without anything to wait for went
-    on, up to the same wait of a later trip, and were together there with those behind them."""
+    on, up to the same wait of a later trip, and were together there with those behind them. Or up
+    to a barrier of the block, which they pass without these."""
     plan = ctc_loss()
     given = smooth(plan.graph)
     program = build(plan, {})
@@ -206,7 +207,7 @@ def test_lanes_do_not_wait_with_those_of_a_later_trip(
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4)
     monkeypatch.setattr(calls.Unit, "waits", False)
     apart = build(plan, {})
-    with pytest.raises(RuntimeError, match="deadlock"):
+    with pytest.raises(RuntimeError, match=r"deadlock|in parts"):
         for seed in range(6):
             run_program(apart, given, blocks=blocks, seed=seed)
 

@@ -57,6 +57,7 @@ void start_block(Grid& grid, Block& block, Worker& worker) {
     w.block = &block;
     w.index = i;
     w.together = 0;
+    memset(w.waits, 0, sizeof w.waits);
     w.step = 1;
     w.ready = true;
     if (worker.random != 0) w.priority = static_cast<uint32_t>(draw(worker.random));

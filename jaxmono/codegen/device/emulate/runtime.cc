@@ -101,10 +101,21 @@ void collective(void* arg, Compute* compute, const char* what) {
     return;
   }
   w.arrived = 0;
+  memset(w.waits, 0, sizeof w.waits);
   compute(w.args);
   memset(w.state, RUNNABLE, sizeof w.state);
   ++w.worker->events;
   preempt(me, 16);
+}
+
+// Lanes that waited for others' words part from those that did not (sync.cuh): on the GPU a barrier of the
+// block counts each part for a warp.
+static void check_whole(const Warp& w, const char* what) {
+  for (int l = 1; l < 32; ++l)
+    if (w.waits[l] != w.waits[0])
+      fail("warp %d of block %d may come to %s in parts: lane 0 has waited %d times since all of its lanes "
+           "met, lane %d %d times",
+           w.index, w.block->index, what, w.waits[0], l, w.waits[l]);
 }
 
 void barrier(int id, int threads, const char* what) {
@@ -129,6 +140,7 @@ void barrier(int id, int threads, const char* what) {
   b.arrived = 0;
   for (int i = 0; i < block.n_warps; ++i) {
     Warp& w = block.warps[i];
+    if (&w == me.warp || memchr(w.state, waiting, sizeof w.state) != nullptr) check_whole(w, what);
     for (int l = 0; l < 32; ++l) {
       if (w.state[l] == waiting) w.state[l] = RUNNABLE, w.ready = true;
     }
@@ -167,6 +179,7 @@ bool all_joined_are_ready() {
 void leave() {
   Lane& me = self();
   me.warp->together &= ~(1u << me.lane_id);
+  ++me.warp->waits[me.lane_id];
 }
 
 void fail(const char* format, ...) {
