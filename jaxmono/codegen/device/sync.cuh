@@ -51,11 +51,12 @@ JM_DEVICE void wait_until(const P& ready, const char*, int pause = 0) {
 // 4, ResNet-50 b1 4, Llama-1B and ViT-B/16 none.
 //
 // Which lanes are here together nobody knows: while some of a warp wait, those that have nothing to wait for go
-// on beyond the end of the `if` that parted them (the YIELD in such a loop lets them), and may come here from a
-// later trip. Then neither those of this trip nor they would go on, if they waited for what these store. CTC's
-// gradient hung so: 149 trips of stages without barriers between them. Therefore lanes meet behind each stage in
-// which any have waited (codegen/kernel.py), and what a task waits for is of stages before its own. The emulator
-// takes all lanes of a warp that wait for being together.
+// on beyond the end of the `if` that parted them (the YIELD in such a loop lets them). They may come here from a
+// later trip: then neither those of this trip nor they would go on, if they waited for what these store. CTC's
+// gradient hung so: 149 trips of stages without barriers between them. Or they come to a barrier of the block by
+// themselves. Therefore the lanes of a warp meet again (codegen/parted.py), and what a task waits for is of
+// stages before its own. The emulator takes all lanes of a warp that wait for being together, and reports a
+// barrier of the block to which some of a warp come that have waited more often than others.
 template <class P>
 JM_DEVICE void wait_together(const P& ready, const char* what, int pause = 0) {
 #ifdef JAXMONO_EMULATE
