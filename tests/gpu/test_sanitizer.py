@@ -26,7 +26,7 @@ def test_no_barrier_is_passed_by_parts_of_a_warp() -> None:
     divided.
     """
     models = ["gpt2_decode:1", "opt_decode:1", "t5_base_decode:1", "llama_decode:1",
-              "values_1024_4:1:f32", "least_squares_1024:1:f32"]
+              "values_1024_4:1:f32", "least_squares_1024:1:f32", "ctc_8_149_32:1:f32"]
     done = watched("synccheck", [sys.executable, str(SCRIPT), *models])
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
