@@ -92,8 +92,8 @@ def jit(fun: Any = None, /, **kw: Any) -> Any:
       wait: whether the first call with arguments of some types waits until its kernels are
         compiled. With False XLA runs such calls until they are, in a thread beside them (``wait``
         of the function waits for that); then they run, and results may differ by rounding. Where
-        another compiled function calls it (jit, scan), and under ``lower``, kernels are waited for
-        always, and wherever ``JAXMONO_TUNE=on``.
+        another compiled function calls it (jit, scan), under ``lower`` and ``trace``, with several
+        processes and with ``JAXMONO_TUNE=on`` kernels are waited for always.
       **kw: every keyword of `jax.jit` of the installed JAX, with its meaning there.
 
     Returns:
@@ -209,7 +209,9 @@ def _jit(fun: Any, *, options: Options, jax_kw: dict[str, Any]) -> Any:
                         f"traces a function by calling it once, so it has to return its results")
     later = Later() if options.later is not None else None  # a decorator's options are of many
     options = dataclasses.replace(options, later=later)
-    fun, wrapper = _shared_wrapper(fun, options)
+    # Of kernels that are made later each function has its own, which no table may keep.
+    fun, wrapper = _shared_wrapper(fun, options) if later is None else \
+        (fun, _wrapper(lambda: fun, fun, options))
     jitted: Any = jax.jit(wrapper, **jax_kw)
     stages = dataclasses.replace(options, later=None)
 
@@ -235,8 +237,17 @@ def _jit(fun: Any, *, options: Options, jax_kw: dict[str, Any]) -> Any:
     jitted._jaxmono_tune = functools.partial(_stages.tune, fresh, stages)
     jitted.wait = (later or Never()).wait
     if later is not None:
-        later.renew = jitted.clear_cache
+        jitted.trace = functools.wraps(jitted.trace)(lambda *a, **k: fresh().trace(*a, **k))
+        later.renew = _renews(weakref.ref(jitted))
     return jitted
+
+
+def _renews(ref: weakref.ref[Any]) -> Callable[[], None]:
+    def renew() -> None:
+        if (jitted := ref()) is not None:
+            jitted.clear_cache()
+
+    return renew
 
 
 _Wrapper = Callable[..., Any]

@@ -191,10 +191,11 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
                 _log.debug("building %s failed", kernel, exc_info=error)
                 refused += [_refusal(op, f"building its kernel failed: {error}") for op in mine
                             if not _measure.is_free(op)]
-                if not plan_only:
-                    warn(f"jaxmono: {kernel} could not be built ({type(error).__name__}: {error}); "
-                         f"XLA runs it, with the same results. JAXMONO_LOGS=debug shows where it "
-                         f"failed; on_unsupported='error' raises", stacklevel=3)
+                said = (f"jaxmono: {kernel} could not be built ({type(error).__name__}: {error}); "
+                        f"XLA runs it, with the same results. JAXMONO_LOGS=debug shows where it "
+                        f"failed; on_unsupported='error' raises")
+                if not plan_only and (not isinstance(later, Later) or later.is_new(said)):
+                    warn(said, stacklevel=3)
                 continue
             taken.append(Taken(mine, scope.runs, scope.within, (region.note, copies)))
             counted.update(mine)
@@ -220,7 +221,7 @@ def _result(scope: Scope, parts: Mapping[Scope, Sequence[tuple[Region, Built]]])
 
 def _made_before(later: Later, jobs: Mapping[_Key, Job], config: Config,
                  name: str) -> dict[_Key, Callable[[], Built]]:
-    """What gives each kernel, made already.
+    """What gives each kernel, made already; nothing where they have to be waited for.
 
     Raises:
       MadeLaterError: some are not; they are being made.
@@ -231,15 +232,20 @@ def _made_before(later: Later, jobs: Mapping[_Key, Job], config: Config,
         of = key, job.facts.target.kind
         if (made := later.found(of)) is not None:
             found[key] = made
-        elif (cached := known(job, config)) is not None:
+            continue
+        try:
+            cached = known(job, config)
+        except Exception as error:
+            found[key] = _failing(error)
+            continue
+        if cached is not None:
             found[key] = partial(_itself, cached)
         else:
             missing[of] = job
-    if missing:
-        later.make(missing, name)
+    if missing and later.make(missing, name):
         raise MadeLaterError(f"{len(missing)} of its {len(jobs)} kernels are being made; XLA runs "
                              f"it until then")
-    return found
+    return found if not missing else {}
 
 
 def _itself(built: Built) -> Built:
@@ -251,12 +257,14 @@ def _begun(job: Job, config: Config, pool: Compilers) -> Callable[[], Built]:
     try:
         return begin(job, config, plan_only=False, pool=pool)
     except Exception as error:
-        failed = error
+        return _failing(error)
 
-        def fail() -> Built:
-            raise failed
 
-        return fail
+def _failing(error: Exception) -> Callable[[], Built]:
+    def fail() -> Built:
+        raise error
+
+    return fail
 
 
 def _refusal(op: Op, reason: str) -> Refusal:

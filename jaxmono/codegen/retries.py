@@ -72,6 +72,8 @@ def improved(made: Made, wide_tiles: bool, text: Compiler, sourced: Collection[s
       wide_tiles: as ``made`` has taken it. sourced: keys of the Sigs whose epilogues have a source
         in the ring.
     """
+    if _enough(made):
+        return made
     families = {getattr(s, "family", "") for s in made.schedule.sigs.values()}
     on_the_left = not families.isdisjoint(REGISTERS)
     beside = not families.isdisjoint((TF32, BYTES))  # products run while the next weights come
@@ -134,9 +136,11 @@ def improved(made: Made, wide_tiles: bool, text: Compiler, sourced: Collection[s
                     and (made.faults[0] or change not in for_waits) and wanted not in tried:
                 tried.append(wanted)
                 other = ahead.found(wanted)
-                if beside and other is not None and _spills_less_but_waits(made, other):
-                    tried.append(in_turn(made.schedule))
-                    other = ahead.found(tried[-1])
+                turned = in_turn(made.schedule)
+                if beside and other is not None and turned not in tried \
+                        and _spills_less_but_waits(made, other):
+                    tried.append(turned)
+                    other = ahead.found(turned)
                 made = _better(made, other)
         return made
 

@@ -72,7 +72,7 @@ def lower_mono_call(ctx: LoweringRuleContext, *args: Any, call_jaxpr: jex.Closed
     if outermost and function is not None and _first_time(ctx, function):
         platform = _platform(_compat.lowering_platforms(ctx))
         constants.put_inside(function, literals, first_operand(function, args))
-        if options.later is not None and not _is_of(ctx, name):
+        if options.later is not None and (not _is_of(ctx, name) or jax.process_count() > 1):
             options = dataclasses.replace(options, later=None)
         _replace_body(ctx, function, options, platform, name, note, args, out)
     return out
@@ -86,9 +86,11 @@ def first_operand(function: ir.Operation, args: Sequence[Any]) -> int:
 
 def _is_of(ctx: LoweringRuleContext, name: str) -> bool:
     """Whether the module is that of the jaxmono.jit function itself, by the name that jax.jit gives
-    it. A module that only calls it is not lowered anew when kernels are made."""
+    it, and the module's own scope. A module that only calls it is not lowered anew when kernels are
+    made; jax.jit(jax.grad(fun)) is one of the same name."""
     of = str(ir.StringAttr(ctx.module_context.module.operation.attributes["sym_name"]).value)
-    return re.findall(r"[^\W_]+", of) == ["jit", *re.findall(r"[^\W_]+", name)]
+    words = [re.findall("[A-Za-z0-9]+", text) for text in (of, f"jit_{name}")]
+    return words[0] == words[1] and bool(str(ctx.name_stack))
 
 
 def _donated(args: Sequence[Any], out: Sequence[Any], first: int) -> tuple[tuple[int, int], ...]:

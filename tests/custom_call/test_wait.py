@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,21 +87,60 @@ def test_each_type_has_kernels_of_its_own(stitched: list[str]) -> None:
     assert len(stitched) == 3
 
 
-def test_what_another_function_calls_is_waited_for(stitched: list[str]) -> None:
-    """Its module stays as it is."""
-    fast = jaxmono.jit(layer, interpret=True, wait=False)
-
-    def twice(x: X, w: X) -> X:
+def called(fast: X) -> X:
+    def layer(x: X, w: X) -> X:  # of the same name
         return fast(x, w) * 2
 
-    np.testing.assert_allclose(jax.jit(twice)(*ARGS), 2 * layer(*ARGS), rtol=1e-5)
-    assert len(stitched) == 1
+    return layer
+
+
+@pytest.mark.parametrize("around", [
+    called, lambda f: f, lambda f: lambda x, w: f(x, w), jax.checkpoint,
+    lambda f: jax.vmap(f, (0, None)), lambda f: jax.value_and_grad(lambda x, w: f(x, w).sum()),
+    lambda f: jax.grad(lambda x, w: f(x, w).sum())])
+def test_what_another_function_calls_is_waited_for(around: X, stitched: list[str]) -> None:
+    """Its module stays as it is, whatever its name."""
+    fast = jaxmono.jit(layer, interpret=True, wait=False)
+    for a, b in zip(jax.tree.leaves(jax.jit(around(fast))(*ARGS)),
+                    jax.tree.leaves(around(layer)(*ARGS)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert stitched
+
+
+@pytest.mark.parametrize("around", [
+    lambda f: lambda x: jax.grad(lambda x: f(x, ARGS[1]).sum())(x),
+    lambda f: lambda x: jax.vmap(f, (0, None))(x[None], ARGS[1]),
+    lambda f: lambda x: f(x, ARGS[1])])
+def test_transformations_that_are_not_compiled_have_kernels_later(
+        around: X, stitched: list[str]) -> None:
+    fast = around(g := jaxmono.jit(layer, interpret=True, wait=False))
+    fast(ARGS[0])
+    assert not stitched and g.wait(60)
+    fast(ARGS[0])
+    assert stitched
+
+
+def test_nothing_keeps_a_function_alive() -> None:
+    def fun(x: X) -> X:
+        return jnp.sin(x) + 1
+
+    fast = jaxmono.jit(fun, interpret=True, wait=False)
+    for _ in range(2):
+        fast(ARGS[0])
+        assert fast.wait(60)
+    dead = weakref.ref(fun), weakref.ref(fast)
+    del fun, fast
+    jax.clear_caches()
+    gc.collect()
+    assert [ref() for ref in dead] == [None, None]
 
 
 def test_stages_wait(stitched: list[str]) -> None:
     fast = jaxmono.jit(layer, interpret=True, wait=False)
     assert fast.explain(*ARGS).kernels == 1 and not stitched
     assert fast.lower(*ARGS).compile().explain().kernels == 1 and len(stitched) == 1
+    fast.trace(*ARGS).lower()
+    assert len(stitched) == 2
 
 
 def test_derivatives_are_made_later_as_well(stitched: list[str]) -> None:
@@ -126,6 +167,10 @@ def test_kernels_that_fail_stay_with_xla(stitched: list[str],
     assert fast.wait(60)
     with pytest.warns(JaxmonoWarning, match="no registers") as told:
         np.testing.assert_allclose(fast(*ARGS), layer(*ARGS), rtol=1e-5)
+        fast(ARGS[0][:2], ARGS[1])
+        assert fast.wait(60)
+        fast(*ARGS)
+        fast(ARGS[0][:2], ARGS[1])
     assert len(told) == 1 and not stitched
     strict = jaxmono.jit(layer, interpret=True, wait=False, on_unsupported="error")
     strict(*ARGS)
@@ -181,6 +226,24 @@ print(fast(jnp.ones((8, 8))).shape)
                           cwd=ROOT, env={**os.environ, "JAXMONO_CACHE": "off"}, check=False)
     assert done.returncode == 0 and done.stdout.strip() == "(8, 8)", done.stderr[-2000:]
     assert "Traceback" not in done.stderr, done.stderr[-2000:]
+
+
+def test_a_thread_may_go_on_behind_the_main_one() -> None:
+    """Python starts no threads then: kernels are waited for, or were made."""
+    text = """
+import threading, time, jax.numpy as jnp, numpy as np, jaxmono
+fast = jaxmono.jit(lambda x: jnp.sin(x) + 1, interpret=True, wait=False)
+def work():
+    threading.main_thread().join()
+    for n in (2, 3):
+        assert fast(jnp.ones(n)).shape == (n,)
+        print(fast.wait(30), flush=True)
+threading.Thread(target=work).start()
+fast(jnp.ones(2))
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100,
+                          cwd=ROOT, env={**os.environ, "JAXMONO_CACHE": "off"}, check=False)
+    assert done.returncode == 0 and done.stdout.split() == ["True", "True"], done.stderr[-2000:]
 
 
 def test_it_is_a_switch() -> None:

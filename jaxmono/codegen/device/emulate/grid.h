@@ -63,7 +63,7 @@ struct Warp {
   Ready* joined[32];   // what lanes wait for together
   const void* predicate[32];
   uint32_t together;   // these lanes
-  uint16_t waits[32];  // so often since all lanes last met
+  uint64_t waits[32];  // where lanes have waited since all last met, as one number
   Worker* worker;
   Block* block;
   int arrived;   // at the collective
