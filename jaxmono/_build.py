@@ -93,16 +93,30 @@ def build(job: Job, config: Config, *, plan_only: bool) -> Built:
     return begin(job, config, plan_only=plan_only)()
 
 
-def known(job: Job, config: Config) -> Built | None:
-    """As `build` where the cache has the kernel.
-
-    Raises:
-      What `build` does.
-    """
+def begun(job: Job, config: Config, pool: Compilers) -> Callable[[], Built]:
+    """`begin`; what it raises is raised when the kernel's turn comes."""
     try:
-        return begin(job, config, plan_only=False, only_known=True)()
+        return begin(job, config, plan_only=False, pool=pool)
+    except Exception as error:
+        return failing(error)
+
+
+def failing(error: Exception) -> Callable[[], Built]:
+    """What raises an error in place of building."""
+    def fail() -> Built:
+        raise error
+
+    return fail
+
+
+def known(job: Job, config: Config) -> Callable[[], Built] | None:
+    """As `begun` where the cache has the kernel, or it cannot be built; else None."""
+    try:
+        return begin(job, config, plan_only=False, only_known=True)
     except _UnknownError:
         return None
+    except Exception as error:
+        return failing(error)
 
 
 class _UnknownError(Exception):

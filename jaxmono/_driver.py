@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from jaxmono import _collect, _config, _dump, _logging, _measure, _tune
-from jaxmono._build import Built, Compilers, Job, begin, build, compilers, known
+from jaxmono._build import Built, Job, begun, build, compilers, known
 from jaxmono._config import Config
 from jaxmono._device import Facts, facts_for
 from jaxmono._errors import CompileError, JaxmonoError, UnsupportedError, warn
@@ -173,7 +173,7 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
         if isinstance(later, Later) else {}
     with compilers(facts, config, 0 if plan_only or there else len(distinct)) as pool:
         builds = there or {
-            key: _begun(job(key), config, pool) if pool else
+            key: begun(job(key), config, pool) if pool else
             partial(build, job(key), config, plan_only=plan_only) for key in distinct}
         for (scope, region), key, (_, copies) in zip(found, keys, aliases, strict=True):
             kernel = _measure.kernel_name(name, distinct.index(key), len(distinct))
@@ -230,41 +230,14 @@ def _made_before(later: Later, jobs: Mapping[_Key, Job], config: Config,
     missing: dict[tuple[_Key, str], Job] = {}
     for key, job in jobs.items():
         of = key, job.facts.target.kind
-        if (made := later.found(of)) is not None:
+        if (made := later.found(of) or known(job, config)) is not None:
             found[key] = made
-            continue
-        try:
-            cached = known(job, config)
-        except Exception as error:
-            found[key] = _failing(error)
-            continue
-        if cached is not None:
-            found[key] = partial(_itself, cached)
         else:
             missing[of] = job
     if missing and later.make(missing, name):
         raise MadeLaterError(f"{len(missing)} of its {len(jobs)} kernels are being made; XLA runs "
                              f"it until then")
     return found if not missing else {}
-
-
-def _itself(built: Built) -> Built:
-    return built
-
-
-def _begun(job: Job, config: Config, pool: Compilers) -> Callable[[], Built]:
-    """`begin`; what it raises is raised when the kernel's turn comes."""
-    try:
-        return begin(job, config, plan_only=False, pool=pool)
-    except Exception as error:
-        return _failing(error)
-
-
-def _failing(error: Exception) -> Callable[[], Built]:
-    def fail() -> Built:
-        raise error
-
-    return fail
 
 
 def _refusal(op: Op, reason: str) -> Refusal:

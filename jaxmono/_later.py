@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxmono import _config, _logging
-from jaxmono._build import Built, Compilers, Job, begin
+from jaxmono._build import Built, Compilers, Job, begun
 from jaxmono._errors import CompileError
 from jaxmono.codegen.cores import SHARE, cores
 
@@ -96,8 +96,8 @@ class Later:
             with _TURN:
                 at_once = max(1, min(len(jobs), cores() // SHARE))
                 pool = Compilers(ThreadPoolExecutor(at_once, "jaxmono-compile"), _at_the_end())
-                begun = {key: _begun(job, config, pool) for key, job in jobs.items()}
-                outcomes = {key: _outcome(finish) for key, finish in begun.items()}
+                finishes = {key: begun(job, config, pool) for key, job in jobs.items()}
+                outcomes = {key: _outcome(finish) for key, finish in finishes.items()}
                 pool.threads.shutdown(wait=False)
             if _at_the_end().is_set():
                 outcomes = {}  # cancelled
@@ -143,17 +143,6 @@ class Never:
     def wait(self, timeout: float | None = None) -> bool:
         """True."""
         return True
-
-
-def _begun(job: Job, config: _config.Config, pool: Compilers) -> Callable[[], Built]:
-    try:
-        return begin(job, config, plan_only=False, pool=pool)
-    except Exception as error:
-        return functools.partial(_raise, error)
-
-
-def _raise(error: Exception) -> Built:
-    raise error
 
 
 def _outcome(finish: Callable[[], Built]) -> Built | Exception:
