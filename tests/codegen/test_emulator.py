@@ -112,6 +112,17 @@ FAULTS = {
         "*reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(&emulate::self()) & "
         "~(emulate::STACK_BYTES - 1)) + emulate::CANARY_AT) = 1;",
     "ids are 0..15": "named_barrier(16, 64);",
+    "may come to syncthreads in parts: lanes 0 and 16 have not waited at the same places":
+        "const auto there = [] { return true; }; if (lane_id() < 16) wait_together(there, \"a\"); "
+        "syncthreads();",
+    "may come to syncthreads in parts: lanes 0 and 8 have not":  # as often, but elsewhere
+        "if (lane_id() < 8) wait_together([] { return true; }, \"a\"); "
+        "else wait_together([] { return num_threads() > 0; }, \"b\"); syncthreads();",
+    # What lane 16 waits for two others do behind their own wait: on the GPU they may be together.
+    "a word": "static int done[4]; int& mine = done[2 * block_id() + warp_id()]; mine = 0; "
+        "const int l = lane_id(); const bool both = l == 15 || l == 17; syncwarp(); "
+        "if (both || l == 16) wait_together([&] { return both || mine == 2; }, \"a word\"); "
+        "mine += both;",
 }
 
 

@@ -105,7 +105,7 @@ inline void wait_until(const P& ready, const char* what) {
 }
 
 // A lane waits until that holds, and for all lanes of its warp that wait so: which of them the GPU has go on
-// together is not known.
+// together is not known. Each asks for all, so a predicate must not ask whose it is (lane_id).
 using Ready = bool(const void* predicate);
 void join(Ready* ready, const void* predicate);
 bool all_joined_are_ready();
