@@ -20,7 +20,7 @@ import jax
 from jaxmono import _stages, _trace
 from jaxmono._errors import close_matches, one_of
 from jaxmono._explain import Report
-from jaxmono._later import Later, Never
+from jaxmono._later import Later
 from jaxmono._trace import name_of
 from jaxmono.custom_call.options import Options
 from jaxmono.tuning import TuningReport
@@ -104,10 +104,10 @@ def jit(fun: Any = None, /, **kw: Any) -> Any:
       ValueError: ``mode`` or ``on_unsupported`` is none of the accepted strings.
       NotImplementedError: ``mode`` is one that is not built yet.
     """
-    options, jax_kw = _split(kw)
+    options, wait, jax_kw = _split(kw)
     if fun is None:
-        return functools.partial(_jit, options=options, jax_kw=jax_kw)
-    return _jit(fun, options=options, jax_kw=jax_kw)
+        return functools.partial(_jit, options=options, wait=wait, jax_kw=jax_kw)
+    return _jit(fun, options=options, wait=wait, jax_kw=jax_kw)
 
 
 def explain(fun: Callable[P, Any], /, **kw: Any) -> Callable[P, Report]:
@@ -158,7 +158,7 @@ def tune(fun: Callable[P, Any], /, *, seconds: float | None = None,
     return functools.partial(own, seconds)
 
 
-def _split(kw: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
+def _split(kw: dict[str, Any]) -> tuple[Options, bool, dict[str, Any]]:
     """Checks all keywords; separates jaxmono's from those of jax.jit."""
     known = [p.name for p in inspect.signature(jax.jit).parameters.values()
              if p.kind is inspect.Parameter.KEYWORD_ONLY]
@@ -174,9 +174,8 @@ def _split(kw: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
     on_unsupported = _choice("on_unsupported", kw.get("on_unsupported", "xla"), ON_UNSUPPORTED)
     interpret = _switch("interpret", kw.get("interpret", False))
     wait = _switch("wait", kw.get("wait", True))
-    options = Options(mode=mode, on_unsupported=on_unsupported, interpret=interpret,
-                      later=None if wait else Later())
-    return options, {k: v for k, v in kw.items() if k not in _OWN}
+    options = Options(mode=mode, on_unsupported=on_unsupported, interpret=interpret)
+    return options, wait, {k: v for k, v in kw.items() if k not in _OWN}
 
 
 def _switch(argument: str, value: Any) -> bool:
@@ -195,7 +194,7 @@ def _choice(argument: str, value: Any, accepted: tuple[str, ...]) -> str:
     return value
 
 
-def _jit(fun: Any, *, options: Options, jax_kw: dict[str, Any]) -> Any:
+def _jit(fun: Any, *, options: Options, wait: bool, jax_kw: dict[str, Any]) -> Any:
     if isinstance(fun, str):
         raise TypeError(f"jaxmono.jit: the first argument must be the function to compile, not the "
                         f"string {fun!r}; options are keywords, e.g. jaxmono.jit(fun, mode='auto')")
@@ -207,17 +206,15 @@ def _jit(fun: Any, *, options: Options, jax_kw: dict[str, Any]) -> Any:
     if kind is not None:
         raise TypeError(f"jaxmono.jit: {name_of(fun)} is a generator or coroutine function; JAX "
                         f"traces a function by calling it once, so it has to return its results")
-    later = Later() if options.later is not None else None  # a decorator's options are of many
-    options = dataclasses.replace(options, later=later)
-    # Of kernels that are made later each function has its own, which no table may keep.
-    fun, wrapper = _shared_wrapper(fun, options) if later is None else \
-        (fun, _wrapper(lambda: fun, fun, options))
+    later = Later()
+    # Kernels that are made later are each function's own, which no table may keep.
+    fun, wrapper = _shared_wrapper(fun, options) if wait else \
+        (fun, _wrapper(lambda: fun, fun, dataclasses.replace(options, later=later)))
     jitted: Any = jax.jit(wrapper, **jax_kw)
-    stages = dataclasses.replace(options, later=None)
 
     def fresh() -> Any:
         """A new jax.jit function: JAX caches lowerings, and stages must see theirs happen."""
-        return jax.jit(_wrapper(lambda: fun, fun, stages), **jax_kw)
+        return jax.jit(_wrapper(lambda: fun, fun, options), **jax_kw)
 
     def held(method: Callable[..., Any]) -> Callable[..., Any]:
         """``method``, keeping ``fun`` alive: the wrapper only knows it weakly."""
@@ -229,16 +226,15 @@ def _jit(fun: Any, *, options: Options, jax_kw: dict[str, Any]) -> Any:
         return call
 
     jitted.__wrapped__ = fun
-    jitted.trace = held(jitted.trace)
+    jitted.trace = held(jitted.trace) if wait else \
+        functools.wraps(jitted.trace)(lambda *a, **k: fresh().trace(*a, **k))
     jitted.eval_shape = held(jitted.eval_shape)
-    jitted.lower = functools.wraps(jitted.lower)(functools.partial(_stages.lower, fresh, stages))
-    jitted.explain = functools.partial(_stages.explain, fresh, stages)
+    jitted.lower = functools.wraps(jitted.lower)(functools.partial(_stages.lower, fresh, options))
+    jitted.explain = functools.partial(_stages.explain, fresh, options)
     jitted._jaxmono_explain = jitted.explain
-    jitted._jaxmono_tune = functools.partial(_stages.tune, fresh, stages)
-    jitted.wait = (later or Never()).wait
-    if later is not None:
-        jitted.trace = functools.wraps(jitted.trace)(lambda *a, **k: fresh().trace(*a, **k))
-        later.renew = _renews(weakref.ref(jitted))
+    jitted._jaxmono_tune = functools.partial(_stages.tune, fresh, options)
+    jitted.wait = later.wait
+    later.renew = _renews(weakref.ref(jitted))
     return jitted
 
 

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from jaxmono import _config, _logging
@@ -74,7 +73,6 @@ class Later:
             _log.info("%s is waited for: %s", name, error)
             self._done(new, {}, 0.0)
             return False
-        _log.info("XLA runs %s until its kernels are made (%d)", name, len(new))
         return True
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -136,15 +134,6 @@ class Later:
                 self._changed.notify_all()
 
 
-@dataclass(frozen=True)
-class Never:
-    """Has nothing to wait for (``wait=True``)."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """True."""
-        return True
-
-
 def _outcome(finish: Callable[[], Built]) -> Built | Exception:
     try:
         return finish()
@@ -155,13 +144,13 @@ def _outcome(finish: Callable[[], Built]) -> Built | Exception:
 
 @functools.lru_cache(maxsize=1)
 def _at_the_end() -> threading.Event:
-    """Set when the main thread ends. Python then waits for threads of pools, and these for
-    compilers that nobody needs any more."""
+    """Set when the main thread is done. Python then waits for threads of pools, and these for
+    compilers that nobody needs any more: ``atexit`` comes behind that, so this is registered where
+    `concurrent.futures` registers its waiting, and what is registered last comes first.
+
+    Raises:
+      RuntimeError: it is too late for that.
+    """
     ended = threading.Event()
-
-    def watch() -> None:
-        threading.main_thread().join()
-        ended.set()
-
-    threading.Thread(target=watch, daemon=True, name="jaxmono-end").start()
+    vars(threading)["_register_atexit"](ended.set)
     return ended

@@ -177,7 +177,7 @@ class _Ahead:
 
 def _spills_less_but_waits(made: Made, other: Made) -> bool:
     """Those two kernels spill 212 and 380 bytes, with more registers for producers 32 and 68, but
-    serialized, and in turn 32 both (with these registers 88): tried before anything else."""
+    serialized, and in turn 32 both (the first with these registers 88), which is tried at once."""
     return other.faults[0] > made.faults[0] and other.spilled + _MANY_BYTES <= made.spilled
 
 

@@ -56,7 +56,7 @@ JM_DEVICE void wait_until(const P& ready, const char*, int pause = 0) {
 // gradient hung so: 149 trips of stages without barriers between them. Or they come to a barrier of the block by
 // themselves. Therefore the lanes of a warp meet again (codegen/parted.py), and what a task waits for is of
 // stages before its own. The emulator takes all lanes of a warp that wait for being together, and reports a
-// barrier of the block to which some of a warp come that have waited more often than others.
+// barrier of the block to which lanes of a warp come that have not waited at the same places.
 template <class P>
 JM_DEVICE void wait_together(const P& ready, const char* what, int pause = 0) {
 #ifdef JAXMONO_EMULATE

@@ -47,7 +47,8 @@ among the pieces, for each element."""
 MAX_COPIED = 4 << 20
 """Bytes of an array that is stored for trips to read it piece by piece: 2 us in one stage. Of
 larger ones each trip computes what it needs, at a place that its number tells; of transposed ones
-as well (CRNN b8 on an H200: 231 us so, 299 with a copy)."""
+as well (CRNN b8 on an H200: 231 us so, 299 with a copy), but where products beside trips in turn
+read them."""
 SMALL = 16 * 1024
 """Elements of a value that goes from trip to trip without a grid barrier, in words with flags
 (fusion/flags.py), which cannot lie with others: an RNN of one row and 256 states took 1.7 us a trip

@@ -180,7 +180,7 @@ void leave() {
   Lane& me = self();
   Warp& w = *me.warp;
   w.together &= ~(1u << me.lane_id);
-  const auto where = reinterpret_cast<uintptr_t>(w.joined[me.lane_id]);  // a function of the wait's own
+  const auto where = reinterpret_cast<uintptr_t>(w.joined[me.lane_id]);  // of each kind of wait another
   w.waits[me.lane_id] = 31 * w.waits[me.lane_id] + where;
 }
 
