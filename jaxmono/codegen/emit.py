@@ -21,7 +21,7 @@ import numpy as np
 from jaxmono.codegen.alternating import emit_alternating, load_near
 from jaxmono.codegen.errors import CodegenError, refuse
 from jaxmono.codegen.every_second import load_every_second
-from jaxmono.codegen.finder import Whole
+from jaxmono.codegen.finder import Finder, Whole
 from jaxmono.codegen.index_code import fits_int, guard_code
 from jaxmono.codegen.joined import Joined, emit_address, joined
 from jaxmono.codegen.names import (
@@ -232,7 +232,7 @@ class BodyEmitter(Scopes):
         if isinstance(op, ops.Reduce):
             return []
         if (found := self._whole(op)) is not None:
-            return [(found.operand, index)]
+            return [(v, index) for v in found.operands]
         needs = operands(op, value, index)
         if needs is None:
             raise refuse(op, "it cannot be computed element by element")
@@ -272,9 +272,9 @@ class BodyEmitter(Scopes):
                 raise refuse(op, "its reduce is not at hand where it is demanded")
             return self._serial_reduce(op, value, index)
         if (found := self._whole(op)) is not None:
-            x = self._find(found.operand, index)
-            assert x is not None
-            return self._name(call(found.function, x, *found.constants), value.type.dtype, op)
+            xs = [x for v in found.operands if (x := self._find(v, index))]
+            assert len(xs) == len(found.operands)
+            return self._name(call(found.function, xs, *found.constants), value.type.dtype, op)
         needs = operands(op, value, index)
         assert needs is not None
         if isinstance(op, GUARDED) and len(needs) > 1:
@@ -291,8 +291,14 @@ class BodyEmitter(Scopes):
 
     def _whole(self, op: Op) -> Whole | None:
         """The op as one function with ops behind it whose values nobody else has or needs."""
-        return whole(op, self._producer, lambda v: not self.is_source(v) and v not in
-                     self.body.outputs and len(self.body.users.get(v, ())) < 2)
+        def inner(v: Value) -> bool:
+            return computed(v) and v not in self.body.outputs \
+                and len(self.body.users.get(v, ())) < 2
+
+        def computed(v: Value) -> bool:
+            return not self.is_source(v)
+
+        return whole(op, Finder(self._producer, computed, inner))
 
     def _load(self, pointer: str, offset: Index, value: Value, read_only: bool) -> Emitted:
         dtype = value.type.dtype

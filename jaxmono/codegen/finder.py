@@ -14,18 +14,18 @@ from jaxmono.hlo.types import DType
 
 @dataclass(frozen=True)
 class Whole:
-    """An op and the ops behind it, as a function of one value."""
+    """An op and the ops behind it, as a function of other values."""
 
-    operand: Value
+    operands: tuple[Value, ...]
     function: str
-    """Of device/narrow.cuh or order.cuh, without its prefix."""
+    """Of device/narrow.cuh, order.cuh or arithmetic.cuh, without its prefix."""
     constants: tuple[str, ...] = ()
     """The function's further arguments, in C."""
 
     @classmethod
     def narrow(cls, operand: Value, function: str, *constants: float) -> Whole:
         """The one for values of the operand's type, f16 or bf16."""
-        return cls(operand, f"{operand.type.dtype.value}_{function}",
+        return cls((operand,), f"{operand.type.dtype.value}_{function}",
                    tuple(literal(c, DType.F32) for c in constants))
 
 
@@ -33,18 +33,30 @@ class Whole:
 class Finder:
     """The ops behind a value.
 
-    ``inner``: whether nobody but its one user needs a value.
+    ``computed``: whether a value is not read or at hand; ``inner``: whether nobody but its one user
+    needs it, besides.
     """
 
     producer: Mapping[Value, Op]
+    computed: Callable[[Value], bool]
     inner: Callable[[Value], bool]
 
     def made(self, value: Value, kind: str) -> ops.Elementwise | None:
         """The op of that kind that makes a value for one user."""
+        op = self.any_made(value, kind)
+        return op if op and not op.accuracy and self.inner(value) else None
+
+    def any_made(self, value: Value, kind: str) -> ops.Elementwise | None:
+        """The op of that kind that makes a value, for any users."""
         op = self.producer.get(value)
-        if not isinstance(op, ops.Elementwise) or op.kind != kind or op.accuracy:
-            return None
-        return op if self.inner(value) else None
+        found = isinstance(op, ops.Elementwise) and op.kind == kind and self.computed(value)
+        return op if found else None
+
+    def compared(self, value: Value, direction: str) -> ops.Compare | None:
+        """The comparison in that direction that makes a value, for any users."""
+        op = self.producer.get(value)
+        found = isinstance(op, ops.Compare) and op.direction == direction and self.computed(value)
+        return op if found else None
 
     def operand(self, value: Value, *kinds: str) -> Value | None:
         """What a chain of ops with one operand each, the last one first, makes a value of."""

@@ -76,6 +76,11 @@ def literal_value(text: str) -> float | None:
     return float(found[1]) if found else None
 
 
+def is_count(text: str) -> bool:
+    """Whether it is a `literal` of a positive integer."""
+    return re.fullmatch(r"(u?int[0-9]+_t\()?[1-9][0-9]*(u|ull|ll)?\)?", text) is not None
+
+
 def stored_literal(value: Any, dtype: DType) -> str:
     """An element as an initialiser of type ``storage(dtype)``, for tables."""
     if is_narrow(dtype):

@@ -20,6 +20,7 @@ import numpy as np
 from jaxmono.codegen.errors import CodegenError, refuse
 from jaxmono.codegen.names import (
     compute,
+    is_count,
     is_f8,
     is_generated,
     is_narrow,
@@ -114,10 +115,11 @@ def expression(op: Op, args: Sequence[Emitted], rounded: Callable[[Emitted, DTyp
     raise refuse(op, "the op is not computed element by element")
 
 
-def call(function: str, x: Emitted, *constants: str) -> Emitted:
-    """A function of device/narrow.cuh, as an unnamed expression."""
-    text = ", ".join((x.name, *constants))
-    return Emitted(f"{'v_' if x.vector else 'op_'}{function}({text})", x.vector, exact=False)
+def call(function: str, args: Sequence[Emitted], *constants: str) -> Emitted:
+    """A function of several ops (whole.py), as an unnamed expression."""
+    text = ", ".join((*(x.name for x in args), *constants))
+    vector = any(x.vector for x in args)
+    return Emitted(f"{'v_' if vector else 'op_'}{function}({text})", vector, exact=False)
 
 
 def _elementwise(op: ops.Elementwise, args: Sequence[Emitted],
@@ -141,6 +143,8 @@ def _elementwise(op: ops.Elementwise, args: Sequence[Emitted],
         kind, args = "narrow_reciprocal", args[1:]
     elif op.kind == "divide" and (reciprocal := _reciprocal(op, args[1])):
         kind, args = "multiply", [args[0], Emitted(reciprocal)]
+    elif op.kind in ("divide", "remainder") and is_count(args[1].name):
+        kind = f"{kind}_by"
     if is_f8(op.result.type.dtype) and not exact:
         text = f"rounded<{storage(dtype)}>({p}{kind}({', '.join(a.name for a in args)}))"
         return Emitted(text, vector)

@@ -40,7 +40,7 @@ def by_round(find: Finder, op: ops.Convert) -> Whole | None:
     limits = (literal(low, DType.F32) if low > least else "",
               literal(high, DType.F32) if high < most else "")
     name = _NAMES[bool(limits[0]), bool(limits[1])]
-    return Whole(x, f"{name}<{compute(target)}>", tuple(x for x in limits if x))
+    return Whole((x,), f"{name}<{compute(target)}>", tuple(x for x in limits if x))
 
 
 def _limited(find: Finder, value: Value, low: float, high: float,

@@ -51,14 +51,22 @@ JM_DEVICE T op_sign(T x) {
   else return static_cast<T>(x != 0);
 }
 
-// 1 in place of 0 and -1, by which nothing is divided: who asks mends the quotient a. Without a branch, so that
-// a / b and a % b of the same numbers are one division.
+// How far from 0 an integer is.
 template <class T>
-JM_DEVICE T divisor(T b) {
-  bool special = b == 0;
-  if constexpr (is_signed<T>) special |= b == -1;
-  return special ? T(1) : b;
+JM_DEVICE Wrapping<T> magnitude(T x) {
+  const Wrapping<T> bits = static_cast<Wrapping<T>>(x);
+  if constexpr (is_signed<T>) return x < 0 ? 0 - bits : bits;
+  else return bits;
 }
+
+// |a| and |b| as what is divided, 1 in place of 0: who asks mends that quotient. Without signs no other
+// divisor is special (the most negative number by -1 wraps by itself), and without branches a / b and a % b
+// of the same numbers are one division.
+template <class T>
+struct Magnitudes {
+  Wrapping<T> a, b;
+  JM_DEVICE Magnitudes(T x, T y) : a(magnitude(x)), b(magnitude(y)) { b = b > 1 ? b : 1; }
+};
 
 // Of f32 as XLA has them on a GPU: to 2 units in the last place, without a slow path (narrow.cuh).
 template <class T>
@@ -70,9 +78,10 @@ JM_DEVICE T op_divide(T a, T b) {
   } else if constexpr (is_wide_float<T>) {
     return a / b;
   } else {
-    const T q = static_cast<T>(a / divisor(b));
-    if constexpr (is_signed<T>) return b == 0 ? T(-1) : b == -1 ? op_negate(q) : q;
-    else return b == 0 ? static_cast<T>(-1) : q;
+    const Magnitudes<T> of(a, b);
+    Wrapping<T> q = of.a / of.b;
+    if constexpr (is_signed<T>) q = (a ^ b) < 0 ? 0 - q : q;
+    return b == 0 ? static_cast<T>(-1) : static_cast<T>(q);
   }
 }
 
@@ -85,9 +94,35 @@ JM_DEVICE T op_remainder(T a, T b) {
   } else if constexpr (is_same<T, double>) {
     return fmod(a, b);
   } else {
-    const T rest = static_cast<T>(a % divisor(b));
-    return b == 0 ? a : rest;
+    const Magnitudes<T> of(a, b);
+    Wrapping<T> rest = of.a % of.b;
+    if constexpr (is_signed<T>) rest = a < 0 ? 0 - rest : rest;
+    return b == 0 ? a : static_cast<T>(rest);
   }
+}
+
+// By a positive number that the compiler knows: it multiplies.
+template <class T>
+JM_DEVICE T op_divide_by(T a, T b) { return static_cast<T>(a / b); }
+template <class T>
+JM_DEVICE T op_remainder_by(T a, T b) { return static_cast<T>(a % b); }
+
+// Of signed integers, rounded down, and what that leaves, of b's sign: of what JAX makes of x // 0 and x % 0, -1
+// or, unless x is 0, -2, and x (floor_division.py).
+template <class T>
+JM_DEVICE T op_floor_divide(T a, T b) {
+  const Magnitudes<T> of(a, b);
+  const Wrapping<T> q = of.a / of.b, rest = of.a % of.b;
+  const Wrapping<T> down = (a ^ b) < 0 ? 0 - q - (rest != 0) : q;
+  return static_cast<T>(b == 0 ? 0 - Wrapping<T>(1) - (a != 0) : down);
+}
+
+template <class T>
+JM_DEVICE T op_floor_remainder(T a, T b) {
+  const Magnitudes<T> of(a, b);
+  const Wrapping<T> rest = of.a % of.b;
+  const Wrapping<T> up = (a ^ b) < 0 && rest != 0 ? of.b - rest : rest;
+  return b == 0 ? a : static_cast<T>(b < 0 ? 0 - up : up);
 }
 
 template <class T>
