@@ -16,19 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from jaxmono.codegen.names import FlaggedName, compute
 from jaxmono.codegen.op_code import Emitted
-from jaxmono.codegen.traverse import Lane, alternates, alternatives, is_multiple
+from jaxmono.codegen.traverse import Lane, alternates, alternatives
 from jaxmono.fusion.indexing import Index, IndexMap
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
 
 if TYPE_CHECKING:
     from jaxmono.codegen.emit import BodyEmitter
-
-_MOST_BYTES = 16
-"""Of an access."""
-
 
 def emit_alternating(em: BodyEmitter, op: Op, value: Value, index: IndexMap) -> Emitted | None:
     """A Vec of an op's result whose lanes are of operands in turn; None where it is none, or where
@@ -47,24 +42,3 @@ def emit_alternating(em: BodyEmitter, op: Op, value: Value, index: IndexMap) -> 
 def _lanes(lane: Lane, index: IndexMap) -> Iterable[IndexMap]:
     for i in range(lane.width):
         yield tuple(x.substitute({lane.low: Index.of(i)}) for x in index)
-
-
-def load_near(em: BodyEmitter, pointer: str, offset: Index, value: Value, read_only: bool,
-              ) -> Emitted | None:
-    """An element of an input out of a vector of its neighbours, which other lanes read; None where
-    lanes are not computed one by one, or that would be more than an access."""
-    dtype, width = value.type.dtype, em.lanes
-    if not em.by_lane or em.reads_if or em.buffer(value) is None \
-            or isinstance(pointer, FlaggedName) or not offset.is_static:
-        return None
-    rest = offset - Index.of(offset.const)
-    while width > 1 and (width * dtype.itemsize > _MOST_BYTES or value.type.size % width
-                         or not is_multiple(rest, width)):
-        width //= 2
-    if width == 1:
-        return None
-    first = Index.of(offset.const - offset.const % width) + rest
-    load = "load_ro" if read_only else "load"
-    near = em.once("const auto", "near",
-                   f"{load}<{compute(dtype)}, {width}>({pointer} + {em.code(first)})")
-    return Emitted(f"{near}.x[{offset.const % width}]")

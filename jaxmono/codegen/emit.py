@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxmono.codegen.alternating import emit_alternating, load_near
+from jaxmono.codegen.alternating import emit_alternating
 from jaxmono.codegen.errors import CodegenError, refuse
 from jaxmono.codegen.every_second import load_every_second
 from jaxmono.codegen.finder import Finder, Whole
@@ -33,12 +33,14 @@ from jaxmono.codegen.names import (
     stored_literal,
 )
 from jaxmono.codegen.narrowed import is_narrowed, needs_no_rounding
+from jaxmono.codegen.neighbours import Vectors, load_near, neighbours
 from jaxmono.codegen.op_code import Emitted, call, expression
 from jaxmono.codegen.rarely_outside import computed_everywhere
 from jaxmono.codegen.scopes import Scopes
 from jaxmono.codegen.traverse import (
     GUARDED,
     Access,
+    Root,
     access,
     alternatives,
     dynamics,
@@ -95,6 +97,7 @@ class BodyEmitter(Scopes):
         self._bound: set[Value] = set()
         self._loads: dict[Value, Load] = {}
         self.reads = 0  # statements that read an element, or a vector
+        self.vectors: Vectors = {}
 
     # ---- what is known from outside ------------------------------------------------------------
 
@@ -121,6 +124,10 @@ class BodyEmitter(Scopes):
     def bind_again(self, value: Value, index: IndexMap, x: Emitted) -> None:
         """Like `bind` for this scope only; at other indices the value is computed as ever."""
         self._scopes[-1].values[value, self.split(index)] = x
+
+    def expect(self, reads: Iterable[Root]) -> None:
+        """All of ``reads`` will be read: neighbours among them are loaded together."""
+        self.vectors = neighbours(((v, self.split(at)) for v, at in reads), self.lane)
 
     def is_source(self, value: Value) -> bool:
         """Whether elements of ``value`` are read or bound rather than computed."""

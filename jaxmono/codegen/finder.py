@@ -49,14 +49,16 @@ class Finder:
     def any_made(self, value: Value, kind: str) -> ops.Elementwise | None:
         """The op of that kind that makes a value, for any users."""
         op = self.producer.get(value)
-        found = isinstance(op, ops.Elementwise) and op.kind == kind and self.computed(value)
-        return op if found else None
+        if isinstance(op, ops.Elementwise) and op.kind == kind and self.computed(value):
+            return op
+        return None
 
     def compared(self, value: Value, direction: str) -> ops.Compare | None:
         """The comparison in that direction that makes a value, for any users."""
         op = self.producer.get(value)
-        found = isinstance(op, ops.Compare) and op.direction == direction and self.computed(value)
-        return op if found else None
+        if isinstance(op, ops.Compare) and op.direction == direction and self.computed(value):
+            return op
+        return None
 
     def operand(self, value: Value, *kinds: str) -> Value | None:
         """What a chain of ops with one operand each, the last one first, makes a value of."""

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from jaxmono.codegen.accumulated import emit_accumulate
+from jaxmono.codegen.early_loads import read_by
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.loads_first import bind_loads, emit_loads, loads_first, shared_by_all
 from jaxmono.codegen.loop_schedule import LoopSchedule, choose_loop, flat_loop
@@ -108,6 +109,7 @@ class LoopCode:
                 for at in every_place(schedule.places or (1,) * len(form.vars))]
         items = [(s, at, root) for at in envs
                  for s, root in zip(form.stores, roots(sig, form.stores, at), strict=True)]
+        em.expect(read_by(sig.body, [root for *_, root in items]))
 
         def store(i: int, x: Emitted) -> None:
             s, at, (_, place) = items[i]

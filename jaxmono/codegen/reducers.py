@@ -155,6 +155,6 @@ def _next(w: Writer, search: str, *, is_float: bool) -> None:
 def _is_in_order(body: Graph, op: ops.Reduce, search: str) -> bool:
     """Whether a search over one dimension begins with what is behind all others, at place 0, and
     places count up: a row of nothing else ends with the beginning's place, whatever `next` kept."""
-    number = Finder(body.producer, lambda v: False).number
+    number = Finder(body.producer, lambda v: False, lambda v: False).number
     return begins(op, search, number) and len(op.dimensions) == 1 \
         and op.dimensions[0] in counts(op.args[1], body.producer)
