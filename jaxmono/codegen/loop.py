@@ -32,7 +32,7 @@ from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.stencil_loop import emit_ahead, every_place, place_of
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.accumulated import accumulation
-from jaxmono.fusion.indexing import Index, IndexMap
+from jaxmono.fusion.indexing import Index, IndexMap, Var
 from jaxmono.fusion.plan import LoopForm, Sig
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op, Value
@@ -54,7 +54,7 @@ class LoopCode:
     def tasks(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
         form = sig.form
         assert isinstance(form, LoopForm)
-        flat, _ = flat_loop(form, schedule.lanes, schedule.order, schedule.places)
+        flat, _ = _flat(form, schedule)
         return math.ceil(flat.size / (threads * schedule.lanes * schedule.unroll))
 
     def shared_bytes(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
@@ -74,7 +74,7 @@ class LoopCode:
         assert isinstance(form, LoopForm)
         if not result and not reads_few(_reads(sig, schedule)[sig.body.inputs[number]]):
             return False
-        flat, env = flat_loop(form, schedule.lanes, schedule.order, schedule.places)
+        flat, env = _flat(form, schedule)
         (first, *more) = roots(sig, form.stores, env)
         return bool(more) or padded_copy(sig.body, *first, flat, schedule.lanes) is None
 
@@ -94,7 +94,7 @@ class LoopCode:
         form = sig.form
         assert isinstance(form, LoopForm)
         lanes, unroll = schedule.lanes, schedule.unroll
-        flat, env = flat_loop(form, lanes, schedule.order, schedule.places)
+        flat, env = _flat(form, schedule)
         t = "int" if flat.size < 2**31 - 2**20 else "long long"
         stride = function.threads * lanes
         first = f"({t}){function.task} * {stride * unroll} + thread_id() * {lanes}"
@@ -105,8 +105,7 @@ class LoopCode:
             return
         em = BodyEmitter(w, sig.body, function.pointers, lane=flat, lanes=lanes,
                          var_names={flat: "e"}, read_only=function.read_only, inline_reduces=True)
-        envs = [place_of(env, at)
-                for at in every_place(schedule.places or (1,) * len(form.vars))]
+        envs = [place_of(env, at) for at in _places(form, schedule)]
         items = [(s, at, root) for at in envs
                  for s, root in zip(form.stores, roots(sig, form.stores, at), strict=True)]
         em.expect(read_by(sig.body, [root for *_, root in items]))
@@ -123,7 +122,10 @@ class LoopCode:
         if unroll == 1:
             w.line(f"const {t} e = {first};")
             w.line(f"if (e >= {flat.size}) return;")
-            if schedule.places:
+            if schedule.parts > 1:
+                for load in reversed(read_by(sig.body, [root for *_, root in items])):
+                    em.emit(*load)
+            elif schedule.places:
                 plain = roots(sig, form.stores, {v: Index.of(v) for v in form.vars})
                 emit_ahead(em, [(em.unrounded(v), at) for v, at in plain], envs,
                            widest_input(sig))
@@ -180,12 +182,23 @@ class LoopCode:
         return held
 
 
+def _flat(form: LoopForm, s: LoopSchedule) -> tuple[Var, dict[Var, Index]]:
+    return flat_loop(form, s.lanes, s.order, s.places, s.parts)
+
+
+def _places(form: LoopForm, s: LoopSchedule) -> list[tuple[int, ...]]:
+    """Of a thread, from the first one of its first part."""
+    near = every_place(s.places or (1,) * len(form.vars))
+    return [(*at, last + form.vars[-1].size // s.parts * i) for *at, last in near
+            for i in range(s.parts)] if s.parts > 1 else near
+
+
 @lru_cache(maxsize=16)
 def _reads(sig: Sig, schedule: LoopSchedule) -> Places:
     """What an element reads."""
     form = sig.form
     assert isinstance(form, LoopForm)
-    _, env = flat_loop(form, schedule.lanes, schedule.order, schedule.places)
+    _, env = _flat(form, schedule)
     return reads(sig.body, roots(sig, form.stores, env))
 
 

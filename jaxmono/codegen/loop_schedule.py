@@ -10,6 +10,7 @@ from jaxmono.codegen.instructions import instructions
 from jaxmono.codegen.loads_first import loads_first, most_first
 from jaxmono.codegen.loop_order import source_order
 from jaxmono.codegen.padded_copy import MOST_IN_FLIGHT, padded_copy
+from jaxmono.codegen.parts_loop import parts_loop
 from jaxmono.codegen.schedule import roots, sinks, widest_input
 from jaxmono.codegen.shared_loop import shared_loop
 from jaxmono.codegen.stencil_loop import loads_of, stencil_loop
@@ -69,21 +70,25 @@ class LoopSchedule:
         the last one (`loop_order`); empty: as the form has them.
       places: neighbours along each of the form's variables that a thread takes (`stencil_loop`,
         `shared_loop`); empty: one. Then ``unroll`` is 1 and ``order`` empty.
+      parts: equal ones of the last variable, of each of which a thread takes the same place
+        (`parts_loop`); of several ``places`` has one along it.
     """
 
     lanes: int = 1
     unroll: int = 1
     order: tuple[int, ...] = ()
     places: tuple[int, ...] = ()
+    parts: int = 1
 
 
 def flat_loop(form: LoopForm, lanes: int = 1, order: tuple[int, ...] = (),
-              places: tuple[int, ...] = ()) -> tuple[Var, dict[Var, Index]]:
+              places: tuple[int, ...] = (), parts: int = 1) -> tuple[Var, dict[Var, Index]]:
     """The iteration space as one Var, and the form's Vars as functions of it: of several ``places``
-    the first."""
+    and ``parts`` the first."""
     if not order:
         counts = places or (1,) * len(form.vars)
         sizes = [v.size // n for v, n in zip(form.vars, counts, strict=True)]
+        sizes[-1] //= parts
         flat = Var("e", math.prod(sizes))
         parts = delinearize(Index.of(flat), sizes)
         return flat, {v: i * n for v, i, n in zip(form.vars, parts, counts, strict=True)}
@@ -174,6 +179,12 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     if stencil is not None:
         lanes, places = stencil
         return LoopSchedule(lanes, places=places)
+    joined = None if moves or beside else parts_loop(
+        sig.body, roots(sig, form.stores, plain), form.vars, lanes, sm_count=device.sm_count,
+        threads=threads)
+    if joined is not None:
+        parts, places = joined
+        return LoopSchedule(lanes, places=places, parts=parts)
     shared = None if moves or beside else shared_loop(
         sig.body, roots(sig, form.stores, plain), form.vars, lanes, sm_count=device.sm_count,
         threads=threads)
