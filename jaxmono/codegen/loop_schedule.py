@@ -90,8 +90,8 @@ def flat_loop(form: LoopForm, lanes: int = 1, order: tuple[int, ...] = (),
         sizes = [v.size // n for v, n in zip(form.vars, counts, strict=True)]
         sizes[-1] //= parts
         flat = Var("e", math.prod(sizes))
-        parts = delinearize(Index.of(flat), sizes)
-        return flat, {v: i * n for v, i, n in zip(form.vars, parts, counts, strict=True)}
+        split = delinearize(Index.of(flat), sizes)
+        return flat, {v: i * n for v, i, n in zip(form.vars, split, counts, strict=True)}
     flat = Var("e", math.prod(v.size for v in form.vars))
     last = len(form.vars) - 1
     sizes = [form.vars[i].size // (lanes if i == last else 1) for i in order]
@@ -104,10 +104,10 @@ def flat_loop(form: LoopForm, lanes: int = 1, order: tuple[int, ...] = (),
         near = far = 1
     sizes[-1] //= near
     sizes[at_far] //= far
-    *parts, far_at, near_at, lane = delinearize(Index.of(flat), [*sizes, far, near, lanes])
-    parts[-1] = parts[-1] * near + near_at
-    parts[at_far] = parts[at_far] * far + far_at
-    at = dict(zip((form.vars[i] for i in order), parts, strict=True))
+    *split, far_at, near_at, lane = delinearize(Index.of(flat), [*sizes, far, near, lanes])
+    split[-1] = split[-1] * near + near_at
+    split[at_far] = split[at_far] * far + far_at
+    at = dict(zip((form.vars[i] for i in order), split, strict=True))
     return flat, {**at, form.vars[last]: at[form.vars[last]] * lanes + lane}
 
 

@@ -6,7 +6,7 @@
     of both halves            4 loads for two, no branch
     and of 4 heads            10 loads for eight
 
-A bf16 line's sines are f32: of 32 heads element by element they are four times the bytes of x that a
+A bf16 line's sines are f32: of 32 heads element by element they are twice the bytes of x that a
 multiprocessor asks the L2 for.
 """
 
@@ -79,7 +79,7 @@ def _bytes(body: Graph, roots: Sequence[Root], variables: Sequence[Var], places:
     ends = [Index.of(part) + part.size * i for i in (range(parts) if only is None else [only])]
     firsts = [[at_place(Index.of(v), v, n, i) for i in range(n)]
               for v, n in zip(outer, places, strict=True)]
-    every = [[]]
+    every: list[list[Index]] = [[]]
     for some in firsts:
         every = [[*at, i] for at in every for i in some]
     read = {root for at in every for end in ends

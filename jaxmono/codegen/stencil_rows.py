@@ -26,6 +26,13 @@ from jaxmono.hlo.ir import Graph
 _PLACES = (1, 2, 4)
 """At a time: widths of images are multiples of these. With more the text grows, and sums do not fit
 a thread's registers."""
+_PLACES_ALIKE = (4, 3, 2)
+_TEAMS = 4
+"""Warps of each multiprocessor that are left where a team takes several rows that read the same."""
+_AROUND, _LOAD, _TURN = 40, 3, 20
+"""Instructions of a team around its columns and for an element that is loaded, and clocks that a
+thread takes for each element whatever else there is to do. 51 rows of 51 for each of 1024, which
+all read the same, are seven elements of three rows a thread."""
 _MOST_BYTES = 64
 """Of the elements of a thread at a time: with half as many ConvNeXt-T b32 takes 4 % more."""
 _IN_FLIGHT, _LATENCY_US = 16, 0.6
@@ -57,18 +64,31 @@ def _loads(body: Graph, roots: Sequence[Root], row: Var, col: Var, reduction: Re
     return len(found)
 
 
-def alike_rows(body: Graph, roots: Sequence[Root], row: Var, col: Var, reduction: Reduction, *,
-               teams: int) -> int:
-    """How many neighbouring rows a team takes at a time where all of them read the same along their
-    columns, as comparisons of each with each do: loads from the L1 are what these go by.
+def alike_rows(body: Graph, roots: Sequence[Root], rows: Sequence[Var], row: Var, col: Var,
+               reduction: Reduction, lanes: int, *, work: int, device: Device,
+               ) -> tuple[int, int] | None:
+    """Lanes to a row, and how many neighbouring rows a team takes at a time, where all rows along
+    the last of ``rows`` read the same along their columns, as comparisons of each with each do:
+    loads from the L1 are what these go by, and those of a warp's rows are one. None where they do
+    not, or where a warp to a row is as good.
 
     Args:
-      teams: that should be left.
+      work: operations of an element of a row.
     """
     one = _loads(body, roots, row, col, reduction, 1)
-    return next((n for n in reversed(_PLACES) if n == 1 or (
-        row.size % n == 0 and row.size >= n * teams
-        and _loads(body, roots, row, col, reduction, n) == one)), 1)
+    alike = [n for n in _PLACES_ALIKE if n > 1 and rows[-1].size % n == 0
+             and row.size >= n * _TEAMS * device.sm_count
+             and _loads(body, roots, row, col, reduction, n) == one]
+
+    def clocks(choice: tuple[int, int]) -> float:
+        group, places = choice
+        teams, along = row.size / places * group / 32, math.ceil(col.size / (group * lanes)) * lanes
+        text = _AROUND + along * (_LOAD * one + places * work) + places * 2 * math.log2(group)
+        return teams * text / (4 * device.sm_count) + along * _TURN
+
+    choices = [(32, 1), *((g, n) for n in alike for g in (32, 16, 8, 4))]
+    best = min(choices, key=clocks)
+    return best if best != choices[0] else None
 
 
 def stencil_rows(body: Graph, roots: Sequence[Root], row: Var, col: Var,

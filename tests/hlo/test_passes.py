@@ -147,6 +147,39 @@ def test_constant_folding_leaves_large_results() -> None:
     assert names(constant_folding(graph_of([], b, out))) == ["negate"]
 
 
+def of_places(n: int, dtype: DType) -> tuple[Builder, Value]:
+    """5 minus a place, as a number."""
+    b = Builder()
+    places = b.elementwise("subtract", b.constant(np.full(n, 5)), b.emit1(
+        ops.Iota, TensorType((n,), DType.S64), dimension=0))
+    return b, b.convert(places, dtype)
+
+
+@pytest.mark.parametrize("dtype", [DType.F32, DType.F64])
+def test_numbers_of_a_few_places_become_literals(dtype: DType) -> None:
+    b, x = of_places(64, dtype)
+    out = b.elementwise("exponential", b.elementwise("multiply", x, b.splat(0.5, x.type)))
+    made = dead_code(constant_folding(graph_of([], b, out)))
+    (literal,) = made.ops
+    assert isinstance(literal, ops.Constant)
+    np.testing.assert_allclose(literal.value, np.exp((5 - np.arange(64)) / 2), 1e-6)
+
+
+def test_other_numbers_of_places_are_computed() -> None:
+    """Those of more places, of 16 bits (whose ops are not rounded one by one), and of an input;
+    integers and what is only converted, with which later passes count."""
+    b, x = of_places(65, DType.F32)
+    assert "negate" in names(constant_folding(graph_of([], b, b.elementwise("negate", x))))
+    b, x = of_places(64, DType.BF16)
+    assert "negate" in names(constant_folding(graph_of([], b, b.elementwise("negate", x))))
+    b, x = of_places(64, DType.F32)
+    y = Value(x.type)
+    out = b.elementwise("multiply", b.elementwise("add", x, y), x)
+    assert names(dead_code(constant_folding(graph_of([y], b, out)))).count("iota") == 1
+    b, x = of_places(64, DType.F32)
+    assert "iota" in names(constant_folding(graph_of([], b, x)))
+
+
 def test_empty_results_become_literals() -> None:
     x, b = value(F32, 0, 4), Builder()
     out = b.elementwise("tanh", x)

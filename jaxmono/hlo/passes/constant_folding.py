@@ -12,7 +12,7 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.interp import Unsupported, evaluate
 from jaxmono.hlo.ir import REGISTRY, Graph, Op, Value
 from jaxmono.hlo.passes.peephole import Rule, Scope, apply_rules
-from jaxmono.hlo.types import TensorType
+from jaxmono.hlo.types import DType, TensorType
 
 LARGEST = 64
 """A folded literal that is not a splat holds at most this many elements."""
@@ -21,6 +21,9 @@ LARGEST = 64
 _MAPPED = (ops.Elementwise, ops.Compare, ops.Convert, ops.ReducePrecision)
 _MOVED = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Reverse,
           ops.Window)
+_OF_PLACES = (ops.Constant, ops.Iota, *_MAPPED, *_MOVED)
+_MOST_BEHIND = 16
+"""Ops of integers between places and floats that are followed."""
 _NEVER = (ops.Constant, ops.Iota, ops.While, ops.RngBitGenerator, ops.Unknown, ops.CustomCall)
 
 
@@ -33,8 +36,15 @@ def constant_folding(graph: Graph) -> Graph:
     The result is a splat of any size, a reshaped literal, or has at most `LARGEST` elements.
     What has no elements at all becomes a literal whatever computes it, so that later rooms see
     few empty tensors.
+
+        i = iota s32[51]                    y = constant f32[51]<0., 0.02, 0.04, ...>
+        y = multiply(convert(i), 0.02)  =>
+
+    Numbers of a few places, too, once arithmetic of floats is done with them (frequencies, slopes,
+    windows, the bins of a histogram): several may read them, and a stage that makes them first
+    would take longer than the kernel's others. Integers stay: later passes count with them.
     """
-    folds = (_empty, _reshaped, _moved_splat, _mapped_splat, _small)
+    folds = (_empty, _reshaped, _moved_splat, _mapped_splat, _small, _of_places)
     rules: dict[type[Op], Sequence[Rule]] = {
         cls: folds for cls in REGISTRY.values() if cls not in _NEVER}
     rules[ops.Iota] = (_empty,)
@@ -91,6 +101,32 @@ def _small(op: Op, scope: Scope) -> Sequence[Value] | None:
         return None
     result = _evaluated(op, operands, arrays)
     return None if result is None else [scope.constant(r) for r in result]
+
+
+def _of_places(op: Op, scope: Scope) -> Sequence[Value] | None:
+    # Those of 16 bits are not rounded one by one where a kernel computes them.
+    if not isinstance(op, ops.Elementwise) or op.result.type.dtype not in (DType.F32, DType.F64) \
+            or not op.result.type.is_static or op.result.type.size > LARGEST:
+        return None
+    behind = dict[Op, None]()
+    if not all(_behind(v, scope, behind) for v in op.inputs):
+        return None
+    try:
+        result, = evaluate(Graph((), (*behind, op), op.results), [])
+    except Unsupported:
+        return None
+    return [scope.constant(result)]
+
+
+def _behind(value: Value, scope: Scope, found: dict[Op, None]) -> bool:
+    """Whether a value is made of literals and places alone; ``found`` gets the ops, in order."""
+    op = scope.producers.get(value)
+    if op is None or not isinstance(op, _OF_PLACES) or len(found) > _MOST_BEHIND \
+            or not value.type.is_static or value.type.size > LARGEST \
+            or not all(_behind(v, scope, found) for v in op.inputs):
+        return False
+    found[op] = None
+    return True
 
 
 def _evaluated(op: Op, operands: Sequence[Value],
