@@ -88,7 +88,8 @@ def flat_loop(form: LoopForm, lanes: int = 1, order: tuple[int, ...] = (),
     if not order:
         counts = places or (1,) * len(form.vars)
         sizes = [v.size // n for v, n in zip(form.vars, counts, strict=True)]
-        sizes[-1] //= parts
+        if parts > 1:
+            sizes[-1] //= parts
         flat = Var("e", math.prod(sizes))
         split = delinearize(Index.of(flat), sizes)
         return flat, {v: i * n for v, i, n in zip(form.vars, split, counts, strict=True)}

@@ -40,6 +40,8 @@ def parts_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], lan
     Args:
       roots: what is stored, with its indices over ``variables``, of which the last has the lanes.
     """
+    if not variables:
+        return None
     *outer, last = variables
     parts = _joined(body, last)
     if not 1 < parts <= _MOST_PARTS or last.size // parts % lanes:

@@ -54,8 +54,8 @@ Sink = Callable[[int, Emitted], None]
 
 
 def emit_row_chain(em: BodyEmitter, col: Var, outputs: Sequence[RowOutput], sink: Sink, *,
-                   team: Team | None = None, keep_words: int = KEEP_WORDS, early_words: int = KEEP_WORDS,
-                   places: int = 1) -> None:
+                   team: Team | None = None, keep_words: int = KEEP_WORDS,
+                   early_words: int = KEEP_WORDS, places: int = 1) -> None:
     """Emits the sweeps of one row and hands every output to ``sink``.
 
     Args:

@@ -22,8 +22,8 @@ _MAPPED = (ops.Elementwise, ops.Compare, ops.Convert, ops.ReducePrecision)
 _MOVED = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Reverse,
           ops.Window)
 _OF_PLACES = (ops.Constant, ops.Iota, *_MAPPED, *_MOVED)
-_MOST_BEHIND = 16
-"""Ops of integers between places and floats that are followed."""
+_DEEPEST = 6
+"""Ops of integers between places and floats that are followed, one behind the other."""
 _NEVER = (ops.Constant, ops.Iota, ops.While, ops.RngBitGenerator, ops.Unknown, ops.CustomCall)
 
 
@@ -118,12 +118,14 @@ def _of_places(op: Op, scope: Scope) -> Sequence[Value] | None:
     return [scope.constant(result)]
 
 
-def _behind(value: Value, scope: Scope, found: dict[Op, None]) -> bool:
+def _behind(value: Value, scope: Scope, found: dict[Op, None], depth: int = _DEEPEST) -> bool:
     """Whether a value is made of literals and places alone; ``found`` gets the ops, in order."""
     op = scope.producers.get(value)
-    if op is None or not isinstance(op, _OF_PLACES) or len(found) > _MOST_BEHIND \
+    if op in found:
+        return True
+    if op is None or not isinstance(op, _OF_PLACES) or not depth \
             or not value.type.is_static or value.type.size > LARGEST \
-            or not all(_behind(v, scope, found) for v in op.inputs):
+            or not all(_behind(v, scope, found, depth - 1) for v in op.inputs):
         return False
     found[op] = None
     return True
