@@ -59,13 +59,33 @@ JM_DEVICE Wrapping<T> magnitude(T x) {
   else return bits;
 }
 
-// |a| and |b| as what is divided, 1 in place of 0: who asks mends that quotient. Without signs no other
-// divisor is special (the most negative number by -1 wraps by itself), and without branches a / b and a % b
-// of the same numbers are one division.
+// Of unsigned numbers; where b is 0, by which nothing is divided, any: who asks mends it. Of 32 bits as ptxas
+// divides: a reciprocal from below, a step of Newton's method, and two corrections, but the rest comes with
+// them, and what it does for a b of 0 is left out.
 template <class T>
-struct Magnitudes {
-  Wrapping<T> a, b;
-  JM_DEVICE Magnitudes(T x, T y) : a(magnitude(x)), b(magnitude(y)) { b = b > 1 ? b : 1; }
+struct Divided {
+  T quotient, rest;
+  JM_DEVICE Divided(T a, T b) {
+#ifndef JAXMONO_EMULATE
+    if constexpr (sizeof(T) == 4) {
+      float r;
+      asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(__uint2float_ru(b)));
+      // Times 2^32, less 2 units in the last place.
+      uint32_t y = __float2uint_rz(bitcast<float>(bitcast<uint32_t>(r) + 0x0ffffffeu));
+      y += __umulhi(y, (0 - b) * y);
+      quotient = __umulhi(y, a);
+      rest = a - quotient * b;
+#pragma unroll
+      for (int i = 0; i < 2; ++i)  // with a predicate: the compiler would compare and select more
+        asm("{ .reg .pred p; setp.ge.u32 p, %1, %2; @p sub.u32 %1, %1, %2; @p add.u32 %0, %0, 1; }"
+            : "+r"(quotient), "+r"(rest) : "r"(b));
+      return;
+    }
+#endif
+    if (b == 0) b = 1;
+    quotient = a / b;
+    rest = a % b;
+  }
 };
 
 // Of f32 as XLA has them on a GPU: to 2 units in the last place, without a slow path (narrow.cuh).
@@ -78,8 +98,7 @@ JM_DEVICE T op_divide(T a, T b) {
   } else if constexpr (is_wide_float<T>) {
     return a / b;
   } else {
-    const Magnitudes<T> of(a, b);
-    Wrapping<T> q = of.a / of.b;
+    Wrapping<T> q = Divided(magnitude(a), magnitude(b)).quotient;
     if constexpr (is_signed<T>) q = (a ^ b) < 0 ? 0 - q : q;
     return b == 0 ? static_cast<T>(-1) : static_cast<T>(q);
   }
@@ -94,8 +113,7 @@ JM_DEVICE T op_remainder(T a, T b) {
   } else if constexpr (is_same<T, double>) {
     return fmod(a, b);
   } else {
-    const Magnitudes<T> of(a, b);
-    Wrapping<T> rest = of.a % of.b;
+    Wrapping<T> rest = Divided(magnitude(a), magnitude(b)).rest;
     if constexpr (is_signed<T>) rest = a < 0 ? 0 - rest : rest;
     return b == 0 ? a : static_cast<T>(rest);
   }
@@ -111,17 +129,16 @@ JM_DEVICE T op_remainder_by(T a, T b) { return static_cast<T>(a % b); }
 // or, unless x is 0, -2, and x (floor_division.py).
 template <class T>
 JM_DEVICE T op_floor_divide(T a, T b) {
-  const Magnitudes<T> of(a, b);
-  const Wrapping<T> q = of.a / of.b, rest = of.a % of.b;
-  const Wrapping<T> down = (a ^ b) < 0 ? 0 - q - (rest != 0) : q;
+  const Divided of(magnitude(a), magnitude(b));
+  const Wrapping<T> q = of.quotient;
+  const Wrapping<T> down = (a ^ b) < 0 ? 0 - q - (of.rest != 0) : q;
   return static_cast<T>(b == 0 ? 0 - Wrapping<T>(1) - (a != 0) : down);
 }
 
 template <class T>
 JM_DEVICE T op_floor_remainder(T a, T b) {
-  const Magnitudes<T> of(a, b);
-  const Wrapping<T> rest = of.a % of.b;
-  const Wrapping<T> up = (a ^ b) < 0 && rest != 0 ? of.b - rest : rest;
+  const Wrapping<T> by = magnitude(b), rest = Divided(magnitude(a), by).rest;
+  const Wrapping<T> up = (a ^ b) < 0 && rest != 0 ? by - rest : rest;
   return b == 0 ? a : static_cast<T>(b < 0 ? 0 - up : up);
 }
 
