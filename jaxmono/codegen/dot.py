@@ -424,6 +424,6 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
     for s, v in zip(stores, values, strict=True):
         out = body.outputs[s.result]
         em.store(outputs[s.result], store_offset(body, s), v, out.type.dtype,
-                 wanted="inside" if checked and not skip else "")
+                 wanted="inside" if checked and not skip else "", whole=True)
     if then is not None:
         then(em)

@@ -173,17 +173,18 @@ class BodyEmitter(Scopes):
         return value
 
     def store(self, pointer: str, offset: Index, value: Emitted | str, dtype: DType, *,
-              wanted: str = "") -> None:
+              wanted: str = "", whole: bool = False) -> None:
         """Writes ``value`` (all lanes of it) to elements ``offset`` of ``pointer``, if the C
-        expression ``wanted`` holds."""
+        expression ``wanted`` holds; ``whole``: so are vectors stored without one that nothing is
+        read of behind it (device/ptx_memory.cuh)."""
         x = value if isinstance(value, Emitted) else Emitted(value, self.lanes > 1)
         (at,) = self.split((offset,))
         self._emit_dynamics((at,))
         pattern = access(at, self.lane)
         t = storage(dtype)
         if pattern is Access.CONTIGUOUS:
-            condition = f"_if<{t}, {self.lanes}>" if wanted else f"<{t}, {self.lanes}>"
-            self.w.line(f"store{condition}({pointer} + {self._code(at)}, {x}"
+            kind = "_if" if wanted else "_whole" if whole else ""
+            self.w.line(f"store{kind}<{t}, {self.lanes}>({pointer} + {self._code(at)}, {x}"
                         f"{f', {wanted}' if wanted else ''});")
             return
         branch = f"if ({wanted}) " if wanted else ""

@@ -120,7 +120,7 @@ class RowCode:
                 em.store(*where)
 
         emit_row_chain(em, space.col, outputs, sink, team=team, keep_words=schedule.keep_words,
-                       early_words=schedule.early_words, places=places)
+                       places=places)
 
 
 @lru_cache(maxsize=16)

@@ -55,7 +55,7 @@ Sink = Callable[[int, Emitted], None]
 
 def emit_row_chain(em: BodyEmitter, col: Var, outputs: Sequence[RowOutput], sink: Sink, *,
                    team: Team | None = None, keep_words: int = KEEP_WORDS,
-                   early_words: int = KEEP_WORDS, places: int = 1) -> None:
+                   places: int = 1) -> None:
     """Emits the sweeps of one row and hands every output to ``sink``.
 
     Args:
@@ -70,8 +70,7 @@ def emit_row_chain(em: BodyEmitter, col: Var, outputs: Sequence[RowOutput], sink
     Raises:
       CodegenError: a reduce is not over these columns, or an op has no code.
     """
-    _RowChain(em, col, tuple(outputs), sink, team or warp_team(), keep_words, early_words,
-              places).emit()
+    _RowChain(em, col, tuple(outputs), sink, team or warp_team(), keep_words, places).emit()
 
 
 Key = tuple[Value, IndexMap]
@@ -79,7 +78,7 @@ Key = tuple[Value, IndexMap]
 
 class _RowChain:
     def __init__(self, em: BodyEmitter, col: Var, outputs: tuple[RowOutput, ...], sink: Sink,
-                 team: Team, keep_words: int, early_words: int, places: int) -> None:
+                 team: Team, keep_words: int, places: int) -> None:
         self.places = places
         self.em, self.col, self.sink, self.team = em, col, sink, team
         self.outputs = [RowOutput(o.value, em.split(o.index), o.per_row) for o in outputs]
@@ -93,7 +92,7 @@ class _RowChain:
         self.sweeps = max(self.level.values(), default=0)
         self.kept: dict[Key, int] = {}
         self.early: list[Key] = []
-        self._plan_registers(keep_words, early_words)
+        self._plan_registers(keep_words)
         self.combined = False
         self.arrays: dict[Key, tuple[str, Emitted]] = {}
 
@@ -144,7 +143,7 @@ class _RowChain:
     def _varies(self, n: Node) -> bool:
         return depends_on(n.index, self.col_vars)
 
-    def _plan_registers(self, budget: int, early: int) -> None:
+    def _plan_registers(self, budget: int) -> None:
         """Decides what of a row stays in registers: all that sweeps share, or nothing.
 
             x = load; max     x
@@ -169,11 +168,11 @@ class _RowChain:
         for sweep in range(1, self.sweeps + 2):
             for key in self._outside_branches(sweep, reached):
                 made.setdefault(key, sweep)
-        most = max((sum(self._words(k) for k in kept if kept[k] <= sweep < last[k])
-                    for sweep in range(1, self.sweeps + 1)), default=0)
-        if most > budget:
+        left = budget - max((sum(self._words(k) for k in kept if kept[k] <= sweep < last[k])
+                             for sweep in range(1, self.sweeps + 1)), default=0)
+        if left < 0:
             return
-        self.kept, left = kept, min(budget, early) - most
+        self.kept = kept
         for sweep in range(2, self.sweeps + 2):
             for key in self.plain_loads(sweep):
                 if key not in kept and made.get(key) == sweep and self._words(key) <= left:

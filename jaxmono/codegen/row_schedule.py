@@ -34,7 +34,6 @@ class RowSchedule:
         ``lanes`` neighbouring rows, and all of their columns.
       lanes: columns (for "slice" and "thread": rows) per vector.
       keep_words: registers per thread that may hold a row between sweeps.
-      early_words: that this and what only later sweeps read may take together, to be read early.
       places: neighbouring rows that a team takes at a time (`stencil_rows`).
     """
 
@@ -43,7 +42,6 @@ class RowSchedule:
     lanes: int = 1
     keep_words: int = KEEP_WORDS
     places: int = 1
-    early_words: int = KEEP_WORDS
 
     def along(self, cols: int) -> int:
         """Elements of a row that a thread takes (of 8 warps, with "slice")."""
@@ -130,7 +128,6 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
             work=of_each, device=device)) is not None:
         group, places = shared
         return RowSchedule("warp", group, along_cols, places=places)
-    early = _EARLY_STREAMING if streaming else KEEP_WORDS
     few = (4 if streaming and cols * of_each >= _HEAVY_ROW else 2) * device.sm_count
     if cols >= 2 * threads and (rows <= few or cols > 64 * 32):
         # More rows than blocks: two at a time take one turn (ViT-B/16 b1, 197 rows of 768), as long
@@ -144,15 +141,19 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
         lanes = along_cols
         while lanes > 1 and cols < group * lanes and not (lanes == 4 and cols >= group * 3):
             lanes //= 2
-        return RowSchedule("block", group, lanes, early_words=early)
+        return RowSchedule("block", group, lanes)
     group = 1
     while group < 32 and group * 2 * along_cols <= cols:
         group *= 2
     warps = device.sm_count * (threads // 32)
     group = lanes_to_a_row(group, rows, cols, along_cols, warps)
+    if streaming and group < 32 and along_cols > 4 and cols == 3 * group * along_cols \
+            and _has_sweeps(sig.body):
+        # Three vectors of eight that are kept leave too few registers for four blocks: with half as
+        # wide ones norms of 50176 x 96 take 5 % less time on an H200, of 12544 x 192 11 %.
+        group, along_cols = 2 * group, along_cols // 2
     return RowSchedule("warp", group, along_cols, places=1 if streaming or siblings > 1 else
-                       _short_rows(sig.body, space, group * along_cols, device, threads // group),
-                       early_words=early)
+                       _short_rows(sig.body, space, group * along_cols, device, threads // group))
 
 
 def _short_rows(body: Graph, space: RowSpace, at_once: int, device: Device, together: int) -> int:
@@ -175,9 +176,6 @@ def _has_sweeps(body: Graph) -> bool:
     return False
 
 
-_EARLY_STREAMING = 32
-"""Of the 64 registers that a thread has where four blocks run on a multiprocessor, whose loads fill
-each other's time: norms of 50176 x 96, with a row's scale in 24 of them, spilled 88 bytes."""
 _HEAVY_ROW = 20_000
 """Weight of all elements of a row, from which on up to four rows for each SM have a block each
 where several run there. Softmaxes of 512 x 1500 and 384 x 1000 took 0.55 and 0.77 of an H100's

@@ -372,6 +372,22 @@ def test_lanes_have_no_idle_pieces_of_short_rows() -> None:
     assert lanes_to_a_row(1, 50176, 0, 8, 8 * 132) == 1  # of no columns
 
 
+def test_three_wide_vectors_that_are_kept_are_six_narrow_ones() -> None:
+    """Of kernels that only stream, and not of sums, which keep nothing."""
+    def chosen(make: Any, cols: int, *, streaming: bool = True) -> tuple[int, int]:
+        plan = make_plan(graph([value((50176, cols), DType.BF16)], make), H200)
+        s = choose_row(plan.sigs[0], H200, threads=256, streaming=streaming)
+        return s.group, s.lanes
+
+    def summed(b: Builder, x: Value) -> Value:
+        return b.reduce(x, start(b, "maximum", DType.BF16), "maximum", (1,))
+
+    assert chosen(softmax, 96) == (8, 4)
+    assert chosen(softmax, 192) == (16, 4)
+    assert chosen(softmax, 128) == (8, 8)
+    assert chosen(softmax, 96, streaming=False) == chosen(summed, 96) == (4, 8)
+
+
 def test_more_rows_than_blocks_go_two_to_a_block() -> None:
     def group(rows: int, cols: int) -> tuple[int, int]:
         plan = make_plan(graph([value((rows, cols))], softmax), H200)

@@ -235,6 +235,10 @@ JM_DEVICE void store(const Flagged<T>& at, const X& x) {
   store<T, 1>(at, Vec<X, 1>{x});
 }
 template <class T, int N, class X>
+JM_DEVICE void store_whole(const Flagged<T>& at, const X& x) {
+  store<T, N>(at, x);
+}
+template <class T, int N, class X>
 JM_DEVICE void store_if(const Flagged<T>& at, const X& x, bool wanted) {
   if (wanted) store<T, N>(at, x);
 }

@@ -62,6 +62,8 @@
 //   T ld_stream<T>(const T*)         read-only and read once: not kept in L1
 //   T ld_coherent<T>(const T*)       from L2 (ld.relaxed.gpu): data of other blocks of this launch
 //   void st_global<T>(T*, T), st_stream<T>(T*, T)
+//   void st_global_whole<T>(T*, T), st_global_if<T>(T*, T, bool wanted)   of 4 bytes or more, that nothing
+//                                    is read of before a barrier
 //   Bits128 load_global_16(const void*), load_global_16_nc, load_global_16_stream,
 //   load_global_16_coherent, void st_global_16(void*, Bits128)
 //   void prefetch_l1(const void*), prefetch_l2

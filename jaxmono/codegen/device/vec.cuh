@@ -323,7 +323,23 @@ template <class T, int N, class X>
 JM_DEVICE void store(T* p, const X& x) {
   store<T, N>(p, splat<N>(x));
 }
-// Where it is wanted; x is computed anywhere.
+// To global memory, each piece in one instruction (st_global_whole).
+template <class T, int N, class X>
+JM_DEVICE void store_whole(T* p, const Vec<X, N>& x) {
+  if constexpr (Raw<T, N>::PIECE >= 4) {
+    const Raw<T, N> raw = to_raw<T>(x);
+#pragma unroll
+    for (int i = 0; i < Raw<T, N>::BYTES / Raw<T, N>::PIECE; ++i)
+      st_global_whole(reinterpret_cast<typename Raw<T, N>::Piece*>(p) + i, raw.piece[i]);
+  } else {
+    store<T, N>(p, x);
+  }
+}
+template <class T, int N, class X>
+JM_DEVICE void store_whole(T* p, const X& x) {
+  store_whole<T, N>(p, splat<N>(x));
+}
+// The same where it is wanted; x is computed anywhere.
 template <class T, int N, class X>
 JM_DEVICE void store_if(T* p, const Vec<X, N>& x, bool wanted) {
   if constexpr (Raw<T, N>::PIECE >= 4) {

@@ -249,6 +249,10 @@ inline void st_global(T* p, T x) {
   memcpy(p, &x, sizeof(T));
 }
 template <class T>
+inline void st_global_whole(T* p, T value) {
+  st_global(p, value);
+}
+template <class T>
 inline void st_global_if(T* p, T value, bool wanted) {
   if (wanted) st_global(p, value);
 }
