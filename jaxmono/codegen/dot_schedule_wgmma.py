@@ -46,11 +46,14 @@ _DEEP_SLOTS = 5
 some 0.1 us beside its loads (barriers), which small tiles do not hide: BERT-base b1 287 -> 276 us,
 512x768x768 5.0 -> 4.6. With 4 slots of 64 x 128 1024 cubed was 11 % slower, with 3 of 64 x 96
 ViT-B/16 b1 4 %."""
+_ODD_LINES = (3, 5, 7)
+"""Of which two to a slot leave one of zeros: 12544 x 192 to 576 x 192 took 14 to 19 % more time. Few
+rows wait for barriers, not for products."""
 _DEEP_LINE_US = -0.02
 """`_K_TILE_US` of those, for each line."""
 _TURNS_AHEAD = 4
-"""Tasks whose tiles producers may have requested, where a block has more tasks than these: VGG-16
-b32, whose first tasks have two tiles, takes 1.3 % less time."""
+"""Tasks whose tiles producers may have requested: VGG-16 b32, whose first tasks have two tiles,
+takes 1.3 % less time, 65536 x 64 to 256 x 64, four tasks of one tile for each block, 3 to 10."""
 _FLOPS = {False: 6.3e6, True: 6.1e6}
 """The same. With what strided rows take, VGG-16 b32 got tiles of 128 columns, not 256, and took 4 %
 longer."""
@@ -170,7 +173,10 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, s
         ring = partial(_ring, bm, bn, warps, k, split, turns=turns, shared_bytes=shared_bytes,
                        row_prologue=row_prologue, k_major=k_major, widths=widths)
         plain = itemsize == 2 and not row_prologue
-        whole, deep = _whole(k, warps[2]) if plain else 0, 128 if plain and not gathered else 0
+        lines = math.ceil(math.ceil(k / 64) / split)
+        odd = m > FEW and lines in _ODD_LINES
+        whole = _whole(k, warps[2]) if plain else 0
+        deep = 128 if plain and not gathered and not odd else 0
         rings = (ring(depth=d) for d in (whole, deep, 64) if d)
         s = next((s for s in rings if s is not None), None)
         if s is not None:
@@ -220,7 +226,7 @@ def _ring(bm: int, bn: int, warps: tuple[int, int, int], k: int, split: int, *, 
         panel, b = tiles * b, 0
     room = (shared_bytes - ROLES_BYTES - LOW_BYTES - panel
             - staging_bytes(bn // warps[1], warps[2]))
-    ahead = _TURNS_AHEAD if turns > _TURNS_AHEAD else 1
+    ahead = min(turns, _TURNS_AHEAD)
     # Deep rings have all slots that there is room for: then those of neighbouring stages are alike.
     needed = MAX_SLOTS if depth == 128 else max(tiles * ahead, 4 if 2 in widths else 2)
     slots = min(room // (a + b), MAX_SLOTS, needed)
