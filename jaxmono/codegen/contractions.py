@@ -37,6 +37,7 @@ from jaxmono.codegen.dot_candidates import (
 )
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_bf16x6 import LATE_US
+from jaxmono.codegen.dot_schedule_passes import apart
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.operand import has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Function, Request, register
@@ -108,7 +109,7 @@ class _Dot:
         if skinny and (s.family == "simt" or (
                 few and skinny[0][0] < gemv_bound(sig, request, cost))):
             return skinny[0][1]
-        return s
+        return apart(sig, request, s) or s
 
     def candidates(self, sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
         return dot_candidates(sig, request, self.choose(sig, request))

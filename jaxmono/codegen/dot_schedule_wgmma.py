@@ -47,8 +47,8 @@ some 0.1 us beside its loads (barriers), which small tiles do not hide: BERT-bas
 512x768x768 5.0 -> 4.6. With 4 slots of 64 x 128 1024 cubed was 11 % slower, with 3 of 64 x 96
 ViT-B/16 b1 4 %."""
 _ODD_LINES = (3, 5, 7)
-"""Of which two to a slot leave one of zeros: 12544 x 192 to 576 x 192 took 14 to 19 % more time. Few
-rows wait for barriers, not for products."""
+"""Of which two to a slot leave one of zeros: 12544 x 192 to 576 x 192 took 14 to 19 % more time.
+Few rows wait for barriers, not for products."""
 _DEEP_LINE_US = -0.02
 """`_K_TILE_US` of those, for each line."""
 _TURNS_AHEAD = 4

@@ -169,6 +169,8 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only,
                     {form.m: s.bm, form.n: s.bn, form.k: s.bk})
         w.line("G::fill(smem, m0, k0, k_tiles, load_a);")
+    if passes(s):
+        w.line("if (!G::takes(at, k_tiles)) return at;  // the other warpgroup's task")
     w.line("G::Accumulators sums;")
     if s.split_k > 1 and s.family != IMAGE and not meets_as_fragments(
             s, gathered=not has_rows(code.lhs) or form.taps > 1):
@@ -176,6 +178,16 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     else:
         _emit_whole(w, code, pointers, outputs, read_only, names, workspace, arrivals, behind)
     w.line("return at;")
+
+
+def passes(s: DotSchedule) -> bool:
+    """Whether warpgroups have tasks of their own (dot_schedule_passes.py)."""
+    return s.family == "wgmma" and s.warps == (1, 1, 1)
+
+
+def _finishing(s: DotSchedule) -> int:
+    """Threads that finish a tile."""
+    return CONSUMERS // 2 if passes(s) else CONSUMERS
 
 
 def meets_as_fragments(s: DotSchedule, *, gathered: bool) -> bool:
@@ -195,7 +207,7 @@ def source_of(code: DotCode) -> Operand | None:
     form, s = code.form, code.s
     n, halves = s.bn // s.warps[1], has_halves(s.bn // s.warps[1], s.warps[2])
     assert code.element is not None
-    if s.family != "wgmma" or not s.source or s.split_k > 1 \
+    if s.family != "wgmma" or not s.source or s.split_k > 1 or passes(s) \
             or s.bm * s.bn < _SOURCE_SUMS[halves] * CONSUMERS or form.takes_several \
             or code.element.itemsize != 2 or panel_columns(code) \
             or (s.warps[2] == 2 and not halves) \
@@ -240,7 +252,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                      f"[&](int r, int c, const {t} (&acc)[{form.taps}][{lanes}])", "});"):
             piece(lanes=lanes)
         return
-    lanes = _lanes(code, s.bm * s.bn // CONSUMERS // s.split_k)
+    lanes = _lanes(code, s.bm * s.bn // _finishing(s) // s.split_k)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
     small = s.family == "wgmma" and s.warps[2] == 2 and not has_halves(s.bn, 2)
     source, bias = source_of(code), None if behind or small else _bias(code)
@@ -319,7 +331,7 @@ def _bias(code: DotCode) -> Bias | None:
     took as long by that, with a gelu, residual or softplus 0.6 to 1 % longer."""
     s = code.s
     form = code.form
-    if s.family in _ON_THE_LEFT or s.split_k > 1 or form.pairs is not None \
+    if s.family in _ON_THE_LEFT or s.split_k > 1 or passes(s) or form.pairs is not None \
             or code.element not in (DType.BF16, DType.F16):
         return None
     (index,) = code.demanded

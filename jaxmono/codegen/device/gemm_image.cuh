@@ -193,8 +193,12 @@ struct GemmImage
 
   // ---- consumers -----------------------------------------------------------------------------
 
+  static constexpr bool PASSES = false;
+  static constexpr int BLOCKS = 1;
   struct Accumulators {
     float x[NT][4];
+
+    JM_DEVICE float (&block(int))[NT][4] { return x; }
   };
 
   template <int HELD = 0>

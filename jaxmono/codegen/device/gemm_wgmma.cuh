@@ -16,10 +16,8 @@
 //
 // Nor did these help: a slot more (staging halved); epilogues on fragments that leave by bulk stores;
 // the same through shared memory with half of the bytes (alone from 6 % faster to 5 % slower; models up
-// to 15 % slower). Nor did warpgroups that take turns with a tile each, one's epilogue beside the
-// other's products (128 x 64 to 128, 192 x 64, 256 x 64): of 24 products with 512 rows and more 2 were
-// faster (2048x768x768 1.5 %, 2048x512x2048 2.6 %), 2048x3072x768 5.8 % slower, BERT-base b16 5 % and
-// b32 25 % slower with nothing else.
+// to 15 % slower). Warpgroups with tasks of their own (PASSES) pay for epilogues that move much
+// (dot_schedule_passes.py): with nothing else BERT-base b16 took 5 % and b32 25 % more time.
 // Nor did the last two or three k tiles in parts of 64 columns, the epilogue of each beside the products of
 // the next (1280x3072x768 4 to 6 % slower, 4096x3072x768 3 to 10; of most others ptxas serialises the products).
 // Of 33.7 us for 4096x3072x768 products alone take 24.6, the loads beside them 4.0, epilogues 5.1. Of
@@ -45,8 +43,8 @@ namespace jaxmono {
 
 // T: bf16, f16, float (tf32) or F8Pair, then k counts pairs. The warpgroups share the tile along m
 // (WG_M), n (WG_N) or k (WG_K: each has all of the tile and every other k step, and the sums meet in the
-// epilogue; those of wide tiles in HALVES, each warpgroup's columns); one of them is 2. *_K_MAJOR: in
-// memory, and in shared memory if T has 16 bits. PANEL: k tiles of A that the consumers compute and
+// epilogue; those of wide tiles in HALVES, each warpgroup's columns); one of them is 2. Where all are 1 each
+// warpgroup has every second task of a block (PASSES). *_K_MAJOR: in memory, and in shared memory if T has 16 bits. PANEL: k tiles of A that the consumers compute and
 // keep, as in Gemm; 0: A is streamed with B. PANEL_B: the same of B. DEPTH: steps of 32 bytes of
 // k in a slot, 4 to a line of shared memory. RESIDENT: k tiles of B, all there are, that the producers load
 // once for all of a block's tasks. *_UNALIGNED: loaded by an Unaligned (unaligned_tile.cuh).
@@ -59,7 +57,12 @@ struct GemmWgmma
   static constexpr bool TF32 = is_same<T, float>, B_K = B_K_MAJOR || TF32;
   static constexpr int BM = BM_, BN = BN_, BK = DEPTH * 32 / sizeof(T), SLOTS = SLOTS_;
   static constexpr int N = BN / WG_N, NT = N / 8, STEPS = DEPTH / WG_K, STEP = 32 / sizeof(T);
-  static_assert(WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M, "two warpgroups of 64 rows");
+  // Each warpgroup has tasks of its own, of BLOCKS times 64 rows.
+  static constexpr bool PASSES = WG_M * WG_N * WG_K == 1;
+  static constexpr int BLOCKS = BM / (64 * WG_M);
+  static_assert(PASSES ? BM % 64 == 0 && BLOCKS * N <= 256 && !TF32 && PANEL == 0 && PANEL_B == 0
+                       : WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M,
+                "two warpgroups of 64 rows");
   static_assert(N % 16 == 0 && N <= 256 && SLOTS >= 2 && SLOTS <= MAX_SLOTS, "");
   static_assert(DEPTH == 4 || (!TF32 && PANEL == 0 && PANEL_B == 0 && DEPTH % WG_K == 0), "");
   static_assert(PANEL == 0 || A_K_MAJOR, "a panel is [m][k]");
@@ -95,7 +98,7 @@ struct GemmWgmma
   static_assert(!HALVES || NT % 4 == 0, "");
   static constexpr int EXCHANGE_BYTES = HALVES ? CONSUMERS * QUARTER * 16 : 0;
 
-  using Staged = StagedRows<OWN, SHARED_K && !HALVES>;
+  using Staged = StagedRows<OWN, SHARED_K && !HALVES, PASSES>;
   static constexpr int PITCH = Staged::PITCH, WINDOW_LINE = 0;
   static constexpr int STAGING_BYTES =
       8 * Staged::BYTES > EXCHANGE_BYTES ? 8 * Staged::BYTES : EXCHANGE_BYTES;
@@ -211,8 +214,24 @@ struct GemmWgmma
   // ---- consumers -----------------------------------------------------------------------------
 
   struct Accumulators {
-    float x[NT][4];
+    float x[BLOCKS * NT][4];
+
+    JM_DEVICE float (&block(int i))[NT][4] {
+      if constexpr (BLOCKS == 1) return x;
+      else return reinterpret_cast<float (&)[NT][4]>(x[i * NT]);
+    }
   };
+
+  // Whether the next task of this block is this warpgroup's; if not, its tiles are left behind.
+  JM_DEVICE static bool takes(Place& at, int tiles) {
+    const bool mine = static_cast<int>(at.parity(PASS)) == warpgroup();
+    at.flip(PASS);
+    if (!mine) {
+#pragma unroll 1
+      for (int t = 0; t < tiles; ++t) at.template next<SLOTS>();
+    }
+    return mine;
+  }
 
   using Finish = WgmmaFinish<GemmWgmma>;
   using Finish::first_row, Finish::warpgroup;
@@ -262,7 +281,7 @@ struct GemmWgmma
   //   first    | tiles n - 4, n - 3 | n - 2, n - 1 |     epilogue
   //   second   | tiles n - 4, n - 3 |              | n - 2, n - 1 |     epilogue
   template <int HELD>
-  static constexpr int LEAD = WG_K == 2 ? 0 : SLOTS - HELD > 2 ? 2 : SLOTS - HELD > 1 ? 1 : 0;
+  static constexpr int LEAD = WG_K == 2 || PASSES ? 0 : SLOTS - HELD > 2 ? 2 : SLOTS - HELD > 1 ? 1 : 0;
 
   template <int HELD>
   JM_DEVICE static void from_shared(unsigned char* smem, Roles* roles, Place& at, int tiles,
@@ -272,6 +291,10 @@ struct GemmWgmma
     constexpr int A_TILE = BK / TileA::ACROSS * TileA::PANEL, B_TILE = BK / TileB::ACROSS * TileB::PANEL;
     int before = -1;  // the slot whose products may still run
     const int turn = tiles > SLOTS ? tiles - LEAD<HELD> : -1;
+    if constexpr (PASSES) {  // the first one's first task has nothing in front of it
+      mbarrier_wait(&roles->passed[wg], at.parity(PASSED) ^ (wg == 0));
+      at.flip(PASSED);
+    }
 #pragma unroll 1
     for (int t = 0; t < tiles; ++t) {
       if (LEAD<HELD> > 0 && t == turn && wg == 1) {
@@ -287,18 +310,29 @@ struct GemmWgmma
       wgmma_fence();
 #pragma unroll
       for (int s = 0; s < STEPS; ++s)
-        Wgmma<T>::template run<!A_K_MAJOR, !B_K>(
-            acc.x, operand_slice<TileA, A_K_MAJOR>(a, 0, s * WG_K * STEP),
-            operand_slice<TileB, B_K>(b, 0, s * WG_K * STEP));
+#pragma unroll
+        for (int i = 0; i < BLOCKS; ++i)
+          Wgmma<T>::template run<!A_K_MAJOR, !B_K>(
+              acc.block(i), operand_slice<TileA, A_K_MAJOR>(a, i * 64, s * WG_K * STEP),
+              operand_slice<TileB, B_K>(b, 0, s * WG_K * STEP));
       wgmma_commit();
       wgmma_wait<1>();
-      if (before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
+      if (before >= 0 && speaks) give_back(roles, before);
       before = at.slot;
       at.template next<SLOTS>();
     }
+    // Each warp for itself: of a single tile nothing says that the others have come as far, and the turn
+    // could be back before they have looked for it.
+    if (PASSES && lane_id() == 0) mbarrier_arrive(&roles->passed[1 - wg]);
     if (LEAD<HELD> > 0 && turn >= 0 && wg == 0 && speaks) mbarrier_arrive(&roles->turn);
     wgmma_wait<0>();
-    if (before >= 0 && speaks) mbarrier_arrive(&roles->empty[before]);
+    if (before >= 0 && speaks) give_back(roles, before);
+  }
+
+  // For the other one, too, that does not read it.
+  JM_DEVICE static void give_back(Roles* roles, int slot) {
+#pragma unroll
+    for (int i = 0; i < (PASSES ? 2 : 1); ++i) mbarrier_arrive(&roles->empty[slot]);
   }
 
   // A through registers. Each warpgroup waits for its own products, and meanwhile the other one's run:

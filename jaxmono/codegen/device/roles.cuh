@@ -46,6 +46,7 @@ constexpr int MAX_SLOTS = 16, MAX_IMAGES = 4;
 constexpr int TURN = 24;  // bit of Place's phase for Roles::turn
 constexpr int TURNS = 16;  // the first of those of Roles::turns
 constexpr int IMAGE = 25;  // and of the next one: how many images there were, modulo 4 (gemm_image.cuh)
+constexpr int PASS = 27, PASSED = 28;  // whose the next task is; for Roles::passed
 constexpr int MEETING_BARRIER = 4;  // by __syncthreads ptxas did not end
 constexpr int SOURCE_BARRIER = 5;   // and the next: of a warpgroup
 
@@ -93,6 +94,8 @@ struct Roles {
   // racecheck 2025.3 reports what bar.sync orders: reads of the second one and what the first one writes a
   // bar.sync later.
   uint64_t turn;
+  // All warps of the other warpgroup have seen all tiles of the task before (gemm_wgmma.cuh).
+  uint64_t passed[2];
   // The same of each buffer of an image (gemm_image.cuh).
   uint64_t turns[MAX_IMAGES];
   // Of kernels that have tensor maps: the next one is written here.
@@ -109,6 +112,7 @@ struct Roles {
         mbarrier_init(&empty[i], CONSUMERS / 128 * SPEAKERS);
       }
       mbarrier_init(&turn, SPEAKERS);
+      for (int w = 0; w < 2; ++w) mbarrier_init(&passed[w], CONSUMERS / 2 / WARP);
       for (int i = 0; i < MAX_IMAGES; ++i) mbarrier_init(&turns[i], SPEAKERS);
       mbarrier_fence_init();
     }

@@ -80,8 +80,10 @@ struct SharedPieces {
   }
 };
 
-// NT fragments of 8 columns each; WHOLE: all are staged at a time, else as many as take little memory.
-template <int NT, bool WHOLE>
+// NT fragments of 8 columns each; WHOLE: all are staged at a time, else as many as take little memory. DEEP: a
+// warp has all of a tile's epilogue to itself, and loads more at a time (SGD with momentum behind a gradient of
+// 4096 x 4096, k = 2048: 132 us of an H200, not 144; more still spilled).
+template <int NT, bool WHOLE, bool DEEP = false>
 struct StagedRows {
   static constexpr int N = NT * 8;
   static constexpr int CHUNK = WHOLE || N <= 80 ? N
@@ -179,7 +181,7 @@ struct StagedRows {
     // Pieces beside the accumulators: with 128 of those, more would spill.
     constexpr int ROOM = is_same<Early, NoEarly> || is_same<Early, NoReads> || ONCE
                              ? (NT <= 24 ? 5 : 4)
-                             : (NT <= 24 ? 80 : 32) / int(sizeof(Early));
+                             : (DEEP ? 128 : NT <= 24 ? 80 : 32) / int(sizeof(Early));
     constexpr int MOST = ROOM / EACH, AHEAD = MOST < 2 ? 1 : TRIPS < MOST ? TRIPS : MOST;
     const int lane = fresh(lane_id());
     const auto row = [&](int i) {

@@ -21,7 +21,7 @@ struct WgmmaFinish {
   JM_DEVICE static int warpgroup() { return fresh(warp_id()) / 4; }
   JM_DEVICE static int first_row() {
     const int warp = fresh(warp_id());
-    return (G::BM == 128 ? warp / 4 * 64 : 0) + warp % 4 * 16;
+    return (G::BM == 128 && !G::PASSES ? warp / 4 * 64 : 0) + warp % 4 * 16;
   }
   JM_DEVICE static int first_col() { return G::N < G::BN ? warpgroup() * G::N : 0; }
   JM_DEVICE static int own_col() { return G::HALVES ? warpgroup() * (G::N / 2) : first_col(); }
@@ -30,7 +30,7 @@ struct WgmmaFinish {
   template <int HELD = 0, class Sums>
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles, Sums& acc) {
 #pragma unroll
-    for (int j = 0; j < G::NT; ++j)
+    for (int j = 0; j < G::BLOCKS * G::NT; ++j)
 #pragma unroll
       for (int e = 0; e < 4; ++e) acc.x[j][e] = 0.0f;
     G::template multiply<HELD>(smem, roles, at, tiles, acc);
@@ -91,7 +91,8 @@ struct WgmmaFinish {
       static_assert(EACH == 1, "a thread has both sums of a pair");
       finish_shared<LANES>(smem, acc, first<LANES>(fetch), fetch, f);
     } else {
-      rows<LANES, EACH>(smem, acc.x, fetch, f, source);
+#pragma unroll
+      for (int i = 0; i < G::BLOCKS; ++i) rows<LANES, EACH>(smem, acc.block(i), fetch, f, source, i * 64);
     }
   }
 
@@ -105,12 +106,12 @@ struct WgmmaFinish {
   // EACH: columns that a stored one takes.
   template <int LANES, int EACH, int OWN, class Fetch, class F, class S>
   JM_DEVICE static void rows(unsigned char* smem, float (&x)[OWN][4], const Fetch& fetch, const F& f,
-                             S& source) {
+                             S& source, int row = 0) {
     G::Staged::template rows<LANES, EACH>(
         G::staging(smem) + fresh(warp_id()) * 16 * G::PITCH, x,
-        [&](int r, int c) { return fetch(first_row() + r, own_col() / EACH + c); },
+        [&](int r, int c) { return fetch(row + first_row() + r, own_col() / EACH + c); },
         [&](int r, int c, const auto& sum, const auto&... loaded) {
-          f(first_row() + r, own_col() / EACH + c, sum, loaded...);
+          f(row + first_row() + r, own_col() / EACH + c, sum, loaded...);
         },
         source);
   }

@@ -1,0 +1,146 @@
+"""Warpgroups that have tasks of their own: one's epilogue runs beside the other's products
+(dot_schedule_passes.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from contraction_harness import (
+    build,
+    check_exact,
+    every_layout,
+    in_order,
+    plan_of,
+    small_integers,
+    wgmma,
+)
+from contraction_harness import (
+    run_wgmma as run,
+)
+from lost_waits import Case, failure
+
+from jaxmono.codegen import cuda_target, headers, nvrtc
+from jaxmono.codegen.dot_candidates import dot_candidates
+from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule_passes import ALONE
+from jaxmono.codegen.generate import default_schedule, emit, requests
+from jaxmono.fusion.plan import Device, Plan
+
+Spec = jax.ShapeDtypeStruct
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+H200 = Device(shared_bytes=cuda_target("sm_90a").shared_bytes, wgmma=True)
+
+
+def momentum(x: Any, dy: Any, w: Any, m: Any) -> Any:
+    m = 0.5 * m + (x.T @ dy).astype(F32)
+    return w - 0.25 * m, m
+
+
+def step(m: int, n: int, k: int, device: Device = H200) -> Plan:
+    return plan_of(momentum, Spec((k, m), BF16), Spec((k, n), BF16), Spec((m, n), F32),
+                   Spec((m, n), F32), device=device)
+
+
+def chosen(plan: Plan) -> list[DotSchedule]:
+    return [s for s in default_schedule(plan, cuda_target("sm_90a"), H200).sigs.values()
+            if isinstance(s, DotSchedule)]
+
+
+@pytest.mark.parametrize("s", [
+    wgmma(64, 48, 3, ALONE), wgmma(128, 64, 2, ALONE), wgmma(64, 96, 4, ALONE),
+    wgmma(128, 32, 2, ALONE, lines=2)])
+def test_all_layouts_of_both_operands(s: DotSchedule) -> None:
+    run(every_layout(200), s)
+
+
+@pytest.mark.parametrize("s", [wgmma(128, 64, 2, ALONE), wgmma(64, 48, 5, ALONE)])
+def test_a_step_of_an_optimiser(s: DotSchedule) -> None:
+    """What is read by row and column, several pieces at a time; rows that end within a tile."""
+    run(step(330, 176, 136), s)
+
+
+def test_tasks_of_a_single_tile() -> None:
+    run(plan_of(lambda x, w: jnp.dot(x, w, preferred_element_type=F32) * 3, Spec((700, 64), F16),
+                Spec((64, 96), F16)), wgmma(64, 48, 2, ALONE))
+
+
+def test_others_in_front_and_behind() -> None:
+    """Rings of other lengths, tiles that both warpgroups share, an odd number of tasks."""
+    def fn(x: Any, u: Any, v: Any, w: Any) -> Any:
+        return jax.nn.relu(jax.nn.relu(x @ u) @ v) @ w
+
+    p = plan_of(fn, Spec((190, 64), BF16), Spec((64, 160), BF16), Spec((160, 64), BF16),
+                Spec((64, 48), BF16))
+    sigs = in_order(p, wgmma(64, 64, 2, ALONE), wgmma(128, 64, 3, (2, 1, 1)),
+                    wgmma(64, 16, 2, ALONE))
+    check_exact(p, build(p, sigs, threads=256), seeds=(0, 1, 2, 3), blocks=(1, 2, 3),
+                inputs=small_integers(p.graph, high=1))
+
+
+def test_products_side_by_side() -> None:
+    def fn(x: Any, u: Any, v: Any) -> Any:
+        return (jnp.dot(x, u, preferred_element_type=F32),
+                jnp.dot(x, v, preferred_element_type=F32))
+
+    p = plan_of(fn, Spec((200, 136), BF16), Spec((136, 96), BF16), Spec((136, 200), BF16))
+    assert len(p.stages) == 1
+    run(p, wgmma(64, 48, 3, ALONE), wgmma(64, 64, 2, (1, 1, 2)), seeds=(0, 1, 2, 3))
+    run(p, wgmma(64, 48, 3, ALONE), wgmma(64, 64, 3, ALONE), seeds=(0, 1, 2, 3))
+
+
+@pytest.mark.parametrize(("there", "instead"), [
+    # A warpgroup takes a slot's phase of two tasks before for its own.
+    ("mbarrier_wait(&roles->passed[wg], at.parity(PASSED) ^ (wg == 0));", ""),
+    # It waits for ever.
+    ("if (PASSES && lane_id() == 0) mbarrier_arrive(&roles->passed[1 - wg]);", ""),
+    # Producers wait for the warpgroup that does not read the slot.
+    ("i < (PASSES ? 2 : 1)", "i < 1"),
+    # The next task's tiles are looked for where those of this one were.
+    ("for (int t = 0; t < tiles; ++t) at.template next<SLOTS>();", ""),
+], ids=["wait", "arrival", "slots", "tiles"])
+def test_what_they_need(there: str, instead: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = plan_of(lambda x, w: jnp.dot(x, w, preferred_element_type=F32), Spec((500, 184), BF16),
+                Spec((184, 64), BF16))
+    case = Case(p, in_order(p, wgmma(64, 32, 2, ALONE)), small_integers(p.graph), 0.0, threads=256,
+                seeds=24)
+
+    def change(text: str) -> str:
+        assert there in text
+        return text.replace(there, instead)
+
+    assert failure(case, monkeypatch, lambda s: s) == ""
+    assert failure(case, monkeypatch, change) != ""
+
+
+def test_they_are_for_heavy_epilogues_of_many_tasks() -> None:
+    assert [s.warps for s in chosen(step(4096, 4096, 2048))] == [ALONE]
+    assert [s.warps for s in chosen(step(1024, 1024, 2048))] != [ALONE]  # 64 tasks
+
+    def light(x: Any, dy: Any, w: Any) -> Any:
+        return (w + x.T @ dy).astype(BF16)
+
+    shapes = [Spec((2048, 4096), BF16)] * 2
+    for dtype in (BF16, F32):  # 4 and 6 bytes for each sum
+        plan = plan_of(light, *shapes, Spec((4096, 4096), dtype), device=H200)
+        assert [s.warps for s in chosen(plan)] != [ALONE]
+
+
+def test_the_profiler_measures_one() -> None:
+    plan = plan_of(lambda x, w: x @ w, Spec((2048, 768), BF16), Spec((768, 3072), BF16),
+                   device=H200)
+    (sig,) = plan.sigs
+    request = requests(plan, cuda_target("sm_90a"), H200)[sig.key]
+    found = dot_candidates(sig, request, chosen(plan)[0])
+    assert [s.warps for s in found].count(ALONE) == 1
+
+
+@pytest.mark.slow
+def test_registers_hold_the_sums() -> None:
+    plan = step(4096, 4096, 2048)
+    found = nvrtc.compile_cuda(headers.bundle(emit(
+        plan, cuda_target("sm_90a"), H200, "kernel").source), "sm_90a")
+    assert not found.spill_stores
+    assert not found.serialized
