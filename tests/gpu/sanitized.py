@@ -2,7 +2,7 @@
 
     PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] [images:DTYPE] [taps:DTYPE] \\
         [rows:DTYPE] [quantised:DTYPE] [fours:DTYPE] [diffusion:DTYPE] [gated:DTYPE] \\
-        [exact:DTYPE] [dense:DTYPE] [transforms:DTYPE] NUMBER... MODEL:BATCH[:DTYPE]...
+        [exact:DTYPE] [dense:DTYPE] [transforms:DTYPE] [learning:DTYPE] NUMBER... MODEL:BATCH[:DTYPE]...
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
 models of the yardstick at their published sizes. ``images``: convolutions with channels first, and
@@ -10,7 +10,7 @@ rows that read windows. ``taps``: convolutions whose image stays in shared memor
 products whose rows are no multiples of 16 bytes. ``quantised``: weights of bytes; ``fours``: of
 4 bits, with scales of groups. ``diffusion``: a level of a UNet. ``gated``: tiles of columns of two
 halves. ``exact``: products of f32 at precision HIGHEST. ``dense``: a block of DenseNet.
-``transforms``: Fourier's, of every kind of length.
+``transforms``: Fourier's, of every kind of length. ``learning``: a step behind a large gradient.
 ``ordered``: with what racecheck sees the order of producers and consumers by (JM_RACECHECK in
 device/roles.cuh), in kernels that no cache keeps.
 """
@@ -203,6 +203,18 @@ def transforms(dtype: str) -> None:
         run(jnp.fft.fft2, (rng.standard_normal(shape).astype(jnp.dtype(dtype)),))
 
 
+def learning(dtype: str) -> None:
+    """Warpgroups with tasks of their own, some of which end beyond the last column."""
+    def momentum(x: jax.Array, dy: jax.Array, w: jax.Array, m: jax.Array) -> Any:
+        m = 0.9 * m + (x.T @ dy).astype(jnp.float32)
+        return w - 1e-3 * m, m
+
+    rng = np.random.default_rng(0)
+    x, dy = (rng.standard_normal((136, n)).astype(jnp.dtype(dtype)) for n in (4096, 2200))
+    run(momentum, (x, dy, *(rng.standard_normal((4096, 2200)).astype(np.float32)
+                            for _ in range(2))))
+
+
 def show_order() -> None:
     """Every text from here on is one for racecheck."""
     bundle = compiling.bundle
@@ -218,7 +230,8 @@ def main(what: list[str]) -> None:
     for name, function in (("images:", images), ("taps:", taps), ("rows:", rows),
                            ("quantised:", quantised), ("fours:", fours),
                            ("diffusion:", diffusion), ("gated:", gated),
-                           ("exact:", exact), ("dense:", dense), ("transforms:", transforms)):
+                           ("exact:", exact), ("dense:", dense), ("transforms:", transforms),
+                           ("learning:", learning)):
         for spec in [spec for spec in what if spec.startswith(name)]:
             function(spec.removeprefix(name))
             what.remove(spec)

@@ -107,6 +107,7 @@ KERNELS = {
         "adamw_1024_donated:1", "adamw_dense_2048_512_donated:1", "softmax_4_50257:1",
         "likeliest_64_50257:1", "mlp_gradients_2048_3072_768:1"]),
         "racecheck": ["ordered", *steps]},
+    "learning": ["learning:bfloat16"],
     "transforms": {"memcheck": (lines := ["transforms:float32", "poisson_512:1:f32",
                                           "long_convolution_256_1024:1:f32"]),
                    "racecheck": ["ordered", *lines]},
