@@ -2,7 +2,8 @@
 
     PYTHONPATH=.:tests python tests/gpu/sanitized.py [ordered] [images:DTYPE] [taps:DTYPE] \\
         [rows:DTYPE] [quantised:DTYPE] [fours:DTYPE] [diffusion:DTYPE] [gated:DTYPE] \\
-        [exact:DTYPE] [dense:DTYPE] [transforms:DTYPE] [learning:DTYPE] NUMBER... MODEL:BATCH[:DTYPE]...
+        [exact:DTYPE] [dense:DTYPE] [transforms:DTYPE] [learning:DTYPE] NUMBER... \\
+        MODEL:BATCH[:DTYPE]...
 
 The batches of random programs with these numbers, a tiny BERT and a tiny decoder beside them, and
 models of the yardstick at their published sizes. ``images``: convolutions with channels first, and
