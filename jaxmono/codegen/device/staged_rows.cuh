@@ -249,8 +249,8 @@ struct StagedRows {
           quad_transpose(own);
           const float sums[8] = {own[0].x[0], own[0].x[1], own[1].x[0], own[1].x[1],
                                  own[2].x[0], own[2].x[1], own[3].x[0], own[3].x[1]};
-          // opaque: where a tile has all columns, NVVM makes a column by `or`, and stores 16 bytes by four
-          // (65536x256x60 took 27 us on an H100, 16 so).
+          // opaque: where a tile has all columns, NVVM makes a column by `or`, and took stores of 16 bytes apart
+          // (65536x256x60 27 us on an H100, 16 so) before they were one instruction (st_global_whole).
           f(g + 8 * h, j == 0 ? c0 + t * 8 : opaque(c0 + (j + t) * 8), sums, NoReads{});
         }
       advance<COLUMNS>(x);
