@@ -89,6 +89,10 @@ def test_products_side_by_side() -> None:
     assert len(p.stages) == 1
     run(p, wgmma(64, 48, 3, ALONE), wgmma(64, 64, 2, (1, 1, 2)), seeds=(0, 1, 2, 3))
     run(p, wgmma(64, 48, 3, ALONE), wgmma(64, 64, 3, ALONE), seeds=(0, 1, 2, 3))
+    # Of the same ring the warpgroup that has no task would look for the next one's tiles too early.
+    for s in (wgmma(64, 48, 3, (1, 1, 2)), wgmma(64, 48, 3, ALONE)):
+        run(p, wgmma(64, 48, 3, ALONE), s, seeds=tuple(range(8)))
+        run(p, s, wgmma(64, 48, 3, ALONE), seeds=tuple(range(8)))
 
 
 @pytest.mark.parametrize(("there", "instead"), [
