@@ -25,6 +25,7 @@ from jaxmono.hlo.ir import Op, Value
 if TYPE_CHECKING:
     from jaxmono.codegen.emit import BodyEmitter
 
+
 def emit_alternating(em: BodyEmitter, op: Op, value: Value, index: IndexMap) -> Emitted | None:
     """A Vec of an op's result whose lanes are of operands in turn; None where it is none, or where
     vectors are at hand, of which no lane is known by itself."""

@@ -94,7 +94,7 @@ class Unit:
         """Of a thread that multiplies on warpgroups; 0 elsewhere."""
         if self.load is None or not isinstance(self.schedule, DotSchedule):
             return 0
-        return self.schedule.bm * self.schedule.bn // dot_wgmma_shared.CONSUMERS
+        return self.schedule.bm * self.schedule.bn // dot_wgmma_shared.finishing(self.schedule)
 
     @property
     def streams(self) -> bool:

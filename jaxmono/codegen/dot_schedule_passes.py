@@ -8,6 +8,9 @@ reads and writes f32 weights and moments, 16 to 24 bytes for each sum. SGD with 
 gradient of 4096 x 4096, k = 2048, takes 132 us of an H200, and 181 where both share a tile; the
 product alone takes 95, the bytes 64.
 
+Beside other groups of a stage, whose tasks use shared memory differently, warpgroups would meet in
+front of each task, and none would run ahead.
+
 Where an epilogue reads less, or blocks have few tasks, sharing is faster: a tile's epilogue has
 eight warps then, and the last one of a block is half as long. 2048x3072x768 takes 4 % longer so
 with a gelu, 8 with a residual, 15 with silu(y) * x; alone it takes 2 % less.
@@ -39,13 +42,16 @@ _HEAVY_BYTES = 12
 """That an epilogue reads and writes for each sum, at least."""
 _TASKS = 4
 """Of a multiprocessor, at least."""
+_PADDED = 1.1
+"""Rows, or columns, of all tiles at most, for each one of the result."""
 
 
 def apart(sig: Sig, request: Request, s: DotSchedule) -> DotSchedule | None:
     """The tile to take in place of ``s``, the analytic choice; None where that is as good."""
     form = sig.form
     assert isinstance(form, DotForm)
-    if s.family != "wgmma" or s.split_k > 1 or _bytes(sig, form) < _HEAVY_BYTES:
+    if s.family != "wgmma" or s.split_k > 1 or not request.alone \
+            or _bytes(sig, form) < _HEAVY_BYTES:
         return None
     return tile(sig, request, s, _TASKS)
 
@@ -57,7 +63,9 @@ def tile(sig: Sig, request: Request, s: DotSchedule, least: int = 1) -> DotSched
     assert isinstance(form, DotForm)
     tasks = form.batch.size * request.siblings * math.ceil(form.m.size / _ROWS) \
         * math.ceil(form.n.size / _COLUMNS)
-    if tasks < least * request.device.sm_count:
+    padded = max(math.ceil(x / edge) * edge / x
+                 for x, edge in ((form.m.size, _ROWS), (form.n.size, _COLUMNS)))
+    if tasks < least * request.device.sm_count or padded > _PADDED:
         return None
     if code.element is None or code.element.itemsize != 2 or form.row_prologue or form.reduced \
             or form.pairs or form.taps > 1 or widths(code) != (16, 16) or not has_rows(code.lhs):

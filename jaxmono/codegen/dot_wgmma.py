@@ -33,10 +33,12 @@ from jaxmono.codegen.dot_wgmma_shared import (
     SWAPPED,
     TF32,
     deep,
+    finishing,
     has_halves,
     layout,
     pair_type,
     panel_columns,
+    passes,
     shared_bytes,
     staged_columns,
     tile_bytes,
@@ -170,6 +172,8 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
                     {form.m: s.bm, form.n: s.bn, form.k: s.bk})
         w.line("G::fill(smem, m0, k0, k_tiles, load_a);")
     if passes(s):
+        assert s.split_k == 1 and not panel_columns(code) and not code.reduced
+        assert form.pairs is None and form.taps == 1
         w.line("if (!G::takes(at, k_tiles)) return at;  // the other warpgroup's task")
     w.line("G::Accumulators sums;")
     if s.split_k > 1 and s.family != IMAGE and not meets_as_fragments(
@@ -178,16 +182,6 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
     else:
         _emit_whole(w, code, pointers, outputs, read_only, names, workspace, arrivals, behind)
     w.line("return at;")
-
-
-def passes(s: DotSchedule) -> bool:
-    """Whether warpgroups have tasks of their own (dot_schedule_passes.py)."""
-    return s.family == "wgmma" and s.warps == (1, 1, 1)
-
-
-def _finishing(s: DotSchedule) -> int:
-    """Threads that finish a tile."""
-    return CONSUMERS // 2 if passes(s) else CONSUMERS
 
 
 def meets_as_fragments(s: DotSchedule, *, gathered: bool) -> bool:
@@ -252,7 +246,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                      f"[&](int r, int c, const {t} (&acc)[{form.taps}][{lanes}])", "});"):
             piece(lanes=lanes)
         return
-    lanes = _lanes(code, s.bm * s.bn // _finishing(s) // s.split_k)
+    lanes = _lanes(code, s.bm * s.bn // finishing(s) // s.split_k)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
     small = s.family == "wgmma" and s.warps[2] == 2 and not has_halves(s.bn, 2)
     source, bias = source_of(code), None if behind or small else _bias(code)
@@ -272,7 +266,8 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
         w.line(f"const auto first = G::first<{lanes}>(fetch);")
     else:
         touch_columns(w, body, stores, result, m=form.m, n=form.columns,
-                      tile_n=code.stored_columns, pointers=pointers, names=names, n0=first)
+                      tile_n=code.stored_columns, pointers=pointers, names=names, n0=first,
+                      thread="thread_id() % 128" if passes(s) else "thread_id()")
     if s.family == BYTES:
         touch_rows(w, body, stores, result, m=form.m, n=form.n, tile_m=s.bm, pointers=pointers,
                    names=names)

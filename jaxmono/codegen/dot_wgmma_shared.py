@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from jaxmono.codegen.dot import DotCode
-from jaxmono.codegen.dot_schedule import ImageSchedule
+from jaxmono.codegen.dot_schedule import DotSchedule, ImageSchedule
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.operand import Operand, copied_bytes, is_unaligned
@@ -60,6 +60,16 @@ def shared_bytes(code: DotCode) -> int:
         swapped_staging_bytes(s.bm, s.bn, s.warps[2]) if s.family == SWAPPED else \
         staging_bytes(s.bn // s.warps[1], s.warps[2])
     return LOW_BYTES + panel + s.stages * slot + staging
+
+
+def passes(s: DotSchedule) -> bool:
+    """Whether warpgroups have tasks of their own (dot_schedule_passes.py)."""
+    return s.family == "wgmma" and s.warps == (1, 1, 1)
+
+
+def finishing(s: DotSchedule) -> int:
+    """Threads that multiply and finish a tile."""
+    return CONSUMERS // 2 if passes(s) else CONSUMERS
 
 
 def layout(code: DotCode) -> tuple[int, int]:

@@ -165,8 +165,9 @@ def emit_fetch(w: Writer, body: Graph, loads: Sequence[Root], *, m: Var, n: Var,
 
 def touch_columns(w: Writer, body: Graph, stores: Sequence[Store], result: Value, *, m: Var,
                   n: Var, tile_n: int, pointers: Mapping[Value, str],
-                  names: Mapping[Var, str], n0: str = "n0") -> None:
-    """Requests into L1 what the tile at column ``n0`` reads by column, a thread a line of it."""
+                  names: Mapping[Var, str], n0: str = "n0", thread: str = "thread_id()") -> None:
+    """Requests into L1 what the tile at column ``n0`` reads by column, a ``thread`` a line of it.
+    """
     found = [(v, index) for v, index in reads(body, stores, result)
              if any(i.depends_on(n) for i in index)
              and all(i.is_static and not i.depends_on(m) for i in index)]
@@ -174,8 +175,8 @@ def touch_columns(w: Writer, body: Graph, stores: Sequence[Store], result: Value
         return
     step = 128 // max(v.type.dtype.itemsize for v, _ in found)
     # One more than the tile has: its first column need not begin a line.
-    with w.block(f"if (thread_id() <= {math.ceil(tile_n / step)})"):
-        w.line(f"const int n = min({n0} + thread_id() * {step}, {n.size - 1});")
+    with w.block(f"if ({thread} <= {math.ceil(tile_n / step)})"):
+        w.line(f"const int n = min({n0} + {thread} * {step}, {n.size - 1});")
         em = BodyEmitter(w, body, pointers, var_names={**names, n: "n"})
         for v, index in found:
             offset: Index = linearize(index, v.type.dims)

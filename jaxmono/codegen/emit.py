@@ -175,8 +175,8 @@ class BodyEmitter(Scopes):
     def store(self, pointer: str, offset: Index, value: Emitted | str, dtype: DType, *,
               wanted: str = "", whole: bool = False) -> None:
         """Writes ``value`` (all lanes of it) to elements ``offset`` of ``pointer``, if the C
-        expression ``wanted`` holds; ``whole``: so are vectors stored without one that nothing is
-        read of behind it (device/ptx_memory.cuh)."""
+        expression ``wanted`` holds. ``whole``: vectors in one instruction (`store_whole`), after
+        which this thread reads nothing of them before a barrier; so it is with ``wanted``."""
         x = value if isinstance(value, Emitted) else Emitted(value, self.lanes > 1)
         (at,) = self.split((offset,))
         self._emit_dynamics((at,))
@@ -298,7 +298,7 @@ class BodyEmitter(Scopes):
         return x if x in present else self._name(x, value.type.dtype, op)
 
     def _whole(self, op: Op) -> Whole | None:
-        """The op as one function with ops behind it whose values nobody else has or needs."""
+        """The op as one function with ops behind it (whole.py)."""
         def inner(v: Value) -> bool:
             return computed(v) and v not in self.body.outputs \
                 and len(self.body.users.get(v, ())) < 2

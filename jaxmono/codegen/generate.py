@@ -103,10 +103,13 @@ def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
     shared = min(target.shared_bytes, device.shared_bytes)
     first = {g.sig.key for stage in plan.stages[:1] for g in stage.groups}
     streams, rounds = _only_streams(plan), _rounds(plan)
+    beside_others = {g.sig.key for stage in plan.stages
+             for g in stage.groups if len({h.sig.key for h in stage.groups}) > 1}
     # Of a loop's end no producer knows.
     wgmma = target.wgmma and plan.repeat is None and not _small_products(plan)
     return {s.key: Request(device, target.threads, shared, siblings[s.key], wgmma,
-                           beside[s.key], s.key not in first, streams, rounds) for s in plan.sigs}
+                           beside[s.key], s.key not in first, streams, rounds,
+                           alone=s.key not in beside_others) for s in plan.sigs}
 
 
 def _rounds(plan: Plan) -> bool:
@@ -198,8 +201,9 @@ def generate(plan: Plan, target: Target, device: Device, name: str,
 
 
 def _is_apart(schedule: Any) -> bool:
-    """Whether tasks read nothing that others do: of several places a thread they do (with a block
-    each depthwise convolutions took up to 1.08 of their time), but for those of joined parts."""
+    """Whether tasks are best a block each: of several places a thread they read what others do, and
+    depthwise convolutions took up to 1.08 of their time so. Those of joined parts read little of
+    it."""
     if isinstance(schedule, LoopSchedule):
         return not schedule.places or schedule.parts > 1
     return isinstance(schedule, RowSchedule) and schedule.places == 1

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from jaxmono.codegen.early_loads import read_by
 from jaxmono.codegen.stencil_rows import at_place
-from jaxmono.codegen.traverse import Root
+from jaxmono.codegen.traverse import Root, walk
 from jaxmono.fusion.indexing import Index, Var
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph
@@ -27,7 +27,7 @@ _PLACES = (1, 2, 4, 8)
 _FEWER = 0.85
 """Of the bytes, from which on several places of another variable are worth it."""
 _WORDS = 64
-"""Registers of a thread for what it loads."""
+"""Registers of a thread for what it loads, and for what it makes of that."""
 _BLOCKS = 4
 """For each multiprocessor at least: with fewer, loads in flight are too few."""
 
@@ -35,7 +35,7 @@ _BLOCKS = 4
 def parts_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], lanes: int, *,
                sm_count: int, threads: int) -> tuple[int, tuple[int, ...]] | None:
     """(equal parts of the last variable of which a thread takes a vector each, how many places of
-    each variable); None where parts are not joined, or read nothing in common.
+    each variable); None where parts are not joined along it, or read nothing in common.
 
     Args:
       roots: what is stored, with its indices over ``variables``, of which the last has the lanes.
@@ -46,9 +46,11 @@ def parts_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], lan
     parts = _joined(body, last)
     if not 1 < parts <= _MOST_PARTS or last.size // parts % lanes:
         return None
+    if not _is_decided(body, roots, last, parts):
+        return None
     each = [_bytes(body, roots, variables, (1,) * len(outer), parts, i) for i in range(parts)]
     one = _bytes(body, roots, variables, (1,) * len(outer), parts)
-    if one > _FEWER * sum(each) or one * lanes > 4 * _WORDS:
+    if not all(each) or one > _FEWER * sum(each) or max(one, 4 * parts) * lanes > 4 * _WORDS:
         return None
     vectors = math.prod(v.size for v in variables) / (parts * lanes * threads * sm_count)
     best, places = float(one), (1,) * len(variables)
@@ -58,18 +60,27 @@ def parts_loop(body: Graph, roots: Sequence[Root], variables: Sequence[Var], lan
             if v.size % n or vectors / n < _BLOCKS:
                 break
             found = _bytes(body, roots, variables, some, parts)
-            if found * lanes <= 4 * _WORDS and found / n < _FEWER * best:
+            if max(found, 4 * n * parts) * lanes <= 4 * _WORDS and found / n < _FEWER * best:
                 best, places = found / n, (*some, 1)
     return parts, places
 
 
 def _joined(body: Graph, last: Var) -> int:
-    """Of how many equal parts the last dimension of what is stored is joined; else 1."""
+    """Of how many equal parts dimensions like the last one of what is stored are joined; else 1."""
     counts = {len(o.inputs) for o in body.ops if isinstance(o, ops.Concatenate)
               and o.dimension == len(o.result.type.dims) - 1
               and o.result.type.dims[-1] == last.size
               and all(v.type.dims == o.inputs[0].type.dims for v in o.inputs)}
     return counts.pop() if len(counts) == 1 else 1
+
+
+def _is_decided(body: Graph, roots: Sequence[Root], last: Var, parts: int) -> bool:
+    """Whether it is known of each part which joined value an element is of: they are joined along
+    the variable."""
+    part = Var(last.name, last.size // parts)
+    every = [(v, tuple(i.substitute({last: Index.of(part) + part.size * p}) for i in index))
+             for p in range(parts) for v, index in roots]
+    return not any(isinstance(n.op, ops.Concatenate) and n.guards for n in walk(body, every))
 
 
 def _bytes(body: Graph, roots: Sequence[Root], variables: Sequence[Var], places: Sequence[int],

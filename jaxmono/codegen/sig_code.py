@@ -72,6 +72,7 @@ class Request:
       behind: a grid barrier is in front of its stage, wherever it runs: producers are ahead of it.
       streaming: the kernel only moves data; a multiprocessor may run several of its blocks.
       rounds: products may round weights of f32 in registers, wgmma's left operand.
+      alone: nothing else is in its stages.
     """
 
     device: Device
@@ -83,6 +84,7 @@ class Request:
     behind: bool = False
     streaming: bool = False
     rounds: bool = True
+    alone: bool = False
 
     @property
     def mixed(self) -> bool:

@@ -75,8 +75,10 @@ def alike_rows(body: Graph, roots: Sequence[Root], rows: Sequence[Var], row: Var
     Args:
       work: operations of an element of a row.
     """
+    if not rows:
+        return None
     one = _loads(body, roots, row, col, reduction, 1)
-    alike = [n for n in _PLACES_ALIKE if n > 1 and rows[-1].size % n == 0
+    alike = [n for n in _PLACES_ALIKE if rows[-1].size % n == 0
              and row.size >= n * _TEAMS * device.sm_count
              and _loads(body, roots, row, col, reduction, n) == one]
 

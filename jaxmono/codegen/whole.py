@@ -4,8 +4,8 @@
      └────────────────── maximum(0) ──────────────────────┘
 
 Op by op such a chain loses digits that it is there to give, or takes a multiple of the
-instructions. Nobody else may need what lies between. The functions are in device/narrow.cuh, those
-of integers in device/order.cuh and arithmetic.cuh.
+instructions. Nobody else may need what lies between, but for quotients of integers. The functions
+are in device/narrow.cuh, those of integers in device/order.cuh and arithmetic.cuh.
 """
 
 from __future__ import annotations

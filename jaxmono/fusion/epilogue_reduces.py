@@ -28,7 +28,7 @@ several values, and what is stored for the rest are ours. The order of the sums 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -156,10 +156,10 @@ def _begun(graph: Graph, o: ops.Reduce, depth: Mapping[Value, int]) -> Begun | N
         return None
     dots = {p: None for v in inside if isinstance(p := graph.producer.get(v), ops.DotGeneral)
             and not p.lhs_batch and v.type.size == math.prod(sizes)}
+    whole = {over_rows: _whole(graph, o, dots, over_rows) for over_rows in (True, False)}
     for dot in sorted(dots, key=lambda p: -depth[p.result]):
-        dims = dot_dims(dot)
-        for over_rows, of_dot in ((True, (dims.m, dims.n)), (False, (dims.n, dims.m))):
-            if sizes == of_dot and _is_whole(graph, o, dot, over_rows):
+        for over_rows, found in whole.items():
+            if dot in found:
                 waits = tuple(v for v in inside if v is not dot.result
                               and depth.get(v, 0) >= depth[dot.result]
                               and isinstance(graph.producer.get(v), ANCHORS))
@@ -188,16 +188,22 @@ def _is_only(graph: Graph, dot: ops.DotGeneral) -> bool:
     return True
 
 
-def _is_whole(graph: Graph, o: ops.Reduce, dot: ops.DotGeneral, over_rows: bool) -> bool:
-    """Whether the reduce's dimensions, in their order, are those of m (or of n)."""
-    dims = dot_dims(dot)
-    m, n = Index.of(Var("m", dims.m)), Index.of(Var("n", dims.n))
+def _whole(graph: Graph, o: ops.Reduce, dots: Iterable[ops.DotGeneral],
+           over_rows: bool) -> set[ops.DotGeneral]:
+    """Those of ``dots`` whose m (or n) the reduce's dimensions are, in their order."""
+    over_size, kept_size = math.prod(reduced_shape(o)), math.prod(kept_shape(o))
+    rows, columns = (over_size, kept_size) if over_rows else (kept_size, over_size)
+    fitting = [p for p in dots if (dot_dims(p).m, dot_dims(p).n) == (rows, columns)]
+    if not fitting:
+        return set()
+    m, n = Index.of(Var("m", rows)), Index.of(Var("n", columns))
     over, kept = (m, n) if over_rows else (n, m)
     at = reduction_index(o, delinearize(kept, kept_shape(o)), delinearize(over, reduced_shape(o)))
-    walk = Walk(graph, lambda p: not isinstance(p, ENDS))
+    walk = Walk(graph, lambda p: not isinstance(p, ENDS), single={p.result for p in fitting})
     for a in o.args:
         walk.demand(a, at)
-    return walk.failed is None and walk.only(dot.result) == result_index(dot, Index(), m, n)
+    return {p for p in fitting if walk.failed is None
+            and walk.only(p.result) == result_index(p, Index(), m, n)}
 
 
 def _refusal(draft: Draft, reduces: Collection[ops.Reduce],

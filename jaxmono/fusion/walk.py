@@ -29,7 +29,10 @@ class Walk:
       cols: how a reduce's own dimensions are indexed; None stops at reduces.
       reached: per value, every distinct index at which it is demanded.
       failed: an op on the way needs more than a fixed number of elements, or all together more
-        than `MOST`.
+        than `MOST`; or none of ``single`` is left.
+      single: values that are wanted at one index each. Those that are reached at more are taken
+        out of it, and where none is left the walk ends: windows of 7 x 7 places in front of a
+        norm's reduce took it 6 of the 10 s in which ConvNeXt-T b32 is planned.
     """
 
     graph: Graph
@@ -37,6 +40,7 @@ class Walk:
     cols: Callable[[ops.Reduce], IndexMap] | None = None
     reached: dict[Value, dict[IndexMap, None]] = field(default_factory=dict)
     failed: Op | None = None
+    single: set[Value] | None = None
     followed: int = field(default=0, init=False)
 
     def demand(self, value: Value, index: IndexMap) -> None:
@@ -49,6 +53,11 @@ class Walk:
             known[at] = None
             todo.extend(_dynamics(at))
             producer = self.graph.producer.get(v)
+            if self.single is not None and len(known) > 1 and v in self.single:
+                self.single.remove(v)
+                if not self.single:
+                    self.failed = self.failed or producer
+                    return
             if producer is None or not self.enter(producer):
                 continue
             self.followed += 1

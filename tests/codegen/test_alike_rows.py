@@ -67,3 +67,13 @@ def test_a_few_lanes_take_some_rows_of_a_few_columns() -> None:
     (1000, 1000, 4)])
 def test_places_divide_the_rows_that_are_alike(m: int, k: int, places: int) -> None:
     assert chosen(planned(64, m, k)).places == places
+
+
+@pytest.mark.parametrize("n", [48, 64, 100])
+def test_all_of_what_few_make_is_one_row(n: int) -> None:
+    """No rows are alike where there is one."""
+    graph = graph_of(lambda x: jnp.abs(x[:, None] - x[None]).sum(),
+                     jax.ShapeDtypeStruct((n,), jnp.float32))
+    plan = make_plan(graph, DEVICE)
+    check(graph, [data(v, i) for i, v in enumerate(graph.inputs)], plan=plan)
+    default_schedule(plan, cuda_target("sm_90a"), Device())

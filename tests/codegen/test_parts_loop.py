@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -104,3 +105,26 @@ def test_vectors_lie_in_one_part() -> None:
     """Halves of 6 have no vectors of 4."""
     found = chosen(planned(turned, 64, 4096, 12, dtype=jnp.float32))
     assert 6 % found.lanes == 0
+
+
+def test_what_is_joined_along_another_variable_stays() -> None:
+    """Of a line's places nobody knows which part they are of; its threads go along the source."""
+    def fn(x: X, c: X) -> X:
+        return jnp.concatenate([x * c, x + c], -1).T + 1
+
+    shape = jax.ShapeDtypeStruct((2048, 1024), jnp.float32)
+    found = chosen(make_plan(graph_of(fn, shape, shape), DEVICE))
+    assert found.parts == 1
+    assert found.order
+
+
+def test_results_have_registers() -> None:
+    """Four parts of a head are 64 words; of several heads more than a thread has."""
+    def fn(x: X, c: X) -> X:
+        a, b, d, e = jnp.split(x, 4, -1)
+        return jnp.concatenate([a * c - b, a + b * c, d * c + a, e - a], -1)
+
+    shapes = (32, 8, 1024, 64), (1024, 16)
+    found = chosen(make_plan(graph_of(fn, *(jax.ShapeDtypeStruct(s, jnp.bfloat16)
+                                            for s in shapes)), DEVICE))
+    assert math.prod(found.places or (1,)) * found.parts * found.lanes <= 64

@@ -132,6 +132,22 @@ def test_they_are_for_heavy_epilogues_of_many_tasks() -> None:
         assert [s.warps for s in chosen(plan)] != [ALONE]
 
 
+@pytest.mark.parametrize(("m", "n"), [(70016, 32), (70016, 64), (35008, 144), (50304, 192)])
+def test_tiles_are_filled(m: int, n: int) -> None:
+    assert [s.warps for s in chosen(step(m, n, 2048))] != [ALONE]
+
+
+def test_nothing_else_is_in_their_stages() -> None:
+    """Beside tasks that use shared memory differently warpgroups meet in front of each."""
+    def fn(x: Any, dy: Any, w: Any, m: Any, v: Any) -> Any:
+        return (*momentum(x, dy, w, m), dy @ v.T)
+
+    plan = plan_of(fn, *[Spec((2048, 4096), BF16)] * 2, *[Spec((4096, 4096), F32)] * 2,
+                   Spec((4096, 4096), BF16), device=H200)
+    assert len(plan.stages) == 1
+    assert ALONE not in [s.warps for s in chosen(plan)]
+
+
 def test_the_profiler_measures_one() -> None:
     plan = plan_of(lambda x, w: x @ w, Spec((2048, 768), BF16), Spec((768, 3072), BF16),
                    device=H200)

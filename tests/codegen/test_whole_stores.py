@@ -1,4 +1,5 @@
-"""Pieces of an epilogue leave in one instruction each; the compiler would take some apart."""
+"""Pieces of an epilogue leave in one instruction each; the compiler would take some apart. Tables
+begin as the vectors do that are read of them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from models import graph_of
 from test_guarded_loads import ptx
@@ -32,3 +34,13 @@ def test_products_leave_in_vectors(m: int, n: int, k: int) -> None:
     found = stores(m, n, k, jnp.bfloat16)
     assert found
     assert all(kind.startswith("v4.") for kind in found), found
+
+
+def test_tables_are_aligned() -> None:
+    """A compiler aligns arrays of bytes to bytes, one behind the other."""
+    table = np.arange(64, dtype=np.float32) ** 0.5
+    x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    plan = make_plan(graph_of(lambda x: x * table + jnp.exp(x) * table[::-1].copy(), x), H200)
+    source = emit(plan, cuda_target("sm_90a"), H200, "kernel").source
+    assert "load<float, 4>(table" in source
+    assert len(re.findall(r"\.align 16 \.b8 \w*table", ptx(bundle(source)))) == 2

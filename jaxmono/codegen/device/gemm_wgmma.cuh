@@ -60,9 +60,9 @@ struct GemmWgmma
   // Each warpgroup has tasks of its own, of BLOCKS times 64 rows.
   static constexpr bool PASSES = WG_M * WG_N * WG_K == 1;
   static constexpr int BLOCKS = BM / (64 * WG_M);
-  static_assert(PASSES ? BM % 64 == 0 && BLOCKS * N <= 256 && !TF32 && PANEL == 0 && PANEL_B == 0
-                       : WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M,
-                "two warpgroups of 64 rows");
+  static_assert(PASSES ? BM % 64 == 0 && BLOCKS * N <= 256 : WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M,
+                "two warpgroups of 64 rows, or one of some times 64");
+  static_assert(!PASSES || (!TF32 && PANEL == 0 && PANEL_B == 0 && RESIDENT == 0), "");
   static_assert(N % 16 == 0 && N <= 256 && SLOTS >= 2 && SLOTS <= MAX_SLOTS, "");
   static_assert(DEPTH == 4 || (!TF32 && PANEL == 0 && PANEL_B == 0 && DEPTH % WG_K == 0), "");
   static_assert(PANEL == 0 || A_K_MAJOR, "a panel is [m][k]");

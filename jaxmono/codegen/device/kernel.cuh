@@ -3,12 +3,13 @@
 #include "jaxmono/platform.cuh"
 #include "jaxmono/sync.cuh"
 
+// Tables begin as vectors do that are read of them.
 #ifdef JAXMONO_EMULATE
-#define JM_TABLE static const
+#define JM_TABLE alignas(16) static const
 #define JM_CONSTANT static const
 #define JM_STATE static
 #else
-#define JM_TABLE static __device__ const
+#define JM_TABLE alignas(16) static __device__ const
 #define JM_CONSTANT static __constant__ const
 #define JM_STATE static __device__
 #endif

@@ -96,7 +96,7 @@ struct Roles {
   uint64_t turn;
   // All warps of the other warpgroup have seen all tiles of the task before (gemm_wgmma.cuh).
   uint64_t passed[2];
-  // The same of each buffer of an image (gemm_image.cuh).
+  // As `turn`, of each buffer of an image (gemm_image.cuh).
   uint64_t turns[MAX_IMAGES];
   // Of kernels that have tensor maps: the next one is written here.
   Mapped mapped;

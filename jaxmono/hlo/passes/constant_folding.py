@@ -23,7 +23,7 @@ _MOVED = (ops.BroadcastInDim, ops.Reshape, ops.Transpose, ops.Slice, ops.Reverse
           ops.Window)
 _OF_PLACES = (ops.Constant, ops.Iota, *_MAPPED, *_MOVED)
 _DEEPEST = 6
-"""Ops of integers between places and floats that are followed, one behind the other."""
+"""Ops between places and a float that are followed, one behind the other, literals included."""
 _NEVER = (ops.Constant, ops.Iota, ops.While, ops.RngBitGenerator, ops.Unknown, ops.CustomCall)
 
 
