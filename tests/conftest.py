@@ -18,6 +18,7 @@ os.environ["XLA_FLAGS"] = " ".join(
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
+from aligned import trap_misaligned
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -41,6 +42,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if seen[function] % mark.args[0]:
             item.add_marker(pytest.mark.slow)
         seen[function] += 1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def misaligned_accesses_trap() -> None:
+    """In all kernels that tests compile for the emulator."""
+    trap_misaligned()
 
 
 @pytest.fixture

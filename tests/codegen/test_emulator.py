@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -427,3 +431,21 @@ def test_bundle_takes_each_header_once_and_refuses_unknown_ones() -> None:
     assert text.index("struct bf16") < text.index("struct GridBarrier {")
     with pytest.raises(headers.HeaderError, match=r"no such device header; there are .*warp\.cuh"):
         headers.bundle('#include "jaxmono/wrap.cuh"\n')
+
+
+@pytest.mark.parametrize(("offset", "signals"), [(4, (signal.SIGILL, signal.SIGTRAP)), (16, (0,))])
+def test_misaligned_vectors_trap(offset: int, signals: tuple[int, ...]) -> None:
+    """As on a GPU, where they end the process's context; in a process of their own."""
+    body = f"float* x = static_cast<float*>(p.buf[0]) + {offset} / 4;\n" \
+           "store<float, 4>(x, load<float, 4>(x));"
+    code = f"""
+import numpy as np
+from aligned import trap_misaligned
+trap_misaligned()
+from emulated import emulate
+emulate({kernel_source(body, 1)!r}).run([np.zeros(64, np.float32)])
+"""
+    path = os.pathsep.join(p for p in sys.path if p)
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path},
+                          capture_output=True, text=True, check=False)
+    assert -done.returncode in signals, done.stderr
