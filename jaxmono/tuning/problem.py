@@ -60,6 +60,7 @@ class Problem:
             "body": self.sig.key,
             "device": at.device.name,
             "sm_count": at.device.sm_count,
+            "alone": self.request.alone,
             "shared_bytes": self.request.shared_bytes,
             "threads": self.request.threads,
             "arch": at.target.arch,

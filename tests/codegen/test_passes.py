@@ -146,6 +146,9 @@ def test_nothing_else_is_in_their_stages() -> None:
                    Spec((4096, 4096), BF16), device=H200)
     assert len(plan.stages) == 1
     assert ALONE not in [s.warps for s in chosen(plan)]
+    for sig in plan.sigs:
+        request = requests(plan, cuda_target("sm_90a"), H200)[sig.key]
+        assert ALONE not in [s.warps for s in dot_candidates(sig, request, chosen(plan)[0])]
 
 
 def test_the_profiler_measures_one() -> None:
