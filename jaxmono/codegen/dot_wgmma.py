@@ -22,7 +22,7 @@ from jaxmono.codegen.dot import (
     legal_lanes,
 )
 from jaxmono.codegen.dot_function import emit_split
-from jaxmono.codegen.dot_schedule import DotSchedule, ImageSchedule
+from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_wgmma_shared import (
     BF16X6,
     BYTES,
@@ -31,7 +31,6 @@ from jaxmono.codegen.dot_wgmma_shared import (
     LOW_BYTES,
     REGISTERS,
     SWAPPED,
-    TF32,
     deep,
     finishing,
     has_halves,
@@ -42,8 +41,8 @@ from jaxmono.codegen.dot_wgmma_shared import (
     shared_bytes,
     staged_columns,
     tile_bytes,
-    widths,
 )
+from jaxmono.codegen.dot_wgmma_type import gemm_type
 from jaxmono.codegen.early_loads import (
     WIDE,
     early_loads,
@@ -58,7 +57,6 @@ from jaxmono.codegen.epilogue_source import source_operand
 from jaxmono.codegen.group_scales import emit_scales, emit_touch
 from jaxmono.codegen.image import emit_image, emit_row
 from jaxmono.codegen.loaders import emit_element_loader, emit_loader
-from jaxmono.codegen.names import stored_type
 from jaxmono.codegen.operand import Operand, has_rows, is_looked_up
 from jaxmono.codegen.panel import Panel
 from jaxmono.codegen.writer import Writer
@@ -455,7 +453,7 @@ def emit_begin(w: Writer, code: DotCode) -> None:
         w.line(f"const int n0 = inside / rows * {s.bn};")
     w.line(f"const int b = {tile} / {tm * tn};")
     w.line("(void)b;")
-    w.line(f"using G = {_gemm(code)};")
+    w.line(f"using G = {gemm_type(code)};")
     w.line(f"static_assert(G::SHARED_BYTES <= {shared_bytes(code) - LOW_BYTES}, \"tiles\");")
     k_tiles = str(code.k_tiles)
     if s.split_k > 1:
@@ -465,41 +463,3 @@ def emit_begin(w: Writer, code: DotCode) -> None:
     else:
         w.line("const int k0 = 0;")
     w.line(f"const int k_tiles = {k_tiles};")
-
-
-def _gemm(code: DotCode) -> str:
-    """The C++ type of a tile."""
-    s = code.s
-    assert code.element is not None
-    if s.family == BYTES:
-        assert code.rhs_element is not None
-        lines, panel = deep(code) // 128, panel_columns(code) // s.bk
-        types = f"{stored_type(code.rhs_element)}, {c_type(code.element)}"
-        return (f"GemmBytes<{types}, {s.bm}, {s.bn}, "
-                f"{s.stages}, {', '.join(map(str, s.warps))}, {_cpp(code.rhs.k_major)}"
-                f"{f', {lines}' if panel or lines > 1 else ''}{f', {panel}' if panel else ''}>")
-    if s.family == IMAGE:
-        assert isinstance(s, ImageSchedule)
-        return (f"GemmImage<{c_type(code.element)}, {s.bm}, {s.bn}, {s.bk}, {s.stages}, "
-                f"{s.images}, {s.warps[0]}, {s.warps[1]}, {_cpp(code.rhs.k_major)}, "
-                f"{code.arrangement.image.channels // s.bk}, {code.arrangement.shape()}"
-                f"{f', {s.split_k}' if s.split_k > 1 else ''}>")
-    if s.family == BF16X6:
-        return (f"GemmBf16x6<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "
-                f"{_cpp(code.lhs.k_major)}, {_cpp(code.rhs.k_major)}>")
-    if s.family == TF32:
-        return (f"GemmTf32<{s.bm}, {s.bn}, {s.stages}, {s.warps[0]}, {s.warps[1]}, "
-                f"{_cpp(code.rhs.k_major)}>")
-    kind, warps = ("GemmSwapped", s.warps[1:]) if s.family == SWAPPED else ("GemmWgmma", s.warps)
-    args = [pair_type(code) or c_type(code.element), s.bm, s.bn, s.stages, *warps,
-            _cpp(code.lhs.k_major), _cpp(code.rhs.k_major), panel_columns(code)]
-    more: list[tuple[Any, Any]] = [(_cpp(width == 2), "false") for width in widths(code)]
-    if s.family != SWAPPED:
-        more = [(0, 0), (deep(code) // 32, 4), (code.k_tiles if s.resident else 0, 0), *more]
-    while more and more[-1][0] == more[-1][1]:  # as its default
-        more.pop()
-    return f"{kind}<{', '.join(map(str, [*args, *(x for x, _ in more)]))}>"
-
-
-def _cpp(x: bool) -> str:
-    return "true" if x else "false"

@@ -37,6 +37,7 @@ from jaxmono.codegen.neighbours import Vectors, load_near, neighbours
 from jaxmono.codegen.op_code import Emitted, call, expression
 from jaxmono.codegen.rarely_outside import computed_everywhere
 from jaxmono.codegen.scopes import Scopes
+from jaxmono.codegen.serial_reduce import serial_reduce
 from jaxmono.codegen.traverse import (
     GUARDED,
     Access,
@@ -50,7 +51,7 @@ from jaxmono.codegen.traverse import (
 )
 from jaxmono.codegen.whole import whole
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.demand import Demand, Guard, reduction_index
+from jaxmono.fusion.demand import Demand, Guard
 from jaxmono.fusion.indexing import Index, IndexMap, Var, linearize
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
@@ -278,7 +279,7 @@ class BodyEmitter(Scopes):
         if isinstance(op, ops.Reduce):
             if not self.inline_reduces:
                 raise refuse(op, "its reduce is not at hand where it is demanded")
-            return self._serial_reduce(op, value, index)
+            return serial_reduce(self, op, value, index)
         if (found := self._whole(op)) is not None:
             xs = [x for v in found.operands if (x := self._find(v, index))]
             assert len(xs) == len(found.operands)
@@ -472,41 +473,6 @@ class BodyEmitter(Scopes):
     def _guard(self, guard: Guard) -> str:
         self._emit_dynamics(x for x, _, _ in guard.bounds)
         return guard_code(guard, self._code)
-
-    def _serial_reduce(self, op: ops.Reduce, value: Value, index: IndexMap) -> Emitted:
-        """A loop per reduced dimension, in one thread; for reduces over a few elements."""
-        wide = self.lane.varies(index) and not self._scopes[-1].lane
-        dims = op.args[0].type.dims
-        over = [Var(self.w.fresh("r"), dims[d]) for d in op.dimensions]
-        names: list[str] = []
-        for init, result in zip(op.inits, op.results, strict=True):
-            x = self._emit(init, ())
-            names.append(self.w.fresh())
-            self.w.line(f"{self._type(result.type.dtype, wide)} {names[-1]} = "
-                        f"{self.widen(x, wide)};", self._remark(op))
-        self._serial_loops(op, reduction_index(op, index, tuple(over)), over, names, wide)
-        out = [Emitted(n, wide, not is_narrow(r.type.dtype))
-               for n, r in zip(names, op.results, strict=True)]
-        for r, x in zip(op.results, out, strict=True):
-            self._scopes[-1].values[r, index] = x
-        return out[op.results.index(value)]
-
-    def _serial_loops(self, op: ops.Reduce, at: IndexMap, over: list[Var], names: list[str],
-                      wide: bool) -> None:
-        if over:
-            var, rest = over[0], over[1:]
-            self.name_vars({var: var.name})
-            with self.scope(f"for (int {var.name} = 0; {var.name} < {var.size}; ++{var.name})"):
-                self._serial_loops(op, at, rest, names, wide)
-            return
-        elements = [self._emit(v, at) for v in op.args]
-        before = [Emitted(n, wide, False) for n in names]
-        after = self.region(op.body, before + elements)
-        # An accumulator that becomes another one has to be read before that is overwritten.
-        after = [self._name(x, r.type.dtype) if x in before else x
-                 for x, r in zip(after, op.results, strict=True)]
-        for n, x in zip(names, after, strict=True):
-            self.w.line(f"{n} = {self.widen(x, wide)};")
 
 
 def _only_moves(op: Op) -> bool:
