@@ -23,6 +23,7 @@ import math
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_wgmma_shared import (
+    ALONE,
     LOW_BYTES,
     ROLES_BYTES,
     operand_bytes,
@@ -35,8 +36,6 @@ from jaxmono.codegen.operand import has_rows
 from jaxmono.codegen.sig_code import Request
 from jaxmono.fusion.plan import DotForm, Sig
 
-ALONE = (1, 1, 1)
-"""`DotSchedule.warps` of them."""
 _ROWS, _COLUMNS = 128, 128
 _HEAVY_BYTES = 12
 """That an epilogue reads and writes for each sum, at least."""

@@ -15,6 +15,8 @@ from jaxmono.hlo.types import DType
 
 CONSUMERS, PRODUCERS = 256, 128
 MAX_SLOTS = 16
+ALONE = (1, 1, 1)
+"""`DotSchedule.warps` of warpgroups that have tasks of their own."""
 ROLES_BYTES = 512
 """Of shared memory, for `Roles`."""
 LOW_BYTES = 1024
@@ -64,7 +66,7 @@ def shared_bytes(code: DotCode) -> int:
 
 def passes(s: DotSchedule) -> bool:
     """Whether warpgroups have tasks of their own (dot_schedule_passes.py)."""
-    return s.family == "wgmma" and s.warps == (1, 1, 1)
+    return s.family == "wgmma" and s.warps == ALONE
 
 
 def finishing(s: DotSchedule) -> int:

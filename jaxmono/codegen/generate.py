@@ -104,7 +104,7 @@ def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
     first = {g.sig.key for stage in plan.stages[:1] for g in stage.groups}
     streams, rounds = _only_streams(plan), _rounds(plan)
     beside_others = {g.sig.key for stage in plan.stages
-             for g in stage.groups if len({h.sig.key for h in stage.groups}) > 1}
+                     for g in stage.groups if len({h.sig.key for h in stage.groups}) > 1}
     # Of a loop's end no producer knows.
     wgmma = target.wgmma and plan.repeat is None and not _small_products(plan)
     return {s.key: Request(device, target.threads, shared, siblings[s.key], wgmma,

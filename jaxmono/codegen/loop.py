@@ -108,7 +108,8 @@ class LoopCode:
         envs = [place_of(env, at) for at in _places(form, schedule)]
         items = [(s, at, root) for at in envs
                  for s, root in zip(form.stores, roots(sig, form.stores, at), strict=True)]
-        em.expect(read_by(sig.body, [root for *_, root in items]))
+        values = [root for *_, root in items]
+        em.expect(expected := read_by(sig.body, values))
 
         def store(i: int, x: Emitted) -> None:
             s, at, (_, place) = items[i]
@@ -123,18 +124,16 @@ class LoopCode:
             w.line(f"const {t} e = {first};")
             w.line(f"if (e >= {flat.size}) return;")
             if schedule.parts > 1:
-                for load in reversed(read_by(sig.body, [root for *_, root in items])):
+                for load in reversed(expected):
                     em.emit(*load)
             elif schedule.places:
                 plain = roots(sig, form.stores, {v: Index.of(v) for v in form.vars})
                 emit_ahead(em, [(em.unrounded(v), at) for v, at in plain], envs,
                            widest_input(sig))
-            values = [em.emit(em.unrounded(v), at) for *_, (v, at) in items]
-            for i, x in enumerate(values):
+            for i, x in enumerate([em.emit(em.unrounded(v), at) for v, at in values]):
                 store(i, x)
             return
         w.line(f"const {t} e0 = {first};")
-        values = [root for *_, root in items]
         if (ahead := loads_first(sig.body, values, flat, lanes)) and not schedule.order:
             loaded = emit_loads(w, em, ahead, unroll,
                                 f"const {t} e = min(e0 + u * {stride}, ({t}){flat.size - lanes});")

@@ -10,6 +10,7 @@ from jaxmono.fusion.demand import Demand, Guard, demands
 from jaxmono.fusion.indexing import Dyn, Index, IndexMap, Var, linearize
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Op, Value
+from jaxmono.hlo.passes.constant_folding import LARGEST
 from jaxmono.hlo.rewrite import is_splat
 
 GUARDED = (ops.Pad, ops.Concatenate, ops.DynamicUpdateSlice)
@@ -238,10 +239,6 @@ def vector_width(body: Graph, roots: Iterable[Root], stores: Iterable[tuple[Inde
     return 1
 
 
-_FEW = 64
-"""Elements of a table that do not decide how wide vectors are: bins, frequencies, windows."""
-
-
 def _fits(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index, int]], lane: Lane,
           reduction: Reduction | None, widest: int, *, unaligned: bool, in_turn: bool,
           pairs: bool) -> bool:
@@ -266,8 +263,8 @@ def _fits(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index, int]
             return False
         is_table = isinstance(node.op, ops.Constant) and node.value.type.rank > 0 \
             and not is_splat(node.op.value)
-        if is_table and node.value.type.size <= _FEW:
-            continue  # of which each lane may read its own (`_per_lane` in emit.py)
+        if is_table and node.value.type.size <= LARGEST:
+            continue  # bins, frequencies: each lane may read its own (`_per_lane` in emit.py)
         if node.op is None or is_table:
             offset = linearize(node.index, node.value.type.dims)
             pattern = access(offset, lane)

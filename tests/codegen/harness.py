@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 
 from jaxmono.codegen import Program, generate, interpret_target
+from jaxmono.codegen.generate import default_schedule
+from jaxmono.codegen.loop_schedule import LoopSchedule
+from jaxmono.codegen.target import cuda_target
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device, Plan
 from jaxmono.hlo.interp import evaluate
@@ -86,6 +89,16 @@ def check(graph: Graph, inputs: Sequence[Any], *, rtol: float | None = None,
         for i, (a, b) in enumerate(zip(found, wanted, strict=True)):
             assert_close(a, b, rtol, f"output {i}, seed {seed}\n{program.source[-4000:]}")
     return program
+
+
+def last_loop(plan: Plan) -> LoopSchedule:
+    """What is chosen for the last stage, a loop, on a whole GPU: small vectors may be made
+    before."""
+    found = default_schedule(plan, cuda_target("sm_90a"), Device()).sigs
+    (group,) = plan.stages[-1].groups
+    schedule = found[group.sig.key]
+    assert isinstance(schedule, LoopSchedule)
+    return schedule
 
 
 _RTOL = {DType.F16: 2e-3, DType.BF16: 1.6e-2, DType.F32: 2e-5, DType.F64: 1e-12}

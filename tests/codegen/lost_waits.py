@@ -89,6 +89,15 @@ def rewritten(name: str, change: Change) -> Change:
     return apply
 
 
+def replaced(there: str, instead: str) -> Change:
+    """Writes other text wherever this one is in a bundled source."""
+    def change(text: str) -> str:
+        assert there in text
+        return text.replace(there, instead)
+
+    return change
+
+
 def removed(name: str, statement: re.Pattern[str], number: int) -> Change:
     """Takes one of a header's statements that match out of it."""
     def change(text: str) -> str:

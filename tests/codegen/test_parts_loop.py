@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from harness import DEVICE, check
+from harness import DEVICE, check, last_loop
 from harness_graphs import data
 from models import graph_of
 
-from jaxmono.codegen.generate import default_schedule, emit
+from jaxmono.codegen.generate import emit
 from jaxmono.codegen.loop_schedule import LoopSchedule
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.target import cuda_target
@@ -53,14 +53,6 @@ def planned(fn: Callable[..., Any], heads: int = 4, n: int = 8, d: int = 16, tab
     return make_plan(graph_of(fn, *(jax.ShapeDtypeStruct(*x) for x in of)), DEVICE)
 
 
-def chosen(plan: Plan) -> LoopSchedule:
-    found = default_schedule(plan, cuda_target("sm_90a"), Device()).sigs
-    (group,) = plan.stages[-1].groups
-    schedule = found[group.sig.key]
-    assert isinstance(schedule, LoopSchedule)
-    return schedule
-
-
 def text(plan: Plan) -> str:
     source = emit(plan, cuda_target("sm_90a"), Device(), "kernel").source
     return source[source.index("JM_DEVICE void f"):]
@@ -82,28 +74,28 @@ def test_as_right_as_one_by_one(fn: Callable[..., Any], parts: int, lanes: int,
 def test_heads_share_their_angles() -> None:
     """4 heads at a time, where blocks are as many without; both halves without a branch."""
     plan = planned(turned, 32, 2048, 128)
-    assert chosen(plan) == LoopSchedule(4, places=(4, 1, 1), parts=2)
+    assert last_loop(plan) == LoopSchedule(4, places=(4, 1, 1), parts=2)
     found = text(plan)
     assert found.count("load_ro<float, 4>(p0") == 8
     assert found.count("load_ro<float, 4>(p1") == found.count("load_ro<float, 4>(p2") == 1
     assert found.count("store<bf16, 4>(") == 8
     assert "} else {" not in found
-    assert chosen(planned(turned, 8, 2048, 128)).places == (1, 1, 1)  # too few blocks
-    assert chosen(planned(turned, 1, 8192, 128)).parts == 2
+    assert last_loop(planned(turned, 8, 2048, 128)).places == (1, 1, 1)  # too few blocks
+    assert last_loop(planned(turned, 1, 8192, 128)).parts == 2
 
 
 @pytest.mark.parametrize("fn", [rolled, thirds])
 def test_parts_that_read_the_same(fn: Callable[..., Any]) -> None:
-    assert chosen(planned(fn, 32, 2048, 192, table=64 if fn is thirds else 96)).parts > 1
+    assert last_loop(planned(fn, 32, 2048, 192, table=64 if fn is thirds else 96)).parts > 1
 
 
 def test_parts_that_read_nothing_in_common_are_apart() -> None:
-    assert chosen(planned(halves, 32, 2048, 128)).parts == 1
+    assert last_loop(planned(halves, 32, 2048, 128)).parts == 1
 
 
 def test_vectors_lie_in_one_part() -> None:
     """Halves of 6 have no vectors of 4."""
-    found = chosen(planned(turned, 64, 4096, 12, dtype=jnp.float32))
+    found = last_loop(planned(turned, 64, 4096, 12, dtype=jnp.float32))
     assert 6 % found.lanes == 0
 
 
@@ -113,7 +105,7 @@ def test_what_is_joined_along_another_variable_stays() -> None:
         return jnp.concatenate([x * c, x + c], -1).T + 1
 
     shape = jax.ShapeDtypeStruct((2048, 1024), jnp.float32)
-    found = chosen(make_plan(graph_of(fn, shape, shape), DEVICE))
+    found = last_loop(make_plan(graph_of(fn, shape, shape), DEVICE))
     assert found.parts == 1
     assert found.order
 
@@ -125,6 +117,6 @@ def test_results_have_registers() -> None:
         return jnp.concatenate([a * c - b, a + b * c, d * c + a, e - a], -1)
 
     shapes = (32, 8, 1024, 64), (1024, 16)
-    found = chosen(make_plan(graph_of(fn, *(jax.ShapeDtypeStruct(s, jnp.bfloat16)
+    found = last_loop(make_plan(graph_of(fn, *(jax.ShapeDtypeStruct(s, jnp.bfloat16)
                                             for s in shapes)), DEVICE))
     assert math.prod(found.places or (1,)) * found.parts * found.lanes <= 64

@@ -20,12 +20,12 @@ from contraction_harness import (
 from contraction_harness import (
     run_wgmma as run,
 )
-from lost_waits import Case, failure
+from lost_waits import Case, failure, replaced
 
 from jaxmono.codegen import cuda_target, headers, nvrtc
 from jaxmono.codegen.dot_candidates import dot_candidates
 from jaxmono.codegen.dot_schedule import DotSchedule
-from jaxmono.codegen.dot_schedule_passes import ALONE
+from jaxmono.codegen.dot_wgmma_shared import ALONE
 from jaxmono.codegen.generate import default_schedule, emit, requests
 from jaxmono.fusion.plan import Device, Plan
 
@@ -111,12 +111,8 @@ def test_what_they_need(there: str, instead: str, monkeypatch: pytest.MonkeyPatc
     case = Case(p, in_order(p, wgmma(64, 32, 2, ALONE)), small_integers(p.graph), 0.0, threads=256,
                 seeds=24)
 
-    def change(text: str) -> str:
-        assert there in text
-        return text.replace(there, instead)
-
     assert failure(case, monkeypatch, lambda s: s) == ""
-    assert failure(case, monkeypatch, change) != ""
+    assert failure(case, monkeypatch, replaced(there, instead)) != ""
 
 
 def test_they_are_for_heavy_epilogues_of_many_tasks() -> None:

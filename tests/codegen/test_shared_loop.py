@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from harness import DEVICE, check
+from harness import DEVICE, check, last_loop
 from harness_graphs import data
 from models import graph_of
 
-from jaxmono.codegen.generate import default_schedule, emit
+from jaxmono.codegen.generate import emit
 from jaxmono.codegen.loop_schedule import LoopSchedule
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.target import cuda_target
@@ -36,15 +36,6 @@ def planned(fn: Any = normed, shape: tuple[int, ...] = (2, 5, 8, 30), groups: in
     return make_plan(graph_of(fn, *(jax.ShapeDtypeStruct(*x) for x in of)), DEVICE)
 
 
-def chosen(plan: Plan) -> LoopSchedule:
-    """Of the last stage: small vectors may be made before."""
-    found = default_schedule(plan, cuda_target("sm_90a"), Device()).sigs
-    (group,) = plan.stages[-1].groups
-    schedule = found[group.sig.key]
-    assert isinstance(schedule, LoopSchedule)
-    return schedule
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("places", [(1, 1, 2, 1), (1, 1, 8, 1), (1, 5, 1, 1), (2, 1, 1, 1)])
 def test_as_right_as_one_by_one(places: tuple[int, ...]) -> None:
@@ -60,8 +51,8 @@ def test_as_right_as_one_by_one(places: tuple[int, ...]) -> None:
 
 def test_places_are_chosen_where_there_are_elements_enough() -> None:
     large = planned(shape=(2, 64, 64, 320), groups=32)
-    assert chosen(large) == LoopSchedule(2, places=(1, 1, 8, 1))
-    assert chosen(planned(shape=(2, 8, 8, 320), groups=32)) == LoopSchedule(2)
+    assert last_loop(large) == LoopSchedule(2, places=(1, 1, 8, 1))
+    assert last_loop(planned(shape=(2, 8, 8, 320), groups=32)) == LoopSchedule(2)
 
 
 def test_what_places_share_is_read_once_and_a_sigmoid_stays_one_function() -> None:
@@ -84,7 +75,7 @@ def test_vectors_that_lie_along_two_variables_stay_whole() -> None:
         plan = make_plan(graph_of(shifted, *args), Device())
         text = emit(plan, cuda_target("sm_90a"), Device(), "shifted").source
         assert "for (int l = 0" not in text[text.rindex("// loop "):]
-        along = [i for i, n in enumerate(chosen(plan).places) if n > 1]
+        along = [i for i, n in enumerate(last_loop(plan).places) if n > 1]
         assert all(math.prod(shape[i + 1:]) % 8 == 0 for i in along)
 
 
@@ -92,4 +83,4 @@ def test_others_have_no_places() -> None:
     def joined(x: X, mean: X, var: X, w: X, s: X) -> X:  # two loads of four are shared
         return x * w + jnp.flip(x, 1) + s
 
-    assert chosen(planned(joined, (2, 64, 64, 320), 32)).places == ()
+    assert last_loop(planned(joined, (2, 64, 64, 320), 32)).places == ()

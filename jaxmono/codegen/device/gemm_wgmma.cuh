@@ -43,10 +43,11 @@ namespace jaxmono {
 
 // T: bf16, f16, float (tf32) or F8Pair, then k counts pairs. The warpgroups share the tile along m
 // (WG_M), n (WG_N) or k (WG_K: each has all of the tile and every other k step, and the sums meet in the
-// epilogue; those of wide tiles in HALVES, each warpgroup's columns); one of them is 2. Where all are 1 each
-// warpgroup has every second task of a block (PASSES). *_K_MAJOR: in memory, and in shared memory if T has 16 bits. PANEL: k tiles of A that the consumers compute and
-// keep, as in Gemm; 0: A is streamed with B. PANEL_B: the same of B. DEPTH: steps of 32 bytes of
-// k in a slot, 4 to a line of shared memory. RESIDENT: k tiles of B, all there are, that the producers load
+// epilogue; those of wide tiles in HALVES, each warpgroup's columns); one of them is 2. Where all
+// are 1 each warpgroup has every second task of a block (PASSES). *_K_MAJOR: in memory, and in
+// shared memory if T has 16 bits. PANEL: k tiles of A that the consumers compute and keep, as in
+// Gemm; 0: A is streamed with B. PANEL_B: the same of B. DEPTH: steps of 32 bytes of k in a slot,
+// 4 to a line of shared memory. RESIDENT: k tiles of B, all there are, that the producers load
 // once for all of a block's tasks. *_UNALIGNED: loaded by an Unaligned (unaligned_tile.cuh).
 template <class T, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int WG_K, bool A_K_MAJOR,
           bool B_K_MAJOR, int PANEL = 0, int PANEL_B = 0, int DEPTH = 4, int RESIDENT = 0,

@@ -83,7 +83,7 @@ def _mapped_splat(op: Op, scope: Scope) -> Sequence[Value] | None:
     scalar = {v: Value(TensorType((), v.type.dtype)) for v in op.inputs}
     out = Value(TensorType((), op.result.type.dtype))
     small = dataclasses.replace(op.clone(scalar), results=(out,))
-    result = _evaluated(small, list(scalar.values()),
+    result = _evaluated([small], list(scalar.values()),
                         [literals[op.inputs.index(v)] for v in scalar])
     return None if result is None else [scope.splat(result[0], op.result.type)]
 
@@ -99,7 +99,7 @@ def _small(op: Op, scope: Scope) -> Sequence[Value] | None:
     arrays = [a for a in literals if a is not None]
     if len(arrays) < len(literals) or any(a.size > 64 * LARGEST for a in arrays):
         return None
-    result = _evaluated(op, operands, arrays)
+    result = _evaluated([op], operands, arrays)
     return None if result is None else [scope.constant(r) for r in result]
 
 
@@ -111,11 +111,8 @@ def _of_places(op: Op, scope: Scope) -> Sequence[Value] | None:
     behind = dict[Op, None]()
     if not all(_behind(v, scope, behind) for v in op.inputs):
         return None
-    try:
-        result, = evaluate(Graph((), (*behind, op), op.results), [])
-    except Unsupported:
-        return None
-    return [scope.constant(result)]
+    result = _evaluated([*behind, op], [], [])
+    return None if result is None else [scope.constant(r) for r in result]
 
 
 def _behind(value: Value, scope: Scope, found: dict[Op, None], depth: int = _DEEPEST) -> bool:
@@ -131,9 +128,10 @@ def _behind(value: Value, scope: Scope, found: dict[Op, None], depth: int = _DEE
     return True
 
 
-def _evaluated(op: Op, operands: Sequence[Value],
+def _evaluated(path: Sequence[Op], operands: Sequence[Value],
                arrays: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]] | None:
+    """The results of the last of these ops."""
     try:
-        return evaluate(Graph(tuple(operands), (op,), op.results), arrays)
+        return evaluate(Graph(tuple(operands), tuple(path), path[-1].results), arrays)
     except Unsupported:
         return None
