@@ -12,6 +12,7 @@ multiprocessor asks the L2 for.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -92,10 +93,7 @@ def _bytes(body: Graph, roots: Sequence[Root], variables: Sequence[Var], places:
     ends = [Index.of(part) + part.size * i for i in (range(parts) if only is None else [only])]
     firsts = [[at_place(Index.of(v), v, n, i) for i in range(n)]
               for v, n in zip(outer, places, strict=True)]
-    every: list[list[Index]] = [[]]
-    for some in firsts:
-        every = [[*at, i] for at in every for i in some]
-    read = {root for at in every for end in ends
+    read = {root for *at, end in itertools.product(*firsts, ends)
             for root in read_by(body, [(v, tuple(
                 i.substitute(dict(zip(variables, [*at, end], strict=True))) for i in index))
                 for v, index in roots])}
