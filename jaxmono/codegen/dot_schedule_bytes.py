@@ -24,11 +24,13 @@ from jaxmono.codegen.dot_wgmma_shared import (
     ROLES_BYTES,
     together_bytes,
 )
+from jaxmono.codegen.operand import PIECE_BYTES
 from jaxmono.fusion.plan import Device
 from jaxmono.fusion.widened import MIN_COLUMNS
 
-MIN_ROWS = 5
-"""Fewer are the gemv family's: 4x8192x2048 takes 9.9 us there, 8x8192x2048 13.8, and 9.1 here."""
+MIN_ROWS = {4: 5, 8: 5, 16: 1, 32: 5}
+"""By bits of an element of the weights. Fewer are the gemv family's: 4x8192x2048 takes 9.9 us
+there, 8x8192x2048 13.8, and 9.1 here. Not of rows that begin anywhere, whose elements it picks."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ _MODELS = {
               epilogue_bytes=20_000.0, meet_us=0.42, again_us=0.43, split_us=1.0,
               split_bytes=229_000.0, split_total={True: 0.4, False: 1.65}, cold=0.78),
 }
+_MODELS[16] = _MODELS[32]
 _MODELS[4] = _MODELS[8]
 """By bits of an element of the weights. Of 4 as of 8: not fitted."""
 _MOST_ROWS = {1: 256, 2: 128}
@@ -87,10 +90,10 @@ def candidates_bytes(batch: int, m: int, n: int, k: int, itemsize: int, *, devic
     Args:
       itemsize: bytes of an element of the rows. computed: they are, a task's share at once.
       row_prologue: they are, and by whole rows.
-      bits: of an element of the weights, 4, 8 or 32.
+      bits: of an element of the weights, 4, 8, 16 (in rows that begin anywhere) or 32.
       shared_bytes: per block.
     """
-    if m < MIN_ROWS or n < MIN_COLUMNS:
+    if m < MIN_ROWS[bits] or n < MIN_COLUMNS:
         return []
     found = _costed(batch, m, n, k, itemsize, device, shared_bytes, computed, row_prologue, bits)
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
@@ -114,7 +117,8 @@ def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device,
         tiles = math.ceil(math.ceil(k / bk) / split)
         panel, x = (tiles * bm * bk * itemsize, 0) if computed else (0, bm * bk * itemsize)
         room = shared_bytes - ROLES_BYTES - LOW_BYTES - together_bytes(bm, warps[2]) - panel
-        slots = min(room // (bn * bk * bits // 8 + x), MAX_SLOTS, max(4 * tiles, 2))
+        line = PIECE_BYTES if bits == 16 else 0
+        slots = min(room // (bk * (bn * bits // 8 + line) + x), MAX_SLOTS, max(4 * tiles, 2))
         if slots >= min(3, max(tiles, 2)):
             s = DotSchedule(BYTES, bm, bn, bk, slots, warps, split)
             yield _cost(s, batch, m, n, k, itemsize, device, bits) + _PANEL_US * panel, s

@@ -39,6 +39,7 @@ from jaxmono.codegen.dot_wgmma_shared import (
     panel_columns,
     passes,
     shared_bytes,
+    shifts,
     staged_columns,
     tile_bytes,
 )
@@ -116,7 +117,7 @@ def emit_load(w: Writer, code: DotCode, *, pointers: Mapping[Value, str],
     if is_looked_up(code.lhs) or is_looked_up(code.rhs):
         w.line("roles->await_open(at);  // the stage before tells where operands are")
     emit_loader(w, "load_b", body, code.rhs, weights, pointers, names, read_only, tiles,
-                strided=True, pair=pair, block=code.pair_block)
+                strided=True, pair=pair, block=code.pair_block, lines=shifts(code) is not None)
     if s.family == IMAGE:
         emit_image(w, code.arrangement)
     elif panel_columns(code):

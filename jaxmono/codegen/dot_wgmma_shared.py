@@ -10,7 +10,13 @@ from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule, ImageSchedule
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.names import is_f8
-from jaxmono.codegen.operand import Operand, copied_bytes, is_unaligned
+from jaxmono.codegen.operand import (
+    PIECE_BYTES,
+    Operand,
+    copied_bytes,
+    is_unaligned,
+    shifted,
+)
 from jaxmono.hlo.types import DType
 
 CONSUMERS, PRODUCERS = 256, 128
@@ -29,7 +35,8 @@ TF32 = "tf32"
 tf32 when they are in shared memory (device/gemm_tf32.cuh)."""
 BYTES = "bytes"
 """Family of products whose weights are stored as bytes, on the left and in registers, beside rows
-of bytes or of 16 bits, or as f32 beside rows of 16 (device/gemm_bytes.cuh)."""
+of bytes or of 16 bits, or as f32 beside rows of 16, or lie as 16 bits in rows that begin anywhere
+(device/gemm_bytes.cuh)."""
 IMAGE = "image"
 """Family of convolutions whose image stays in shared memory (device/gemm_image.cuh)."""
 BF16X6 = "bf16x6"
@@ -85,7 +92,8 @@ def layout(code: DotCode) -> tuple[int, int]:
     panel = panel_columns(code)
     if s.family == BYTES:
         assert code.rhs_element is not None
-        rows, weights = s.bm * deep(code), s.bn * s.bk * code.rhs_element.bits // 8
+        line = 0 if shifts(code) is None else PIECE_BYTES
+        rows, weights = s.bm * deep(code), s.bk * (s.bn * code.rhs_element.bits // 8 + line)
         return rows * math.ceil(panel / s.bk), weights + (0 if panel else rows)
     if s.family == BF16X6:
         return 0, parts_slot_bytes(s.bm, s.bn)
@@ -110,6 +118,11 @@ def panel_columns(code: DotCode) -> int:
     if code.form.row_prologue:
         return code.k_tiles * code.s.bk
     return 0 if code.s.family == IMAGE or comes(code.lhs) else code.split_tiles * code.s.bk
+
+
+def shifts(code: DotCode) -> tuple[int, int] | None:
+    """How rows of weights of the family `BYTES` are `shifted`, if they have 16 bits."""
+    return shifted(code.rhs) if code.s.family == BYTES else None
 
 
 def comes(x: Operand) -> bool:

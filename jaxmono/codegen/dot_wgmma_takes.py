@@ -13,6 +13,7 @@ from jaxmono.codegen.operand import (
     is_strided,
     is_unaligned,
     paired_halves,
+    shifted,
 )
 from jaxmono.fusion.indexing import stride
 from jaxmono.fusion.plan import DotForm
@@ -73,12 +74,13 @@ def takes_tf32(form: DotForm, code: DotCode, element: DType | None) -> str | Non
 
 
 def takes_bytes(form: DotForm, code: DotCode) -> str | None:
-    """Why a contraction cannot have weights of bytes, or of f32 that are rounded, that pass through
-    registers; None if it can. ``code``: of that family."""
+    """Why a contraction cannot have weights that pass through registers: bytes, f32 that are
+    rounded, or 16 bits in rows that begin anywhere; None if it can. ``code``: of that family."""
     stored = code.rhs.stored
-    if code.element is None or code.rhs.param is None or code.rhs_element is None or (
-            code.rhs_element.bits > 8 and stored is not DType.F32):
-        return "weights are not stored as bytes, or as f32, 16 bytes of which are neighbours"
+    if code.element is None or code.rhs_element is None or (shifted(code.rhs) is None and (
+            code.rhs.param is None or (code.rhs_element.bits > 8 and stored is not DType.F32))):
+        return "weights are not stored as bytes, or as f32, 16 bytes of which are neighbours, " \
+               "nor as 16 bits of which all k are shifted against them"
     if code.rhs_element in FOUR_BITS and not is_strided(code.rhs):
         return "rows of weights of 4 bits do not lie at constant distances"
     if code.element not in (DType.BF16, DType.F16) and stored is not None:

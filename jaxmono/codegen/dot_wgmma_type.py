@@ -15,6 +15,7 @@ from jaxmono.codegen.dot_wgmma_shared import (
     deep,
     pair_type,
     panel_columns,
+    shifts,
     widths,
 )
 from jaxmono.codegen.emit import c_type
@@ -28,7 +29,10 @@ def gemm_type(code: DotCode) -> str:
     if s.family == BYTES:
         assert code.rhs_element is not None
         lines, panel = deep(code) // 128, panel_columns(code) // s.bk
-        types = f"{stored_type(code.rhs_element)}, {c_type(code.element)}"
+        stored, shift = stored_type(code.rhs_element), shifts(code)
+        if shift is not None:
+            stored = f"ShiftedRows<{stored}, {shift[0]}, {shift[1]}>"
+        types = f"{stored}, {c_type(code.element)}"
         return (f"GemmBytes<{types}, {s.bm}, {s.bn}, "
                 f"{s.stages}, {', '.join(map(str, s.warps))}, {_cpp(code.rhs.k_major)}"
                 f"{f', {lines}' if panel or lines > 1 else ''}{f', {panel}' if panel else ''}>")

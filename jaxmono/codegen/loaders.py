@@ -26,7 +26,7 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                 pointers: Mapping[Value, str], names: Mapping[Var, str],
                 read_only: Sequence[Value], tiles: Mapping[Var, int], *,
                 strided: bool = False, gathered: bool = False, pair: str = "",
-                copy: str = "cp_async", block: int = 0) -> None:
+                copy: str = "cp_async", block: int = 0, lines: bool = False) -> None:
     """``const auto NAME = [&](void* to, int <outer or k>, int <k or outer>)``: fills one piece.
 
     The two indices come in the order of the tile's rows and columns: columns are ``x.major``.
@@ -42,12 +42,14 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
       pair: C type of two neighbouring bytes, of which the family makes tiles; `is_strided` holds.
       copy: what copies bytes that lie in memory as the tile has them; as many are appended.
       block: columns of a tile that are pairs (`DotCode.pair_block`), 0 if none are.
+      lines: the family brings the 16-byte lines that its rows lie in (`shifted`).
     """
     if strided and block:
         _emit_paired(w, name, body, x, element, pointers, names, tiles, block)
         return
-    if strided and has_rows(x):
-        _emit_rows(w, name, body, x, element, pointers, names, tiles, pair)
+    if strided and (lines or has_rows(x)):
+        _emit_rows(w, name, body, x, element, pointers, names, tiles, pair,
+                   unaligned=lines or is_unaligned(x))
         return
     if gathered and emit_gathered(w, name, body, x, element, pointers, names, tiles):
         return
@@ -101,7 +103,7 @@ def emit_loader(w: Writer, name: str, body: Graph, x: Operand, element: DType,
 
 def _emit_rows(w: Writer, name: str, body: Graph, x: Operand, element: DType,
                pointers: Mapping[Value, str], names: Mapping[Var, str], tiles: Mapping[Var, int],
-               pair: str) -> None:
+               pair: str, *, unaligned: bool) -> None:
     """``const Strided<...> NAME{...};`` or ``const Unaligned<...> NAME{...};``."""
     source, row = x.source, x.outer if x.k_major else x.k
     assert source is not None
@@ -114,7 +116,7 @@ def _emit_rows(w: Writer, name: str, body: Graph, x: Operand, element: DType,
     checks = ("true" if v.size % tiles[v] else "false" for v in (row, x.major))
     args = [t, str(pitch // per), *checks]
     extent = f"{row.size}, {x.major.size // per}"
-    if is_unaligned(x):
+    if unaligned:
         size = source.param.type.nbytes
         w.line(f"const Unaligned<{', '.join(args)}> {name}{{{base}, {first}, {size}, {extent}}};")
         return

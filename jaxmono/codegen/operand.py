@@ -246,6 +246,23 @@ MOST_ROWS = 512
 """Of a tile: as many may lie behind the last row."""
 
 
+def shifted(x: Operand) -> tuple[int, int] | None:
+    """Of rows of k of 16-bit elements that are no multiples of 16 bytes, in one buffer, whole: by
+    how many elements each is shifted against the one before, and the first one against a multiple
+    of 16 bytes, both modulo 8; None elsewhere, and where only the kernel knows."""
+    source = x.source
+    if source is None or x.k_major or x.others or source.where.bounds or x.in_pieces \
+            or source.param.type.dtype.bits != 16 or x.stored is not None or x.scaled is not None:
+        return None
+    pitch = stride(source.offset, x.k)
+    first = source.offset.substitute({x.k: Index.of(0), x.outer: Index.of(0)})
+    if pitch is None or stride(source.offset, x.outer) != 1 or not first.is_static \
+            or source.param.type.size + MOST_ROWS * abs(pitch) >= 1 << 30:
+        return None
+    first %= 8
+    return (pitch % 8, first.const) if first.is_const else None
+
+
 def is_strided(x: Operand) -> bool:
     """Whether an operand is one buffer, whole, in which rows and columns have constant strides.
     Where it begins may be read from memory (`is_looked_up`)."""

@@ -1,20 +1,33 @@
 // One output tile of a contraction whose weights are stored as bytes: by rows of bytes (integers with sums in
 // s32, 8-bit floats), or widened to the 16 bits of the rows, from 4 bits (four_bits.cuh), too, and with scales of
-// groups of k; or as f32, rounded to these. They are the left operand of wgmma, in registers (weights_left.cuh,
-// byte_weights.cuh, float_weights.cuh): it reads bytes along k only, and JAX's x @ w has weights [k][n].
+// groups of k; or as f32, rounded to these; or as 16 bits in rows that begin anywhere. They are the left operand of
+// wgmma, in registers (weights_left.cuh, byte_weights.cuh, float_weights.cuh, unaligned_weights.cuh): it reads bytes
+// along k only, and JAX's x @ w has weights [k][n].
 //
 // Producers bring both operands by cp.async, weights as they lie in memory.
 #pragma once
 #include "jaxmono/byte_weights.cuh"
 #include "jaxmono/float_weights.cuh"
 #include "jaxmono/marching.cuh"
+#include "jaxmono/unaligned_weights.cuh"
 #include "jaxmono/weights_left.cuh"
 
 namespace jaxmono {
 
 template <class W, class X, int BN, bool W_K_MAJOR, int LINES>
-using StoredWeights = Conditional<is_same<W, float>, FloatWeights<X, BN, W_K_MAJOR, LINES>,
-                                  ByteWeights<W, X, BN, W_K_MAJOR, LINES>>;
+struct WeightsOf {
+  using Type = ByteWeights<W, X, BN, W_K_MAJOR, LINES>;
+};
+template <class X, int BN, bool W_K_MAJOR, int LINES>
+struct WeightsOf<float, X, BN, W_K_MAJOR, LINES> {
+  using Type = FloatWeights<X, BN, W_K_MAJOR, LINES>;
+};
+template <class T, int ROW, int FIRST, class X, int BN, int LINES>
+struct WeightsOf<ShiftedRows<T, ROW, FIRST>, X, BN, false, LINES> {
+  using Type = UnalignedWeights<ShiftedRows<T, ROW, FIRST>, X, BN, LINES>;
+};
+template <class W, class X, int BN, bool W_K_MAJOR, int LINES>
+using StoredWeights = typename WeightsOf<W, X, BN, W_K_MAJOR, LINES>::Type;
 
 // W, X: types of the weights and the rows. W_K_MAJOR: weights are [n][k]. LINES: of 128 bytes of a row in a
 // k tile. The others: as of WeightsLeft.
