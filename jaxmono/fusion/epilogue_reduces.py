@@ -86,11 +86,11 @@ class Begun:
     waits: tuple[Value, ...]
 
 
-def of_contractions(graph: Graph) -> dict[Op, None]:
-    """The reduces of a graph that are of all rows or columns of a contraction."""
+def of_contractions(graph: Graph) -> dict[Op, Op]:
+    """The reduces of a graph that are of all rows or columns of a contraction, and that."""
     depth = depths(graph)
-    return {o: None for o in graph.ops if isinstance(o, ops.Reduce)
-            and _begun(graph, o, depth) is not None}
+    return {o: b.dot for o in graph.ops if isinstance(o, ops.Reduce)
+            and (b := _begun(graph, o, depth)) is not None}
 
 
 def begin_reduces(graph: Graph, form: Formulation,

@@ -16,6 +16,7 @@ from jaxmono.fusion.round_rows import round_rows
 from jaxmono.fusion.share_k import share_k
 from jaxmono.fusion.split_reduce import split_reduces
 from jaxmono.fusion.split_softmax import split_softmaxes
+from jaxmono.fusion.unpadded import unpadded
 from jaxmono.fusion.window_rows import order_rows
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
@@ -29,11 +30,12 @@ OPTIONAL = ("gated", "round_rows", "share_k", "window_rows")
 
 def prepare(graph: Graph, device: Device, without: Collection[str] = (),
             ) -> tuple[Graph, tuple[str, ...]]:
-    """Takes loops apart, drops optimization barriers and dead ops, splits long softmaxes, reduces
-    and contractions, orients contractions and puts the batches of their operands first, reads
-    images as they lie in memory where they are copied into shared memory once, puts rows in the
-    order of the windows that read them, rounds what convolutions of f32 read where it is written,
-    and takes those contractions apart whose shares of k a norm can add up.
+    """Takes loops apart, drops optimization barriers and dead ops, reads weights as they lie where
+    padded copies are worth nothing, splits long softmaxes, reduces and contractions, orients
+    contractions and puts the batches of their operands first, reads images as they lie in memory
+    where they are copied into shared memory once, puts rows in the order of the windows that read
+    them, rounds what convolutions of f32 read where it is written, and takes those contractions
+    apart whose shares of k a norm can add up.
 
     A convolution that no pass has expanded yet is expanded here. ``without``: of `OPTIONAL`, what
     is left out; other names are not looked at.
@@ -45,7 +47,8 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
     loops = told(graph)
     graph = returned_once(dead_code(expand(without_barriers(unroll(graph)))))
     # Those of a contraction's results may begin in its epilogue: known once there are groups.
-    later = () if "epilogue_reduces" in without else of_contractions(graph)
+    later = {} if "epilogue_reduces" in without else of_contractions(graph)
+    graph = unpadded(graph, device, set(later.values()))
     graph, whole = split_reduces(split_softmaxes(graph, device, later), device, later)
     graph = long_products(graph, device)
     graph, apart = (graph, ()) if "gated" in without else gated(graph, device)

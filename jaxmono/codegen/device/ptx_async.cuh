@@ -14,6 +14,13 @@ JM_DEVICE void cp_async_16(void* smem, const void* gmem, bool pred = true) {
                "l"(gmem), "r"(pred ? 16 : 0)
                : "memory");
 }
+// The same, and L2 asks for the other half of the line of 128 bytes: of rows that begin anywhere, whose lines are
+// read in parts (128 x 30522 and 50257 x 768 take 3 to 4 % less time).
+JM_DEVICE void cp_async_line_16(void* smem, const void* gmem, bool pred = true) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(smem)),
+               "l"(gmem), "r"(pred ? 16 : 0)
+               : "memory");
+}
 // The first `bytes` of 16, and zeros.
 JM_DEVICE void cp_async_part_16(void* smem, const void* gmem, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(smem)),

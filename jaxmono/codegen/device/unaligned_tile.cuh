@@ -26,12 +26,13 @@ struct Unaligned {
   int first, bytes, rows, cols;
   static_assert(sizeof(T) == 2, "rows of other elements are copied in parts of 4 bytes and more");
 
+  JM_DEVICE bool has(int row) const { return !CHECK_ROWS || row < rows; }
   // Bytes from the buffer's begin.
   JM_DEVICE int at(int row, int col) const { return (first + row * ROW + col) * 2; }
   // The line at `from`, of the operand's row `row`. WHOLE: the buffer has all of it.
   template <bool WHOLE>
   JM_DEVICE void line(void* to, const unsigned char* from, int row) const {
-    const bool there = !CHECK_ROWS || row < rows;
+    const bool there = has(row);
     if constexpr (WHOLE) {
       cp_async_16(to, from, there);
     } else {

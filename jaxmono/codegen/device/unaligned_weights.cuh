@@ -65,8 +65,13 @@ struct LinesTile {
     const auto* const base = reinterpret_cast<const unsigned char*>(load.base);
 #pragma unroll(WHOLE ? ROWS / STEP : 1)
     for (int i = 0; i < ROWS / STEP; ++i)
-      load.template line<WHOLE>(to + i * (STEP * PITCH), base + begin + i * DOWN, row0 + row + i * STEP);
-    if (thread < ROWS) load.template line<WHOLE>(end, base + last, row0 + thread);
+      line<WHOLE>(to + i * (STEP * PITCH), base + begin + i * DOWN, row0 + row + i * STEP, load);
+    if (thread < ROWS) line<WHOLE>(end, base + last, row0 + thread, load);
+  }
+  template <bool WHOLE, class Load>
+  JM_DEVICE static void line(void* to, const unsigned char* from, int row, const Load& load) {
+    if constexpr (WHOLE) cp_async_line_16(to, from, load.has(row));
+    else load.template line<false>(to, from, row);
   }
 };
 

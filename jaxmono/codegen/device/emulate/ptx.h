@@ -105,6 +105,9 @@ inline void choose_early(Copies& q) {
 inline void cp_async_16(void* smem, const void* gmem, bool pred = true) {
   emulate::cp_async<16>(smem, gmem, pred);
 }
+inline void cp_async_line_16(void* smem, const void* gmem, bool pred = true) {
+  cp_async_16(smem, gmem, pred);
+}
 inline void cp_async_part_16(void* smem, const void* gmem, int bytes) {
   emulate::cp_async_part<16>(smem, gmem, bytes);
 }
