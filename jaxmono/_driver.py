@@ -28,7 +28,7 @@ from jaxmono.fusion.region_aliases import Pairs, region_aliases
 from jaxmono.fusion.regions import NOT_STITCHED
 from jaxmono.hlo.fingerprint import fingerprint
 from jaxmono.hlo.importer import Imported
-from jaxmono.hlo.ir import Op
+from jaxmono.hlo.ir import Graph, Op
 
 _log = _logging.get("driver")
 
@@ -58,6 +58,7 @@ class Outcome:
       refused: the ops that XLA runs.
       live: all ops that matter.
       note: why XLA runs the whole function, or "".
+      graph: the function as it was imported.
     """
 
     symbol: str
@@ -70,6 +71,7 @@ class Outcome:
     refused: tuple[Refusal, ...]
     live: tuple[Op, ...]
     note: str
+    graph: Graph
 
     @cached_property
     def report(self) -> Report:
@@ -107,6 +109,10 @@ class Driver:
         if not facts.here and not plan_only:
             raise CompileError(f"this process has no GPU to compile {platform} kernels for; lower "
                                f"the program where such a GPU is")
+        if options.on_unsupported != "error" and (note := _tune.left_to_xla(
+                imported.graph, facts, options.mode, _config.read())):
+            self.observe(lambda: imported, options, platform, note)
+            return CompileResult()
         outcome, result = _run(imported, options, platform, plan_only=plan_only)
         if collector is not None:
             collector.outcomes.append(outcome)
@@ -202,7 +208,7 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
             parts[scope].append((Region(region.op_indices, region.inputs, region.outputs),
                                  built[-1]))
     outcome = Outcome(graph.name, name, platform, options, facts, tuple(built), tuple(taken),
-                      tuple(refused), tuple(root.live), note)
+                      tuple(refused), tuple(root.live), note, graph)
     _log.info("%s: %d kernels (%d cached), %d ops left to XLA, %.3f s", name, len(built),
               sum(b.cached for b in built), len(refused), time.perf_counter() - start)
     return outcome, replace(_result(root, parts), report=outcome)

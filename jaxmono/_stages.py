@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from jaxmono import _collect, _tune
+from jaxmono import _beside, _collect, _tune
 from jaxmono._collect import Collector
 from jaxmono._errors import close_matches, one_of
 from jaxmono._explain import Report, merged
@@ -146,18 +146,20 @@ def explain(fresh: Callable[[], Any], options: Options, /, *args: Any, **kwargs:
     return _report(collector, options)
 
 
-def tune(fresh: Callable[[], Any], options: Options, seconds: float | None, /, *args: Any,
-         **kwargs: Any) -> TuningReport:
-    """Builds ``fresh()`` for these arguments and measures schedules for its kernels."""
+def tune(fresh: Callable[[], Any], others: Callable[[], tuple[Any, Any]], seconds: float | None,
+         /, *args: Any, **kwargs: Any) -> TuningReport:
+    """Builds ``fresh()`` for these arguments, measures schedules for its kernels, and times it
+    beside XLA's program. ``others``: the function and XLA's of it, which donate nothing."""
     begin = time.perf_counter()
     with _tune.tuning(seconds) as request, _collect.collecting() as collector:
         fresh().lower(*args, **kwargs)
-    said = [*request.notes, *collector.notes, *(o.note for o in collector.outcomes if o.note)]
-    if not request.reports and not said:
+    beside, why = _beside.beside_xla(others, args, kwargs, collector.outcomes, seconds)
+    said = [*request.notes, *collector.notes, *(o.note for o in collector.outcomes if o.note), why]
+    if not request.reports and not any(said):
         said.append("no kernel of this function has schedules to choose from")
     once = {r.name: r for r in reversed(request.reports)}  # regions may have equal groups
     return TuningReport(tuple(reversed(once.values())), time.perf_counter() - begin,
-                        "; ".join(dict.fromkeys(said)))
+                        "; ".join(dict.fromkeys(filter(None, said))), beside)
 
 
 def _report(collected: Collector, options: Options) -> Report:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
+
+import jax
 
 from jaxmono import _logging
 from jaxmono._config import Config
@@ -15,7 +19,9 @@ from jaxmono._device import Facts, gpu_ordinal
 from jaxmono._errors import warn
 from jaxmono._key import compiler_version, generator_version
 from jaxmono.fusion.plan import Plan
-from jaxmono.tuning import Conditions, ProblemReport, Tuner, TuningCache
+from jaxmono.hlo.fingerprint import fingerprint
+from jaxmono.hlo.ir import Graph
+from jaxmono.tuning import Beside, Conditions, ProblemReport, Tuner, TuningCache
 from jaxmono.tuning.cache import NAME
 from jaxmono.tuning.driver_version import driver_version
 from jaxmono.tuning.profiler import GpuProfiler
@@ -65,10 +71,9 @@ def choices(key: str, facts: Facts, config: Config, plan: Callable[[], Plan]) ->
     mode = "on" if is_on(config) else config.tune
     if mode == "off" or facts.target.kind != "cuda" or not facts.here:
         return Choices()
-    kept = config.cache and config.cache_max_bytes > 0
     seconds = request.seconds if request is not None else None
     tuner = Tuner(
-        _cache(config.cache_dir / NAME if kept else None), _profiler if mode == "on" else None,
+        _kept(config), _profiler if mode == "on" else None,
         seconds=config.tune_seconds if seconds is None else seconds,
         reporting=request is not None)
     try:
@@ -85,6 +90,37 @@ def choices(key: str, facts: Facts, config: Config, plan: Callable[[], Plan]) ->
             request.notes += tuner.notes
 
 
+def function_key(graph: Graph, facts: Facts, mode: str) -> str:
+    """What the time of a function by its kernels, and by XLA's program, is kept under."""
+    fields = {"graph": fingerprint(graph), "mode": mode, "jax": jax.__version__,
+              "conditions": asdict(conditions(facts))}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def timed_before(key: str, config: Config) -> Beside | None:
+    """What `function_key` stands for took; None if nobody knows."""
+    return _kept(config).function(key)
+
+
+def keep(key: str, found: Beside, config: Config) -> None:
+    """For `timed_before` and `left_to_xla`, in this process and others."""
+    _kept(config).put_function(key, found)
+
+
+def left_to_xla(graph: Graph, facts: Facts, mode: str, config: Config) -> str:
+    """Why XLA runs a function: it was timed, and XLA's program of it is faster. "" elsewhere, and
+    while it is tuned."""
+    if config.tune == "off" or _active.get() is not None or not facts.here \
+            or not _kept(config).has_functions:
+        return ""
+    found = timed_before(function_key(graph, facts, mode), config)
+    if found is None or not found.xla_wins:
+        return ""
+    return (f"jaxmono.tune timed it on {facts.device.name}: {found.kernels_us:.2f} us by its "
+            f"kernels, {found.xla_us:.2f} us by XLA's program; JAXMONO_TUNE=off or "
+            f"on_unsupported='error' runs the kernels")
+
+
 def conditions(facts: Facts) -> Conditions:
     """What measurements on this device, with this jaxmono and this compiler, hold for."""
     return Conditions(facts.device, facts.target, driver_version(), generator_version(),
@@ -93,6 +129,11 @@ def conditions(facts: Facts) -> Conditions:
 
 def _profiler() -> GpuProfiler:
     return GpuProfiler(device=gpu_ordinal())
+
+
+def _kept(config: Config) -> TuningCache:
+    kept = config.cache and config.cache_max_bytes > 0
+    return _cache(config.cache_dir / NAME if kept else None)
 
 
 @lru_cache(maxsize=4)

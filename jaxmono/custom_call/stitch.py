@@ -124,7 +124,8 @@ def custom_call(program: Program, operands: Sequence[ir.Value[Any]], location: i
             "has_side_effect": ir.BoolAttr.get(False),
             "api_version": _i32(_FFI_API_VERSION),
             "called_computations": ir.ArrayAttr.get([]),
-            "backend_config": ir.DictAttr.get(_configuration(program)),
+            "backend_config": ir.DictAttr.get({
+                k: _attribute(v) for k, v in configuration(program).items()}),
             "operand_layouts": _row_major([t.rank for t in program.inputs]),
             "result_layouts": _row_major(ranks),
             "output_operand_aliases": ir.ArrayAttr.get(aliases),
@@ -146,29 +147,38 @@ def mlir_type(type: TensorType) -> ir.Type:
     return ir.Type.parse(f"tensor<{dims}{_ELEMENTS[type.dtype]}>")
 
 
-def _configuration(program: Program) -> dict[str, ir.Attribute]:
-    """The attributes that the handler of ``program.target`` reads (native/*_ffi.cc)."""
-    config: dict[str, ir.Attribute] = {
+def configuration(program: Program) -> dict[str, Any]:
+    """The attributes that the handler of ``program.target`` reads (native/*_ffi.cc), as
+    `jax.ffi.ffi_call` takes them."""
+    config: dict[str, Any] = {
         # An array attribute: a string of this size is escaped byte by byte, several times over.
-        "binary": _array(np.frombuffer(program.binary, np.uint8),
-                         type=ir.IntegerType.get_unsigned(8)),
-        "name": ir.StringAttr.get(program.name),
-        "buffers": _i32(program.buffers),
+        "binary": np.frombuffer(program.binary, np.uint8),
+        "name": program.name,
+        "buffers": np.int32(program.buffers),
     }
     if program.target == "interpret":
         settings = _config.read()
         seed = settings.interpret_seed
         blocks = max(settings.interpret_blocks, program.min_blocks)
-        config["blocks"] = _i32(max(1, min(blocks, program.max_blocks)))
-        config["seed"] = ir.IntegerAttr.get(ir.IntegerType.get_signless(64),
-                                            seed - 2**64 if seed >= 2**63 else seed)
+        config["blocks"] = np.int32(max(1, min(blocks, program.max_blocks)))
+        config["seed"] = np.int64(seed - 2**64 if seed >= 2**63 else seed)
         return config
-    config["arch"] = ir.StringAttr.get(program.arch)
-    config["cooperative"] = ir.BoolAttr.get(program.cooperative)
-    config["overlaps"] = ir.BoolAttr.get(program.overlaps)
+    config["arch"] = program.arch
+    config["cooperative"] = np.bool_(program.cooperative)
+    config["overlaps"] = np.bool_(program.overlaps)
     for field in ("threads", "blocks_per_sm", "max_blocks", "shared_bytes"):
-        config[field] = _i32(getattr(program, field))
+        config[field] = np.int32(getattr(program, field))
     return config
+
+
+def _attribute(value: Any) -> ir.Attribute:
+    if isinstance(value, str):
+        return ir.StringAttr.get(value)
+    if isinstance(value, np.bool_):
+        return ir.BoolAttr.get(bool(value))
+    if isinstance(value, np.integer):
+        return ir.IntegerAttr.get(ir.IntegerType.get_signless(8 * value.itemsize), int(value))
+    return _array(value, type=ir.IntegerType.get_unsigned(8))
 
 
 def _i32(value: int) -> ir.IntegerAttr:

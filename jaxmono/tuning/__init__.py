@@ -9,8 +9,8 @@ processes of its own (`gpu_worker`, `compile_worker`).
 
 from jaxmono.tuning.cache import TuningCache
 from jaxmono.tuning.problem import Conditions, Problem, problems_of
-from jaxmono.tuning.report import ProblemReport, TuningReport
+from jaxmono.tuning.report import Beside, ProblemReport, TuningReport
 from jaxmono.tuning.tuner import Tuner
 
-__all__ = ["Conditions", "Problem", "ProblemReport", "Tuner", "TuningCache", "TuningReport",
-           "problems_of"]
+__all__ = ["Beside", "Conditions", "Problem", "ProblemReport", "Tuner", "TuningCache",
+           "TuningReport", "problems_of"]

@@ -3,6 +3,7 @@
     problems    key, its readable fields, whether all candidates were measured, last use
     candidates  problem, schedule, rank, microseconds and their error, or the reason of a failure
     regions     key of a kernel -> the problems in it, so that a known kernel is not planned again
+    functions   key of a function -> microseconds by its kernels, and by XLA's program of it
 
 A database that cannot be used costs one warning line, and this process goes on with a database in
 its own memory.
@@ -21,9 +22,11 @@ from typing import Any, TypeVar
 
 from jaxmono._errors import warn
 from jaxmono.tuning.choice import Row
+from jaxmono.tuning.report import Beside
 
 NAME = "tuning.sqlite3"
-_VERSION = 1
+_VERSION = 2
+"""1 had no functions: they are added to such a database."""
 _BUSY_SECONDS = 5.0
 MAX_PROBLEMS = 4096
 """Above it the problems that were used longest ago go, with their rows: about 20 MB."""
@@ -38,6 +41,8 @@ CREATE TABLE IF NOT EXISTS candidates(
   reason TEXT NOT NULL, measured REAL NOT NULL, PRIMARY KEY(problem, schedule)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS regions(
   key TEXT PRIMARY KEY, problems TEXT NOT NULL, used REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS functions(
+  key TEXT PRIMARY KEY, kernels_us REAL NOT NULL, xla_us REAL NOT NULL, used REAL NOT NULL);
 CREATE INDEX IF NOT EXISTS problems_used ON problems(used);
 CREATE INDEX IF NOT EXISTS regions_used ON regions(used);
 """
@@ -116,6 +121,35 @@ class TuningCache:
 
         self._run(write, None, writes=True)
 
+    def function(self, key: str) -> Beside | None:
+        """What a function takes by its kernels and by XLA's program, or None if nobody knows."""
+
+        def read(db: sqlite3.Connection) -> Beside | None:
+            found = db.execute("SELECT kernels_us, xla_us FROM functions WHERE key = ?",
+                               (key,)).fetchone()
+            if found is None:
+                return None
+            self._touch(db, "functions", key)
+            return Beside(float(found[0]), float(found[1]))
+
+        return self._run(read, None)
+
+    def put_function(self, key: str, found: Beside) -> None:
+        """Keeps that."""
+
+        def write(db: sqlite3.Connection) -> None:
+            db.execute("INSERT OR REPLACE INTO functions VALUES(?, ?, ?, ?)",
+                       (key, found.kernels_us, found.xla_us, time.time()))
+            self._evict(db)
+
+        self._run(write, None, writes=True)
+
+    @property
+    def has_functions(self) -> bool:
+        """Some function was timed."""
+        return self._run(
+            lambda db: db.execute("SELECT 1 FROM functions LIMIT 1").fetchone() is not None, False)
+
     @property
     def is_empty(self) -> bool:
         """Nothing was ever measured, so there is nothing to look up."""
@@ -167,11 +201,11 @@ class TuningCache:
 
     def _set_up(self, db: sqlite3.Connection, *, wal: bool) -> None:
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version not in (0, _VERSION):
+        if not 0 <= version <= _VERSION:
             raise sqlite3.DatabaseError(f"it is of format {version}, this jaxmono writes "
                                         f"{_VERSION}")
-        if version == 0:
-            if wal:
+        if version < _VERSION:
+            if version == 0 and wal:
                 db.execute("PRAGMA journal_mode = WAL")
             db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version = {_VERSION};COMMIT;")
         db.execute("PRAGMA synchronous = NORMAL")
@@ -185,7 +219,7 @@ class TuningCache:
             db.execute(f"UPDATE {table} SET used = ? WHERE key = ?", (now, key))
 
     def _evict(self, db: sqlite3.Connection) -> None:
-        for table in ("problems", "regions"):
+        for table in ("problems", "regions", "functions"):
             db.execute(f"DELETE FROM {table} WHERE key IN (SELECT key FROM {table} "
                        f"ORDER BY used DESC LIMIT -1 OFFSET ?)", (self._max,))
         db.execute("DELETE FROM candidates WHERE problem NOT IN (SELECT key FROM problems)")

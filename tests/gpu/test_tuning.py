@@ -133,3 +133,42 @@ def test_a_layer_is_tuned_within_the_time(monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_allclose(np.asarray(found, np.float32), np.asarray(wanted, np.float32),
                                atol=0.1)
     assert os.path.exists(_config.read().cache_dir / "tuning.sqlite3")
+
+
+def wide(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Many kernels of XLA's, one of ours."""
+    for _ in range(8):
+        x = jax.nn.softmax(x @ w, axis=-1) * x + jnp.tanh(x)
+    return x
+
+
+def test_a_chain_of_layers_is_faster_than_xla_and_stays() -> None:
+    x, w = arguments()
+    report = jaxmono.tune(wide)(x, w)
+    assert report.beside is not None, report
+    assert 5 < report.beside.kernels_us < 0.8 * report.beside.xla_us < 2000, report
+    assert jaxmono.jit(wide).explain(x, w).kernels == 1
+
+
+@pytest.mark.parametrize("fn", [lambda x: x.argmax(-1), lambda x: jnp.sin(x) * 2])
+def test_whoever_is_faster_runs_the_function(fn: Callable[..., Any]) -> None:
+    x = jax.random.normal(jax.random.key(1), (16, 50257), jnp.bfloat16)
+    beside = jaxmono.tune(fn)(x).beside
+    assert beside is not None
+    assert 1 < beside.kernels_us < 60 and 1 < beside.xla_us < 60, beside
+    report = jaxmono.jit(fn).explain(x)
+    assert report.kernels == (0 if beside.xla_wins else 1)
+    assert bool(report.note) == beside.xla_wins
+    np.testing.assert_array_equal(np.asarray(jaxmono.jit(fn)(x), np.float32),
+                                  np.asarray(jax.jit(fn)(x), np.float32))
+    again = jaxmono.tune(fn)(x).beside
+    assert again == beside  # not timed again
+
+
+def test_times_are_those_of_the_device() -> None:
+    """Of a copy that memory limits: between what its bytes take and twice as long."""
+    x = jnp.ones((1 << 28,), jnp.bfloat16)
+    beside = jaxmono.tune(lambda x: x * 2)(x).beside
+    assert beside is not None
+    for us in (beside.kernels_us, beside.xla_us):
+        assert (1 << 30) / 4.8e6 < us < 2 * (1 << 30) / 4.2e6, beside

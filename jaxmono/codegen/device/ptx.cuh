@@ -6,6 +6,7 @@
 //   void cp_async_16(void* smem, const void* gmem, bool pred = true)   pred false: 16 zero bytes
 //   void cp_async_8, cp_async_4, cp_async_stream_16, ..._8, ..._4      likewise; _stream of what is read once
 //                                    (gmem aligned also where pred is false)
+//   void cp_async_line_16            as cp_async_16; of rows that begin anywhere
 //   void cp_async_part_16(void* smem, const void* gmem, int bytes)     the first `bytes`, and zeros
 //   void cp_async_commit()
 //   void cp_async_wait<N>()          all but the N newest committed groups of this thread are done
@@ -84,6 +85,8 @@
 //   void st_release_gpu<T>(T*, T), st_relaxed_gpu<T>(T*, T)            which are whole by words only
 //   void fence_acq_rel_gpu()
 //   void nanosleep(uint32_t ns)
+//  ptx_timer.cuh
+//   uint64_t global_timer()          nanoseconds, by one clock of the whole GPU
 //   void launch_order()              until all that runs before this launch in its stream is done and can be
 //                                    seen; each thread, before it touches global memory. Nothing before
 //                                    sm_90, where a launch begins behind the end of the one before

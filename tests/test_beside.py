@@ -1,0 +1,152 @@
+"""A tuned function beside XLA's program of it: timed here by the interpreter's clock, where XLA's
+is always faster, or told what it took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmono
+from jaxmono import _beside, _config, _tune
+from jaxmono.tuning import Beside
+
+X = jax.ShapeDtypeStruct((4, 24), jnp.float32)
+
+
+def layer(x: Any) -> Any:
+    return jnp.tanh(x - x.mean(-1, keepdims=True)) * 2
+
+
+@pytest.fixture(autouse=True)
+def timed_in_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXMONO_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(_beside, "PLATFORMS", {"interpret": "cpu"})
+
+
+def jitted(fn: Any = layer, **kw: Any) -> Any:
+    return jaxmono.jit(fn, interpret=True, **kw)
+
+
+def kernels(fn: Any, *args: Any) -> int:
+    return fn.lower(*args).as_text().count("jaxmono_interpret")
+
+
+def told(monkeypatch: pytest.MonkeyPatch, ours: float, theirs: float) -> None:
+    """Microseconds that the stopwatch tells from now on, of kernels and of XLA's program."""
+    class Told:
+        def __init__(self, *_: Any) -> None:
+            self.turn = 0
+
+        def us(self, start: Any) -> list[float]:
+            jax.block_until_ready(start())
+            self.turn += 1
+            return [ours if self.turn % 2 else theirs]
+
+    monkeypatch.setattr(_beside, "Stopwatch", Told)
+
+
+def test_xla_runs_what_it_runs_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, 5.0, 4.0)
+    report = jaxmono.tune(jitted())(X)
+    assert report.beside == Beside(5.0, 4.0) and report.beside.xla_wins
+    assert "5.00 us by its kernels, 4.00 by XLA's program, which runs from now on" in str(report)
+    assert kernels(jitted(), X) == 0
+    x = np.random.default_rng(0).standard_normal(X.shape).astype(np.float32)
+    np.testing.assert_array_equal(jitted()(x), jax.jit(layer)(x))
+    for told_of in (jitted().explain(X), jitted().lower(X).explain()):
+        assert told_of.kernels == 0 and len(told_of.planned) == 1
+        assert "5.00 us by its kernels" in told_of.note and "JAXMONO_TUNE=off" in told_of.note
+
+
+@pytest.mark.parametrize("theirs", [4.9, 5.0, 9.0])
+def test_kernels_stay_where_they_are_as_fast(monkeypatch: pytest.MonkeyPatch,
+                                             theirs: float) -> None:
+    told(monkeypatch, 5.0, theirs)
+    report = jaxmono.tune(jitted())(X)
+    assert report.beside is not None and not report.beside.xla_wins
+    assert kernels(jitted(), X) == 1
+    assert jitted().explain(X).note == ""
+
+
+def test_who_asks_for_kernels_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, 5.0, 4.0)
+    jaxmono.tune(jitted())(X)
+    assert kernels(jitted(on_unsupported="error"), X) == 1
+    monkeypatch.setenv("JAXMONO_TUNE", "off")
+    assert kernels(jitted(), X) == 1
+
+
+def test_other_functions_and_shapes_are_not_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, 5.0, 4.0)
+    jaxmono.tune(jitted())(X)
+    assert kernels(jitted(lambda x: layer(x) + 1), X) == 1
+    assert kernels(jitted(), jax.ShapeDtypeStruct((4, 25), jnp.float32)) == 1
+    assert kernels(jitted(lambda y: layer(y)), X) == 0  # the same by another name
+
+
+def test_what_is_known_is_not_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, 5.0, 4.0)
+    jaxmono.tune(jitted())(X)
+    monkeypatch.setattr(_beside, "Stopwatch", lambda *_: pytest.fail("timed a second time"))
+    assert jaxmono.tune(jitted())(X).beside == Beside(5.0, 4.0)
+    _tune._cache.cache_clear()  # another process
+    assert kernels(jitted(), X) == 0
+
+
+def test_without_a_cache_on_disk_this_process_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXMONO_CACHE", "off")
+    _tune._cache.cache_clear()
+    told(monkeypatch, 5.0, 4.0)
+    jaxmono.tune(jitted())(X)
+    assert kernels(jitted(), X) == 0
+    _tune._cache.cache_clear()
+    assert kernels(jitted(), X) == 1
+
+
+def test_donated_arguments_are_not_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, 5.0, 4.0)
+    x = jnp.ones(X.shape)
+    assert jaxmono.tune(jitted(donate_argnums=0))(x).beside is not None
+    assert not x.is_deleted()
+
+
+def test_static_arguments_and_pytrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, 5.0, 4.0)
+
+    def fn(x: Any, how: str, *, key: Any) -> Any:
+        assert how == "twice"
+        return x["a"] * 2 + jax.random.uniform(key, X.shape)
+
+    report = jaxmono.tune(jitted(fn, static_argnums=1))(
+        {"a": X}, "twice", key=jax.ShapeDtypeStruct((), jax.random.key(0).dtype))
+    assert report.beside == Beside(5.0, 4.0), report
+
+
+def test_a_failure_is_told_and_nothing_else_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __init__(self, *_: Any) -> None:
+            raise RuntimeError("no clock")
+
+    monkeypatch.setattr(_beside, "Stopwatch", Broken)
+    report = jaxmono.tune(jitted())(X)
+    assert report.beside is None and "RuntimeError: no clock" in report.note
+    assert kernels(jitted(), X) == 1
+
+
+def test_several_call_sites_are_not_one_function() -> None:
+    outcomes = [o for f in (layer, jnp.sin) for o in jitted(f).lower(X)._collected.outcomes]
+    found, why = _beside.beside_xla(lambda: pytest.fail("timed"), (X,), {}, outcomes, None)
+    assert found is None and "tune each" in why
+
+
+def test_the_clock_runs() -> None:
+    """By the real stopwatch: XLA's program is faster than the interpreter."""
+    report = jaxmono.tune(jitted())(X)
+    assert report.beside is not None, report
+    assert report.beside.kernels_us > report.beside.xla_us > 0
+    assert _tune.timed_before("another", _config.read()) is None
