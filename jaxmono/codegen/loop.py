@@ -16,7 +16,7 @@ from jaxmono.codegen.accumulated import emit_accumulate
 from jaxmono.codegen.early_loads import read_by
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.loads_first import bind_loads, emit_loads, loads_first, shared_by_all
-from jaxmono.codegen.loop_schedule import LoopSchedule, choose_loop, flat_loop
+from jaxmono.codegen.loop_schedule import LoopSchedule, choose_loop, flat_loop, turned
 from jaxmono.codegen.names import compute, vector
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.padded_copy import emit_padded_copy, padded_copy
@@ -30,6 +30,7 @@ from jaxmono.codegen.schedule import (
 )
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.stencil_loop import emit_ahead, every_place, place_of
+from jaxmono.codegen.turned_loop import Turned, emit_turned
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.accumulated import accumulation
 from jaxmono.fusion.indexing import Index, IndexMap, Var
@@ -54,11 +55,13 @@ class LoopCode:
     def tasks(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
         form = sig.form
         assert isinstance(form, LoopForm)
+        if schedule.turned:
+            return _turned(sig).tasks
         flat, _ = _flat(form, schedule)
         return math.ceil(flat.size / (threads * schedule.lanes * schedule.unroll))
 
     def shared_bytes(self, sig: Sig, schedule: LoopSchedule, threads: int) -> int:
-        return 0
+        return _turned(sig).shared_bytes if schedule.turned else 0
 
     def workspace_bytes(self, sig: Sig, schedule: LoopSchedule) -> int:
         return 0
@@ -72,6 +75,8 @@ class LoopCode:
     def can_flag(self, sig: Sig, schedule: LoopSchedule, result: bool, number: int) -> bool:
         form = sig.form
         assert isinstance(form, LoopForm)
+        if schedule.turned:
+            return False  # blocks meet inside
         if not result and not reads_few(_reads(sig, schedule)[sig.body.inputs[number]]):
             return False
         flat, env = _flat(form, schedule)
@@ -93,6 +98,9 @@ class LoopCode:
     def emit_body(self, w: Writer, sig: Sig, schedule: LoopSchedule, function: Function) -> None:
         form = sig.form
         assert isinstance(form, LoopForm)
+        if schedule.turned:
+            _emit_turned(w, sig, form, function)
+            return
         lanes, unroll = schedule.lanes, schedule.unroll
         flat, env = _flat(form, schedule)
         t = "int" if flat.size < 2**31 - 2**20 else "long long"
@@ -179,6 +187,24 @@ class LoopCode:
             w.line(f"const {t} e = min(e0 + u * {stride}, ({t}){last});")
             w.extend(inner)
         return held
+
+
+def _turned(sig: Sig) -> Turned:
+    found = turned(sig)
+    assert found is not None, "chosen for loops that can be"
+    return found
+
+
+def _emit_turned(w: Writer, sig: Sig, form: LoopForm, function: Function) -> None:
+    t = _turned(sig)
+
+    def finish(em: BodyEmitter) -> None:
+        values = [em.emit(em.unrounded(v), at) for v, at in roots(sig, form.stores, t.env)]
+        for s, x in zip(form.stores, values, strict=True):
+            em.store(function.outputs[s.result], store_offset(sig, s, t.env), x,
+                     sig.body.outputs[s.result].type.dtype)
+
+    emit_turned(w, sig.body, t, function, finish)
 
 
 def _flat(form: LoopForm, s: LoopSchedule) -> tuple[Var, dict[Var, Index]]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jaxmono.codegen.traverse import Access, Lane, Root, access, walk
 from jaxmono.fusion.indexing import Index, Var, linearize
@@ -45,18 +46,27 @@ def source_order(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Inde
     lane = Lane(last, lanes)
     if any(access(lane.split(offset), lane) is not Access.CONTIGUOUS for offset, _ in stores):
         return None
-    steps = _steps(body, roots, lane, variables)
-    if steps is None or not steps[last]:
+    found = scattered(body, roots, lane, variables)
+    if found is None or not found.steps[last]:
         return None
-    steps[last] *= lanes
+    steps = {**found.steps, last: found.steps[last] * lanes}
     order = sorted(range(len(variables)), key=lambda i: -steps[variables[i]])
     return (tuple(order), lanes) if order != sorted(order) else None
 
 
-def _steps(body: Graph, roots: Sequence[Root], lane: Lane, variables: Sequence[Var],
-           ) -> dict[Var, int] | None:
-    """How far apart in the one source that is read scattered the elements of neighbours are."""
-    found: dict[Var, int] | None = None
+@dataclass(frozen=True)
+class Scattered:
+    """What vectors along the results read scattered: ``sources``, at their indices, alike in how
+    far apart (``steps``, elements) the neighbours along each variable are."""
+
+    sources: tuple[Root, ...]
+    steps: dict[Var, int]
+
+
+def scattered(body: Graph, roots: Sequence[Root], lane: Lane, variables: Sequence[Var],
+              ) -> Scattered | None:
+    """What of `_SHARE` and more is; None where nothing is, or where not all is alike."""
+    found: dict[Root, dict[Var, int]] = {}
     for node in walk(body, roots):
         if node.op is not None:
             continue
@@ -69,7 +79,9 @@ def _steps(body: Graph, roots: Sequence[Root], lane: Lane, variables: Sequence[V
         if any(not isinstance(atom, Var) for atom, _ in offset.terms):
             return None
         steps = {v: offset.coefficient(v) for v in variables}
-        if found not in (None, steps) or any(n < 0 for n in steps.values()):
+        if min(steps.values()) < 0 or any(steps != other for other in found.values()):
             return None
-        found = steps
-    return found
+        found[node.value, node.index] = steps
+    if not found:
+        return None
+    return Scattered(tuple(found), next(iter(found.values())))

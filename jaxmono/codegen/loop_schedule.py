@@ -15,6 +15,7 @@ from jaxmono.codegen.schedule import roots, sinks, widest_input
 from jaxmono.codegen.shared_loop import shared_loop
 from jaxmono.codegen.stencil_loop import loads_of, stencil_loop
 from jaxmono.codegen.traverse import dynamics, vector_width, walk
+from jaxmono.codegen.turned_loop import Turned, turned_loop
 from jaxmono.fusion.accumulated import accumulation
 from jaxmono.fusion.cost import weight
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize
@@ -60,6 +61,13 @@ _LOADED_WORDS = 96
 3 x 3 taps are 144, and ptxas, which loads all of them first, spilled some (GoogLeNet b32)."""
 
 
+_TURNING = 256
+"""Threads that a tile is dealt out to."""
+_LARGE = 1 << 22
+"""Elements of a turned loop from which on tiles pay in a kernel that also multiplies: producers of
+its next stage wait for the shared memory."""
+
+
 @dataclass(frozen=True)
 class LoopSchedule:
     """Attributes:
@@ -72,6 +80,7 @@ class LoopSchedule:
         `shared_loop`); empty: one. Then ``unroll`` is 1 and ``order`` empty.
       parts: equal ones of the last variable, of each of which a thread takes the same place
         (`parts_loop`); of several ``places`` has one along it.
+      turned: through tiles in shared memory (`turned_loop`); nothing else is said then.
     """
 
     lanes: int = 1
@@ -79,6 +88,7 @@ class LoopSchedule:
     order: tuple[int, ...] = ()
     places: tuple[int, ...] = ()
     parts: int = 1
+    turned: bool = False
 
 
 def flat_loop(form: LoopForm, lanes: int = 1, order: tuple[int, ...] = (),
@@ -110,6 +120,17 @@ def flat_loop(form: LoopForm, lanes: int = 1, order: tuple[int, ...] = (),
     split[at_far] = split[at_far] * far + far_at
     at = dict(zip((form.vars[i] for i in order), split, strict=True))
     return flat, {**at, form.vars[last]: at[form.vars[last]] * lanes + lane}
+
+
+def turned(sig: Sig) -> Turned | None:
+    """How a loop is taken apart whose source lies turned."""
+    form = sig.form
+    assert isinstance(form, LoopForm)
+    plain = {v: Index.of(v) for v in form.vars}
+    if any(n.guards or dynamics(n.index) for n in walk(sig.body, roots(sig, form.stores, plain))):
+        return None
+    return turned_loop(sig.body, roots(sig, form.stores, plain), sinks(sig, form.stores, plain),
+                       form.vars)
 
 
 def _in_turn(sig: Sig) -> bool:
@@ -192,6 +213,9 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     if shared is not None:
         return LoopSchedule(lanes, places=shared)
     order: tuple[int, ...] = ()
+    if lanes == 1 and not beside and threads == _TURNING and (
+            streaming or flat.size >= _LARGE) and turned(sig) is not None:
+        return LoopSchedule(turned=True)
     if lanes == 1:
         found = source_order(sig.body, roots(sig, form.stores, plain),
                              sinks(sig, form.stores, plain), form.vars)

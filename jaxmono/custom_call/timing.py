@@ -22,8 +22,9 @@ from jaxmono.codegen.program import Program
 from jaxmono.custom_call import registration
 from jaxmono.custom_call.stitch import TARGETS, configuration
 
-_MOST_CALLS, _FEWEST_CALLS = 64, 3
-"""Queued at a time. A stream takes some thousand launches, and XLA may make a hundred of a call."""
+_MOST_CALLS, _FEWEST_CALLS = 24, 3
+"""Queued at a time: JAX waits with the 33rd computation until one is done. A stream takes about a
+thousand launches, and XLA may make dozens of a call."""
 _LONG_US = 4e3
 """That calls queued at a time take together, about."""
 _MARGIN, _LEAST_WAIT_US, _LONGEST_WAIT_US = 1.5, 500.0, 1e6
