@@ -25,6 +25,22 @@ def turned(x: jax.Array) -> jax.Array:
     return jnp.transpose(x * 2, (2, 0, 1))
 
 
+def channels_last(x: jax.Array) -> jax.Array:
+    """[n, c, h, w] as [n, h, w, c]."""
+    return jnp.transpose(x * 2, (0, 2, 3, 1))
+
+
+def channels_first(x: jax.Array) -> jax.Array:
+    """[n, h, w, c] as [n, c, h, w]."""
+    return jnp.transpose(jnp.maximum(x, 0), (0, 3, 1, 2))
+
+
+def residual_last(x: jax.Array, b: jax.Array, y: jax.Array) -> jax.Array:
+    """A convolution's result with channels first, a bias, and what has channels last. x: [n, c, h,
+    w], b: [c], y: [n, h, w, c]."""
+    return jax.nn.relu(jnp.transpose(x, (0, 2, 3, 1)) + b + y)
+
+
 def blurred(x: jax.Array) -> jax.Array:
     """An image by a Gaussian of 9 taps along each side. x: [n, h, w, 1]."""
     taps = jnp.exp(-jnp.arange(-4.0, 5.0) ** 2 / 4).astype(x.dtype)
@@ -209,6 +225,14 @@ def siren(x: jax.Array, w1: jax.Array, w2: jax.Array, w3: jax.Array) -> jax.Arra
 WORKLOADS: tuple[Workload, ...] = (
     _of("turned_64_256_1024", "dimensions in another order", turned, ((64, 256, 1024),),
         ((4, 8, 32),), {}, {}, dtype="f32"),
+    *(_of(f"{fn.__name__}_{'_'.join(map(str, shape))}_{dtype}", "channels at the other end", fn,
+          (shape,), ((2, 3, 4, 8),), {}, {}, dtype=dtype)
+      for fn, shape in ((channels_last, (32, 256, 56, 56)), (channels_last, (8, 64, 112, 112)),
+                        (channels_first, (32, 28, 28, 512)), (channels_last, (1, 768, 14, 14)))
+      for dtype in ("f32", "bf16")),
+    _of("turned_4096", "a matrix", turned, ((1, 4096, 4096),), ((1, 8, 32),), {}, {}),
+    _of("residual_last_32_256_56", "a bias and a residual of another layout", residual_last,
+        ((32, 256, 56, 56), (256,), (32, 56, 56, 256)), ((2, 8, 3, 4), (8,), (2, 3, 4, 8)), {}, {}),
     _of("blurred_1024", "a Gaussian blur", blurred, ((1, 1024, 1024, 1),), ((1, 16, 16, 1),), {},
         {}, dtype="f32"),
     _of("rotated_32_2048_128", "rotary positions", rotated, ((32, 2048, 128),), ((2, 8, 16),), {},
