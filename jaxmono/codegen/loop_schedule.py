@@ -213,8 +213,8 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     if shared is not None:
         return LoopSchedule(lanes, places=shared)
     order: tuple[int, ...] = ()
-    if lanes == 1 and not beside and threads == _TURNING and (
-            streaming or flat.size >= _LARGE) and turned(sig) is not None:
+    if lanes == 1 and not beside and threads == _TURNING and (streaming or flat.size >= _LARGE) \
+            and (tiles := turned(sig)) is not None and tiles.tasks * siblings >= device.sm_count:
         return LoopSchedule(turned=True)
     if lanes == 1:
         found = source_order(sig.body, roots(sig, form.stores, plain),

@@ -56,6 +56,11 @@ KERNELS = {
                           "racecheck": ["ordered", "dot_4096_768_768:1:f32"]},
     "unaligned rows": {"memcheck": ["rows:bfloat16", "rows:float32"],
                        "racecheck": ["ordered", "rows:bfloat16", "rows:float32"]},
+    "unaligned weights": {"memcheck": (heads := [
+        "unaligned_64_1001_2048:1", "unaligned_128_6522_512:1", "unaligned_16_50257_768:1"]),
+        "racecheck": ["ordered", *heads]},
+    # Tiles that a block's threads write and others read.
+    "turned": ["channels_last_8_64_112_112_f32:1", "channels_first_32_28_28_512_bf16:1"],
     "bytes": {"memcheck": ["quantised:bfloat16", "quantised:float16"],
               "racecheck": ["ordered", "quantised:bfloat16", "quantised:float16"]},
     "4 bits": {"memcheck": (fours := ["fours:bfloat16", "w4_128_768_3072:1",
