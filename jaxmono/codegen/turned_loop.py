@@ -6,8 +6,8 @@
 
 Memory is read and written in whole lines then. Without the tile (`loop_order`) a warp reads and
 stores 32 bytes of each of several lines, or less: 32 x 256 x 56 x 56 with channels last took 186 us
-of an H200 in bf16, and takes 28 so, of f32 127 and 51 (with tiles of 32 x 32 53). What else an element needs (a bias, a residual that lies as the
-result does) is read when it is computed, behind the tile.
+of an H200 in bf16, and takes 28 so, of f32 127 and 51 (with tiles of 32 x 32 53). What else an
+element needs (a bias, a residual that lies as the result does) is read when it is computed.
 
 Variables that follow each other in the source, or in the result, are one here: 56 x 56 places are
 3136, which vectors and tiles divide.
