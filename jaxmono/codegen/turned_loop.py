@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.loop_order import scattered
@@ -26,7 +26,7 @@ from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.sig_code import Function
 from jaxmono.codegen.traverse import Access, Lane, Root, access
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
+from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize, stride
 from jaxmono.hlo.ir import Graph, Value
 
 EDGE = 64
@@ -88,8 +88,9 @@ def turned_loop(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index
     writes = min(_MOST_LANES, _VECTOR_BYTES // max(size for _, size in stores))
     while writes > 1 and last.size % writes:
         writes //= 2
-    lane = Lane(last, writes)
-    if writes < 2 or any(access(lane.split(x), lane) is not Access.CONTIGUOUS for x, _ in stores):
+    lane = Lane(last, max(writes, 2))
+    if any(access(lane.split(x), lane) is not Access.CONTIGUOUS for x, _ in stores) \
+            if writes > 1 else any(stride(x, last) != 1 for x, _ in stores):
         return None
     found = scattered(body, roots, lane, variables)
     if found is None or not found.sources or not found.steps[last]:
@@ -147,9 +148,9 @@ def _tile_bytes(value: Value) -> int:
     return math.ceil(EDGE * (EDGE + 1) * itemsize / 16) * 16
 
 
-def emit_turned(w: Writer, body: Graph, t: Turned, function: Function,
-                finish: Callable[[BodyEmitter], None]) -> None:
-    """One task. ``finish`` computes and stores a vector of elements along ``t.columns``."""
+def emit_turned(w: Writer, body: Graph, t: Turned, values: Sequence[Root], function: Function,
+                store: Callable[[BodyEmitter, int, Emitted], None]) -> None:
+    """One task. ``values``: what is stored, at ``t.env``; ``store`` stores a vector of the i-th."""
     across, down = t.tiles
     w.line(f"const int column0 = {function.task} % {across} * {EDGE};")
     w.line(f"const int place0 = {function.task} / {across} % {down} * {EDGE};")
@@ -182,17 +183,42 @@ def emit_turned(w: Writer, body: Graph, t: Turned, function: Function,
     w.line("syncthreads();")
     em = BodyEmitter(w, body, function.pointers, lane=t.columns, lanes=t.writes, var_names=names,
                      read_only=function.read_only, inline_reduces=True)
-    with em.scope(f"for (int u = 0; u < {EDGE * EDGE // t.writes // function.threads}; ++u)",
-                  pragma="unroll"):
+    _emit_elements(w, em, t, values, function, store)
+
+
+def _emit_elements(w: Writer, em: BodyEmitter, t: Turned, values: Sequence[Root],
+                   function: Function, store: Callable[[BodyEmitter, int, Emitted], None]) -> None:
+    """Behind the tiles: all loads of a thread before its first store; past the ends it computes
+    the last elements again."""
+    count = EDGE * EDGE // t.writes // function.threads
+    inner = w.child()
+    em.w = inner
+    em.push_scope()
+    _emit_place(inner, t.writes, function)
+    inner.line(f"const int p = min(place0 + row, {t.places.size - 1}), "
+               f"c = min(column0 + first, {t.columns.size - t.writes});")
+    for n, (v, index) in enumerate(t.sources):
+        at = f"tile{n}[(c - column0{' + l' if t.writes > 1 else ''}) * {EDGE + 1} + p - place0]"
+        inner.line(f"{vector(compute(v.type.dtype), t.writes)} x{n};")
+        inner.line(f"for (int l = 0; l < {t.writes}; ++l) x{n}.x[l] = {at};"
+                   if t.writes > 1 else f"x{n} = {at};")
+        em.bind_again(v, _at(index, t.env), Emitted(f"x{n}", vector=t.writes > 1))
+    made = [em.emit(em.unrounded(v), at) for v, at in values]
+    for i, x in enumerate(made):
+        inner.line(f"out{i}[u] = {x};")
+    em.pop_scope()
+    em.w = w
+    for i, (x, (v, _)) in enumerate(zip(made, values, strict=True)):
+        w.line(f"{vector(compute(v.type.dtype), em.lanes if x.vector else 1)} out{i}[{count}];")
+    w.directive("#pragma unroll")
+    with w.block(f"for (int u = 0; u < {count}; ++u)"):
+        w.extend(inner)
+    with em.scope(f"for (int u = 0; u < {count}; ++u)", pragma="unroll"):
         _emit_place(w, t.writes, function)
         w.line("const int p = place0 + row, c = column0 + first;")
         with em.scope(f"if (p < {t.places.size} && c < {t.columns.size})"):
-            for n, (v, index) in enumerate(t.sources):
-                w.line(f"{vector(compute(v.type.dtype), t.writes)} x{n};")
-                w.line(f"for (int l = 0; l < {t.writes}; ++l) "
-                       f"x{n}.x[l] = tile{n}[(first + l) * {EDGE + 1} + row];")
-                em.bind_again(v, _at(index, t.env), Emitted(f"x{n}", vector=True))
-            finish(em)
+            for i, x in enumerate(made):
+                store(em, i, replace(x, name=f"out{i}[u]"))
 
 
 def _emit_place(w: Writer, lanes: int, function: Function) -> None:
