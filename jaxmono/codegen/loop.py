@@ -198,12 +198,13 @@ def _turned(sig: Sig) -> Turned:
 def _emit_turned(w: Writer, sig: Sig, form: LoopForm, function: Function) -> None:
     t = _turned(sig)
 
-    def store(em: BodyEmitter, i: int, x: Emitted) -> None:
-        s = form.stores[i]
-        em.store(function.outputs[s.result], store_offset(sig, s, t.env), x,
-                 sig.body.outputs[s.result].type.dtype)
+    def finish(em: BodyEmitter) -> None:
+        values = [em.emit(em.unrounded(v), at) for v, at in roots(sig, form.stores, t.env)]
+        for s, x in zip(form.stores, values, strict=True):
+            em.store(function.outputs[s.result], store_offset(sig, s, t.env), x,
+                     sig.body.outputs[s.result].type.dtype)
 
-    emit_turned(w, sig.body, t, roots(sig, form.stores, t.env), function, store)
+    emit_turned(w, sig.body, t, function, finish)
 
 
 def _flat(form: LoopForm, s: LoopSchedule) -> tuple[Var, dict[Var, Index]]:

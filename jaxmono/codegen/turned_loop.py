@@ -17,16 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from jaxmono.codegen.early_loads import is_vector, read_by
 from jaxmono.codegen.emit import BodyEmitter
-from jaxmono.codegen.loads_first import bind_loads, emit_loads, most_first
 from jaxmono.codegen.loop_order import scattered
 from jaxmono.codegen.names import compute, is_narrow, vector
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.sig_code import Function
-from jaxmono.codegen.traverse import Access, Lane, Root, access, depends_on
+from jaxmono.codegen.traverse import Access, Lane, Root, access
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize, stride
 from jaxmono.hlo.ir import Graph, Value
@@ -91,8 +89,8 @@ def turned_loop(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index
     while writes > 1 and last.size % writes:
         writes //= 2
     lane = Lane(last, max(writes, 2))
-    if any(access(lane.split(x), lane) is not Access.CONTIGUOUS for x, _ in stores) \
-            if writes > 1 else any(stride(x, last) != 1 for x, _ in stores):
+    if any(stride(x, last) != 1 for x, _ in stores) or (writes > 1 and any(
+            access(lane.split(x), lane) is not Access.CONTIGUOUS for x, _ in stores)):
         return None
     found = scattered(body, roots, lane, variables)
     if found is None or not found.sources or not found.steps[last]:
@@ -150,9 +148,9 @@ def _tile_bytes(value: Value) -> int:
     return math.ceil(EDGE * (EDGE + 1) * itemsize / 16) * 16
 
 
-def emit_turned(w: Writer, body: Graph, t: Turned, values: Sequence[Root], function: Function,
-                store: Callable[[BodyEmitter, int, Emitted], None]) -> None:
-    """One task. ``values``: what is stored, at ``t.env``; ``store`` stores a vector of the i-th."""
+def emit_turned(w: Writer, body: Graph, t: Turned, function: Function,
+                finish: Callable[[BodyEmitter], None]) -> None:
+    """One task. ``finish`` computes and stores a vector of elements along ``t.columns``."""
     across, down = t.tiles
     w.line(f"const int column0 = {function.task} % {across} * {EDGE};")
     w.line(f"const int place0 = {function.task} / {across} % {down} * {EDGE};")
@@ -164,83 +162,42 @@ def emit_turned(w: Writer, body: Graph, t: Turned, values: Sequence[Root], funct
                f"{f' + {at}' if at else ''});")
         at += _tile_bytes(v)
     names = {t.places: "p", t.columns: "c", t.outer: "o"}
-    along = BodyEmitter(w, body, function.pointers, lane=t.columns, lanes=t.writes,
-                        var_names=names, read_only=function.read_only, inline_reduces=True)
-    writes = EDGE * EDGE // t.writes // function.threads
-    early = emit_loads(w, along, _others(body, t, values, writes), writes,
-                       _place(t.writes, function, _clamped(t)))
     em = BodyEmitter(w, body, function.pointers, lane=t.places, lanes=t.reads, var_names=names,
                      read_only=function.read_only)
     count = EDGE * EDGE // t.reads // function.threads
     for n, (v, _) in enumerate(t.sources):
         w.line(f"{vector(compute(v.type.dtype), t.reads)} got{n}[{count}];")
     with em.scope(f"for (int u = 0; u < {count}; ++u)", pragma="unroll"):
-        w.line(_place(t.reads, function))
+        _emit_place(w, t.reads, function)
         w.line(f"const int c = min(column0 + row, {t.columns.size - 1}), "
                f"p = min(place0 + first, {t.places.size - t.reads});")
         for n, (v, index) in enumerate(t.sources):
             w.line(f"got{n}[u] = {em.emit(v, _at(index, t.env))};")
     w.line("syncthreads();  // the last task's elements have been read")
     with em.scope(f"for (int u = 0; u < {count}; ++u)", pragma="unroll"):
-        w.line(_place(t.reads, function))
+        _emit_place(w, t.reads, function)
         for n in range(len(t.sources)):
             x = f"got{n}[u]" if t.reads == 1 else f"got{n}[u].x[l]"
             w.line(f"for (int l = 0; l < {t.reads}; ++l) "
                    f"tile{n}[row * {EDGE + 1} + first + l] = {x};")
     w.line("syncthreads();")
-    _emit_elements(w, along, t, values, early, writes, function, store)
-
-
-def _others(body: Graph, t: Turned, values: Sequence[Root], count: int) -> list[Root]:
-    """What lies as the result does, to be asked for before the tiles are."""
-    lane, turned = Lane(t.columns, t.writes), {(v, _at(index, t.env)) for v, index in t.sources}
-    found = [(v, at) for v, at in read_by(body, values) if (v, at) not in turned
-             and t.writes > 1 and is_vector(v, at, lane) and depends_on(at, (t.places,))]
-    return found if found and most_first(found, t.writes) >= count else []
-
-
-def _emit_elements(w: Writer, em: BodyEmitter, t: Turned, values: Sequence[Root],
-                   early: Mapping[Root, str], count: int, function: Function,
-                   store: Callable[[BodyEmitter, int, Emitted], None]) -> None:
-    """Behind the tiles: all loads of a thread before its first store; past the ends it computes
-    the last elements again."""
-    inner = w.child()
-    em.w = inner
-    em.push_scope()
-    inner.line(_place(t.writes, function, _clamped(t)))
-    bind_loads(em, early)
-    for n, (v, index) in enumerate(t.sources):
-        at = f"tile{n}[(c - column0{' + l' if t.writes > 1 else ''}) * {EDGE + 1} + p - place0]"
-        inner.line(f"{vector(compute(v.type.dtype), t.writes)} x{n};")
-        inner.line(f"for (int l = 0; l < {t.writes}; ++l) x{n}.x[l] = {at};"
-                   if t.writes > 1 else f"x{n} = {at};")
-        em.bind_again(v, _at(index, t.env), Emitted(f"x{n}", vector=t.writes > 1))
-    made = [em.emit(em.unrounded(v), at) for v, at in values]
-    for i, x in enumerate(made):
-        inner.line(f"out{i}[u] = {x};")
-    em.pop_scope()
-    em.w = w
-    for i, (x, (v, _)) in enumerate(zip(made, values, strict=True)):
-        w.line(f"{vector(compute(v.type.dtype), em.lanes if x.vector else 1)} out{i}[{count}];")
-    w.directive("#pragma unroll")
-    with w.block(f"for (int u = 0; u < {count}; ++u)"):
-        w.extend(inner)
-    with em.scope(f"for (int u = 0; u < {count}; ++u)", pragma="unroll"):
-        w.line(_place(t.writes, function))
+    em = BodyEmitter(w, body, function.pointers, lane=t.columns, lanes=t.writes, var_names=names,
+                     read_only=function.read_only, inline_reduces=True)
+    with em.scope(f"for (int u = 0; u < {EDGE * EDGE // t.writes // function.threads}; ++u)",
+                  pragma="unroll"):
+        _emit_place(w, t.writes, function)
         w.line("const int p = place0 + row, c = column0 + first;")
         with em.scope(f"if (p < {t.places.size} && c < {t.columns.size})"):
-            for i, x in enumerate(made):
-                store(em, i, replace(x, name=f"out{i}[u]"))
+            for n, (v, index) in enumerate(t.sources):
+                w.line(f"{vector(compute(v.type.dtype), t.writes)} x{n};")
+                w.line(f"for (int l = 0; l < {t.writes}; ++l) x{n}{'.x[l]' * (t.writes > 1)} = "
+                       f"tile{n}[(first + l) * {EDGE + 1} + row];")
+                em.bind_again(v, _at(index, t.env), Emitted(f"x{n}", vector=t.writes > 1))
+            finish(em)
 
 
-def _place(lanes: int, function: Function, more: str = "") -> str:
+def _emit_place(w: Writer, lanes: int, function: Function) -> None:
     """C variables row and first: which vector of a tile's rows is this thread's."""
     vectors = EDGE // lanes
-    return (f"const int i = thread_id() + u * {function.threads}, row = udiv<{vectors}>(i), "
-            f"first = umod<{vectors}>(i) * {lanes}{more};")
-
-
-def _clamped(t: Turned) -> str:
-    """And p and c: where it is in the result, or the last one there is."""
-    return (f", p = min(place0 + row, {t.places.size - 1}), "
-            f"c = min(column0 + first, {t.columns.size - t.writes})")
+    w.line(f"const int i = thread_id() + u * {function.threads};")
+    w.line(f"const int row = udiv<{vectors}>(i), first = umod<{vectors}>(i) * {lanes};")
