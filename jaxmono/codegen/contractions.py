@@ -37,7 +37,7 @@ from jaxmono.codegen.dot_candidates import (
 )
 from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_bf16x6 import LATE_US
-from jaxmono.codegen.dot_schedule_passes import apart
+from jaxmono.codegen.dot_schedule_pingpong import apart
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.operand import has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Function, Request, register

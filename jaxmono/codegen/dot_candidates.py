@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from jaxmono.codegen import (
     dot_function,
     dot_gemv_shape,
-    dot_schedule_passes,
+    dot_schedule_pingpong,
     dot_schedule_swapped,
     dot_wgmma,
     dot_wgmma_shared,
@@ -107,7 +107,7 @@ def _apart(sig: Sig, request: Request, tiles: Sequence[Sequence[Costed]]) -> lis
     if not request.alone or len(tiles) < 2 or not tiles[1]:
         return []
     cost, s = tiles[1][0]
-    alone = dot_schedule_passes.tile(sig, request, s)
+    alone = dot_schedule_pingpong.tile(sig, request, s)
     return [[(cost, alone)]] if alone is not None else []
 
 

@@ -34,10 +34,10 @@ from jaxmono.codegen.dot_wgmma_shared import (
     deep,
     finishing,
     has_halves,
+    is_pingpong,
     layout,
     pair_type,
     panel_columns,
-    passes,
     shared_bytes,
     shifts,
     staged_columns,
@@ -170,7 +170,7 @@ def emit_body(w: Writer, code: DotCode, *, pointers: Mapping[Value, str], output
         emit_loader(w, "load_a", body, code.lhs, code.element, pointers, names, read_only,
                     {form.m: s.bm, form.n: s.bn, form.k: s.bk})
         w.line("G::fill(smem, m0, k0, k_tiles, load_a);")
-    if passes(s):
+    if is_pingpong(s):
         assert s.split_k == 1 and not panel_columns(code) and not code.reduced
         assert form.pairs is None and form.taps == 1
         w.line("if (!G::takes(at, k_tiles)) return at;  // the other warpgroup's task")
@@ -200,7 +200,7 @@ def source_of(code: DotCode) -> Operand | None:
     form, s = code.form, code.s
     n, halves = s.bn // s.warps[1], has_halves(s.bn // s.warps[1], s.warps[2])
     assert code.element is not None
-    if s.family != "wgmma" or not s.source or s.split_k > 1 or passes(s) \
+    if s.family != "wgmma" or not s.source or s.split_k > 1 or is_pingpong(s) \
             or s.bm * s.bn < _SOURCE_SUMS[halves] * CONSUMERS or form.takes_several \
             or code.element.itemsize != 2 or panel_columns(code) \
             or (s.warps[2] == 2 and not halves) \
@@ -266,7 +266,7 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     else:
         touch_columns(w, body, stores, result, m=form.m, n=form.columns,
                       tile_n=code.stored_columns, pointers=pointers, names=names, n0=first,
-                      thread="thread_id() % 128" if passes(s) else "thread_id()")
+                      thread="thread_id() % 128" if is_pingpong(s) else "thread_id()")
     if s.family == BYTES:
         touch_rows(w, body, stores, result, m=form.m, n=form.n, tile_m=s.bm, pointers=pointers,
                    names=names)
@@ -325,7 +325,7 @@ def _bias(code: DotCode) -> Bias | None:
     took as long by that, with a gelu, residual or softplus 0.6 to 1 % longer."""
     s = code.s
     form = code.form
-    if s.family in _ON_THE_LEFT or s.split_k > 1 or passes(s) or form.pairs is not None \
+    if s.family in _ON_THE_LEFT or s.split_k > 1 or is_pingpong(s) or form.pairs is not None \
             or code.element not in (DType.BF16, DType.F16):
         return None
     (index,) = code.demanded

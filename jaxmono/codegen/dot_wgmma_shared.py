@@ -71,14 +71,14 @@ def shared_bytes(code: DotCode) -> int:
     return LOW_BYTES + panel + s.stages * slot + staging
 
 
-def passes(s: DotSchedule) -> bool:
-    """Whether warpgroups have tasks of their own (dot_schedule_passes.py)."""
+def is_pingpong(s: DotSchedule) -> bool:
+    """Whether warpgroups have tasks of their own (dot_schedule_pingpong.py)."""
     return s.family == "wgmma" and s.warps == ALONE
 
 
 def finishing(s: DotSchedule) -> int:
     """Threads that multiply and finish a tile."""
-    return CONSUMERS // 2 if passes(s) else CONSUMERS
+    return CONSUMERS // 2 if is_pingpong(s) else CONSUMERS
 
 
 def layout(code: DotCode) -> tuple[int, int]:

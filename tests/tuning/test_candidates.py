@@ -17,7 +17,7 @@ from thinned import thinned
 from tuning_harness import CONDITIONS, matmul, plan_of, problem_of, spec, with_siblings
 
 from jaxmono.codegen.dot_candidates import LIMIT
-from jaxmono.codegen.dot_wgmma_shared import REGISTERS, passes
+from jaxmono.codegen.dot_wgmma_shared import REGISTERS, is_pingpong
 from jaxmono.codegen.generate import default_schedule, emit
 from jaxmono.codegen.schedule import KernelSchedule
 from jaxmono.codegen.target import cuda_target
@@ -51,7 +51,7 @@ def check(problem: Problem) -> None:
                       KernelSchedule(at.target.threads, 1, {problem.sig.key: s}))
         assert kernel.shared_bytes <= at.target.shared_bytes
         m, n, k = s.warps
-        warpgroups = 1 if passes(s) else 2
+        warpgroups = 1 if is_pingpong(s) else 2
         assert m * n * k == (warpgroups if s.family in ("wgmma", "swapped", *REGISTERS) else 8)
         if s.split_k > 1 and s.family != "gemv":  # whose waits end on any grid
             tiles = form.batch.size * math.ceil(form.m.size / s.bm) * math.ceil(form.n.size / s.bn)

@@ -193,7 +193,7 @@ struct GemmImage
 
   // ---- consumers -----------------------------------------------------------------------------
 
-  static constexpr bool PASSES = false;
+  static constexpr bool PINGPONG = false;
   static constexpr int BLOCKS = 1;
   struct Accumulators {
     float x[NT][4];

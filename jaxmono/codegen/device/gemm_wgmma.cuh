@@ -16,8 +16,8 @@
 //
 // Nor did these help: a slot more (staging halved); epilogues on fragments that leave by bulk stores;
 // the same through shared memory with half of the bytes (alone from 6 % faster to 5 % slower; models up
-// to 15 % slower). Warpgroups with tasks of their own (PASSES) pay for epilogues that move much
-// (dot_schedule_passes.py): with nothing else BERT-base b16 took 5 % and b32 25 % more time.
+// to 15 % slower). Warpgroups with tasks of their own (PINGPONG) pay for epilogues that move much
+// (dot_schedule_pingpong.py): with nothing else BERT-base b16 took 5 % and b32 25 % more time.
 // Nor did the last two or three k tiles in parts of 64 columns, the epilogue of each beside the products of
 // the next (1280x3072x768 4 to 6 % slower, 4096x3072x768 3 to 10; of most others ptxas serialises the products).
 // Of 33.7 us for 4096x3072x768 products alone take 24.6, the loads beside them 4.0, epilogues 5.1. Of
@@ -44,7 +44,7 @@ namespace jaxmono {
 // T: bf16, f16, float (tf32) or F8Pair, then k counts pairs. The warpgroups share the tile along m
 // (WG_M), n (WG_N) or k (WG_K: each has all of the tile and every other k step, and the sums meet in the
 // epilogue; those of wide tiles in HALVES, each warpgroup's columns); one of them is 2. Where all
-// are 1 each warpgroup has every second task of a block (PASSES). *_K_MAJOR: in memory, and in
+// are 1 each warpgroup has every second task of a block (PINGPONG). *_K_MAJOR: in memory, and in
 // shared memory if T has 16 bits. PANEL: k tiles of A that the consumers compute and keep, as in
 // Gemm; 0: A is streamed with B. PANEL_B: the same of B. DEPTH: steps of 32 bytes of k in a slot,
 // 4 to a line of shared memory. RESIDENT: k tiles of B, all there are, that the producers load
@@ -59,11 +59,11 @@ struct GemmWgmma
   static constexpr int BM = BM_, BN = BN_, BK = DEPTH * 32 / sizeof(T), SLOTS = SLOTS_;
   static constexpr int N = BN / WG_N, NT = N / 8, STEPS = DEPTH / WG_K, STEP = 32 / sizeof(T);
   // Each warpgroup has tasks of its own, of BLOCKS times 64 rows.
-  static constexpr bool PASSES = WG_M * WG_N * WG_K == 1;
+  static constexpr bool PINGPONG = WG_M * WG_N * WG_K == 1;
   static constexpr int BLOCKS = BM / (64 * WG_M);
-  static_assert(PASSES ? BM % 64 == 0 && BLOCKS * N <= 256 : WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M,
+  static_assert(PINGPONG ? BM % 64 == 0 && BLOCKS * N <= 256 : WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M,
                 "two warpgroups of 64 rows, or one of some times 64");
-  static_assert(!PASSES || (!TF32 && PANEL == 0 && PANEL_B == 0 && RESIDENT == 0), "");
+  static_assert(!PINGPONG || (!TF32 && PANEL == 0 && PANEL_B == 0 && RESIDENT == 0), "");
   static_assert(N % 16 == 0 && N <= 256 && SLOTS >= 2 && SLOTS <= MAX_SLOTS, "");
   static_assert(DEPTH == 4 || (!TF32 && PANEL == 0 && PANEL_B == 0 && DEPTH % WG_K == 0), "");
   static_assert(PANEL == 0 || A_K_MAJOR, "a panel is [m][k]");
@@ -99,7 +99,7 @@ struct GemmWgmma
   static_assert(!HALVES || NT % 4 == 0, "");
   static constexpr int EXCHANGE_BYTES = HALVES ? CONSUMERS * QUARTER * 16 : 0;
 
-  using Staged = StagedRows<OWN, SHARED_K && !HALVES, PASSES>;
+  using Staged = StagedRows<OWN, SHARED_K && !HALVES, PINGPONG>;
   static constexpr int PITCH = Staged::PITCH, WINDOW_LINE = 0;
   static constexpr int STAGING_BYTES =
       8 * Staged::BYTES > EXCHANGE_BYTES ? 8 * Staged::BYTES : EXCHANGE_BYTES;
@@ -282,7 +282,7 @@ struct GemmWgmma
   //   first    | tiles n - 4, n - 3 | n - 2, n - 1 |     epilogue
   //   second   | tiles n - 4, n - 3 |              | n - 2, n - 1 |     epilogue
   template <int HELD>
-  static constexpr int LEAD = WG_K == 2 || PASSES ? 0 : SLOTS - HELD > 2 ? 2 : SLOTS - HELD > 1 ? 1 : 0;
+  static constexpr int LEAD = WG_K == 2 || PINGPONG ? 0 : SLOTS - HELD > 2 ? 2 : SLOTS - HELD > 1 ? 1 : 0;
 
   template <int HELD>
   JM_DEVICE static void from_shared(unsigned char* smem, Roles* roles, Place& at, int tiles,
@@ -292,7 +292,7 @@ struct GemmWgmma
     constexpr int A_TILE = BK / TileA::ACROSS * TileA::PANEL, B_TILE = BK / TileB::ACROSS * TileB::PANEL;
     int before = -1;  // the slot whose products may still run
     const int turn = tiles > SLOTS ? tiles - LEAD<HELD> : -1;
-    if constexpr (PASSES) {  // the first one's first task has nothing in front of it
+    if constexpr (PINGPONG) {  // the first one's first task has nothing in front of it
       mbarrier_wait(&roles->passed[wg], at.parity(PASSED) ^ (wg == 0));
       at.flip(PASSED);
     }
@@ -324,7 +324,7 @@ struct GemmWgmma
     }
     // Each warp for itself: of a single tile nothing says that the others have come as far, and the turn
     // could be back before they have looked for it.
-    if (PASSES && lane_id() == 0) mbarrier_arrive(&roles->passed[1 - wg]);
+    if (PINGPONG && lane_id() == 0) mbarrier_arrive(&roles->passed[1 - wg]);
     if (LEAD<HELD> > 0 && turn >= 0 && wg == 0 && speaks) mbarrier_arrive(&roles->turn);
     wgmma_wait<0>();
     if (before >= 0 && speaks) give_back(roles, before);
@@ -333,7 +333,7 @@ struct GemmWgmma
   // For the other one, too, that does not read it.
   JM_DEVICE static void give_back(Roles* roles, int slot) {
 #pragma unroll
-    for (int i = 0; i < (PASSES ? 2 : 1); ++i) mbarrier_arrive(&roles->empty[slot]);
+    for (int i = 0; i < (PINGPONG ? 2 : 1); ++i) mbarrier_arrive(&roles->empty[slot]);
   }
 
   // A through registers. Each warpgroup waits for its own products, and meanwhile the other one's run:

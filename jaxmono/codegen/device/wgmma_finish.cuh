@@ -16,12 +16,12 @@ namespace jaxmono {
 // G: a GemmWgmma or GemmImage, which has these as its own; Sums: its Accumulators.
 template <class G>
 struct WgmmaFinish {
-  // Of a thread: its warpgroup; the first row of its warp (of PASSES in each block of 64 rows), and the first
+  // Of a thread: its warpgroup; the first row of its warp (of PINGPONG in each block of 64 rows), and the first
   // column of its sums and of those that it finishes, in the tile.
   JM_DEVICE static int warpgroup() { return fresh(warp_id()) / 4; }
   JM_DEVICE static int first_row() {
     const int warp = fresh(warp_id());
-    return (G::BM == 128 && !G::PASSES ? warp / 4 * 64 : 0) + warp % 4 * 16;
+    return (G::BM == 128 && !G::PINGPONG ? warp / 4 * 64 : 0) + warp % 4 * 16;
   }
   JM_DEVICE static int first_col() { return G::N < G::BN ? warpgroup() * G::N : 0; }
   JM_DEVICE static int own_col() { return G::HALVES ? warpgroup() * (G::N / 2) : first_col(); }
@@ -41,7 +41,7 @@ struct WgmmaFinish {
   template <int HELD = 0, class Sums, class Columns>
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles, Sums& acc,
                                 const Columns& bias) {
-    static_assert(!G::PASSES, "both warpgroups have a tile");
+    static_assert(!G::PINGPONG, "both warpgroups have a tile");
     const int column = first_col() + fresh(lane_id()) % 4 * 2;
     const bool adds = !G::SHARED_K || warpgroup() == 0;
     decltype(bias(0)) two[G::NT];
@@ -121,7 +121,7 @@ struct WgmmaFinish {
   // windows of two lines of places: f(r, c, sums) with sums[TAPS][LANES].
   template <int TAPS, int LANES, class Sums, class F>
   JM_DEVICE static void finish_windows(unsigned char* smem, Sums& acc, const F& f) {
-    static_assert(!G::PASSES, "both warpgroups have a tile");
+    static_assert(!G::PINGPONG, "both warpgroups have a tile");
     const auto own_rows = [&](float (&x)[G::OWN][4]) {
       G::Staged::template windows<TAPS, LANES, G::WINDOW_LINE>(
           G::staging(smem) + fresh(warp_id()) * 16 * G::PITCH, x,
@@ -164,7 +164,7 @@ struct WgmmaFinish {
   JM_DEVICE static void finish_split(unsigned char* smem, const Sums& acc, int split, float* parts,
                                      uint32_t* arrivals, const Fetch& fetch, const F& f) {
     constexpr int SHARE = G::NT / SPLIT;
-    static_assert(!G::SHARED_K && !G::PASSES && G::NT % SPLIT == 0, "whole fragments");
+    static_assert(!G::SHARED_K && !G::PINGPONG && G::NT % SPLIT == 0, "whole fragments");
     using Out = StagedRows<SHARE, false>;
     static_assert(Out::BYTES <= G::Staged::BYTES, "");
     // Of the fragments that block `from` leaves for block `to`, a thread's share of number j.

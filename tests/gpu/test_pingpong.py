@@ -1,5 +1,5 @@
 """Optimisers' steps behind large gradients on a real GPU, whose warpgroups have tasks of their own
-(dot_schedule_passes.py)."""
+(dot_schedule_pingpong.py)."""
 
 from __future__ import annotations
 

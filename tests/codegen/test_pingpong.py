@@ -1,5 +1,5 @@
 """Warpgroups that have tasks of their own: one's epilogue runs beside the other's products
-(dot_schedule_passes.py)."""
+(dot_schedule_pingpong.py)."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def test_products_side_by_side() -> None:
     # A warpgroup takes a slot's phase of two tasks before for its own.
     ("mbarrier_wait(&roles->passed[wg], at.parity(PASSED) ^ (wg == 0));", ""),
     # It waits for ever.
-    ("if (PASSES && lane_id() == 0) mbarrier_arrive(&roles->passed[1 - wg]);", ""),
+    ("if (PINGPONG && lane_id() == 0) mbarrier_arrive(&roles->passed[1 - wg]);", ""),
     # Producers wait for the warpgroup that does not read the slot.
-    ("i < (PASSES ? 2 : 1)", "i < 1"),
+    ("i < (PINGPONG ? 2 : 1)", "i < 1"),
     # The next task's tiles are looked for where those of this one were.
     ("for (int t = 0; t < tiles; ++t) at.template next<SLOTS>();", ""),
 ], ids=["wait", "arrival", "slots", "tiles"])

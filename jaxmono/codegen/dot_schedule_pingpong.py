@@ -1,9 +1,10 @@
-"""Tiles of wgmma that each warpgroup has for itself, one's epilogue beside the other's products.
+"""Ping-pong: tiles of wgmma that each warpgroup has for itself, one's epilogue beside the other's
+products.
 
     warpgroup 0   products of task 0 | epilogue 0         | products of task 2 | epilogue 2 ...
     warpgroup 1                      | products of task 1 | epilogue 1         | ...
 
-(CUTLASS calls it ping-pong.) For epilogues that take as long as the products: an optimiser's step
+(So CUTLASS names it.) For epilogues that take as long as the products: an optimiser's step
 reads and writes f32 weights and moments, 16 to 24 bytes for each sum. SGD with momentum behind a
 gradient of 4096 x 4096, k = 2048, takes 132 us of an H200, and 181 where both share a tile; the
 product alone takes 95, the bytes 64.
