@@ -81,7 +81,24 @@ def four_bits() -> Plan:
                    Spec((256, 512), jnp.int4), Spec((64, 256), BF16))
 
 
-PROGRAMS = {"bert_layer": encoder_layer, "decode_step": decode_step, "four_bits": four_bits}
+def channels_last() -> Plan:
+    """An image with channels first, a bias, and a residual with channels last: through tiles."""
+    def fn(x: Any, b: Any, y: Any) -> Any:
+        return jax.nn.relu(x.transpose(0, 2, 3, 1) + b + y)
+
+    return plan_of(fn, Spec((8, 96, 30, 40), BF16), Spec((96,), BF16), Spec((8, 30, 40, 96), BF16))
+
+
+def vocabulary() -> Plan:
+    """Logits of 30522 words: rows of the weights begin anywhere."""
+    def fn(x: Any, w: Any, b: Any) -> Any:
+        return (x @ w + b).astype(F32)
+
+    return plan_of(fn, Spec((128, 256), BF16), Spec((256, 30522), BF16), Spec((30522,), BF16))
+
+
+PROGRAMS = {"bert_layer": encoder_layer, "decode_step": decode_step, "four_bits": four_bits,
+            "channels_last": channels_last, "vocabulary": vocabulary}
 
 
 @pytest.mark.sampled(2)
