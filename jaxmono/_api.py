@@ -136,11 +136,13 @@ def tune(fun: Callable[P, Any], /, *, seconds: float | None = None,
     process's GPU, and keeps the times in the tuning cache (``JAXMONO_CACHE_DIR``). Kernels that are
     built from then on, in any process, use the fastest. Tune before the first call: a function
     that was called keeps its kernels until ``clear_cache()``. What is known already is not measured
-    again. Arguments may be arrays or `jax.ShapeDtypeStruct`s; their values do not matter.
+    again. Arguments may be arrays or `jax.ShapeDtypeStruct`s.
 
-    Then it times the whole function beside XLA's program of it, calls of each queued one behind the
-    other. Where XLA's is faster (by 3 % and more), XLA runs this function from then on, and
-    `explain` says so.
+    Then it runs the whole function, and XLA's program of it, some hundred times each: calls queued
+    one behind the other. Where XLA's is faster (by 3 % and more), XLA runs this function from then
+    on, and `explain` says so. Not timed so are functions with side effects, that donate arguments,
+    that call jaxmono functions, or run on several devices; and where loops end when their data says
+    so, functions of `jax.ShapeDtypeStruct`s, for which numbers are drawn. The report says why.
 
     Args:
       fun: a function, or what `jit` made of one.
@@ -216,14 +218,12 @@ def _jit(fun: Any, *, options: Options, wait: bool, jax_kw: dict[str, Any]) -> A
         (fun, _wrapper(lambda: fun, fun, dataclasses.replace(options, later=later)))
     jitted: Any = jax.jit(wrapper, **jax_kw)
 
-    def fresh(kw: dict[str, Any] = jax_kw) -> Any:
+    def fresh() -> Any:
         """A new jax.jit function: JAX caches lowerings, and stages must see theirs happen."""
-        return jax.jit(_wrapper(lambda: fun, fun, options), **kw)
+        return jax.jit(_wrapper(lambda: fun, fun, options), **jax_kw)
 
-    def to_time() -> tuple[Any, Any]:
-        """This function and XLA's, called more than once with the same arguments."""
-        kw = {k: v for k, v in jax_kw.items() if k not in ("donate_argnums", "donate_argnames")}
-        return fresh(kw), jax.jit(lambda *args, **kwargs: fun(*args, **kwargs), **kw)
+    def by_xla() -> Any:
+        return jax.jit(_renamed(lambda *args, **kwargs: fun(*args, **kwargs), fun), **jax_kw)
 
     def held(method: Callable[..., Any]) -> Callable[..., Any]:
         """``method``, keeping ``fun`` alive: the wrapper only knows it weakly."""
@@ -241,7 +241,7 @@ def _jit(fun: Any, *, options: Options, wait: bool, jax_kw: dict[str, Any]) -> A
     jitted.lower = functools.wraps(jitted.lower)(functools.partial(_stages.lower, fresh, options))
     jitted.explain = functools.partial(_stages.explain, fresh, options)
     jitted._jaxmono_explain = jitted.explain
-    jitted._jaxmono_tune = functools.partial(_stages.tune, fresh, to_time)
+    jitted._jaxmono_tune = functools.partial(_stages.tune, fresh, by_xla)
     jitted.wait = later.wait
     later.renew = _renews(weakref.ref(jitted))
     return jitted
@@ -286,6 +286,11 @@ def _wrapper(get: Callable[[], Any], fun: Any, options: Options) -> _Wrapper:
             return get()(*args, **kwargs)
         return _trace.bind(get(), args, kwargs, options)
 
+    return _renamed(wrapper, fun)
+
+
+def _renamed(wrapper: _Wrapper, fun: Any) -> _Wrapper:
+    """``wrapper`` with the names and the signature of ``fun``, by which jax.jit knows arguments."""
     # Not `functools.wraps`: its ``__wrapped__`` would be a strong reference to ``fun``.
     for name in functools.WRAPPER_ASSIGNMENTS:
         if hasattr(fun, name):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.extend.core as jex
+import jaxlib
 from jax._src import core, dispatch, source_info_util, xla_bridge
 from jax._src import effects as effects_lib
 from jax._src import linear_util as lu
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 Primitive = jex.Primitive
 """Public; here so that there is one place to look."""
+JAXLIB = str(jaxlib.__version__)
+"""Of XLA, too."""
 
 
 # ---- a primitive that carries a jaxpr ------------------------------------------------------------

@@ -189,6 +189,11 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
 _SAME_BITS = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
 
 
+def xla_flags() -> tuple[str, ...]:
+    """Those of ``XLA_FLAGS``, sorted: XLA's programs depend on them."""
+    return tuple(sorted(os.environ.get("XLA_FLAGS", "").split()))
+
+
 def same_bits_on_every_run(environ: Mapping[str, str] | None = None) -> bool:
     """Whether ``XLA_FLAGS`` asks XLA for deterministic kernels, and thus jaxmono."""
     env = os.environ if environ is None else environ

@@ -58,7 +58,7 @@ class Outcome:
       refused: the ops that XLA runs.
       live: all ops that matter.
       note: why XLA runs the whole function, or "".
-      graph: the function as it was imported.
+      graph: the function as it was imported. donates: it may write over some arguments.
     """
 
     symbol: str
@@ -72,6 +72,7 @@ class Outcome:
     live: tuple[Op, ...]
     note: str
     graph: Graph
+    donates: bool
 
     @cached_property
     def report(self) -> Report:
@@ -109,8 +110,8 @@ class Driver:
         if not facts.here and not plan_only:
             raise CompileError(f"this process has no GPU to compile {platform} kernels for; lower "
                                f"the program where such a GPU is")
-        if options.on_unsupported != "error" and (note := _tune.left_to_xla(
-                imported.graph, facts, options.mode, _config.read())):
+        if options.on_unsupported != "error" and not imported.donated and (
+                note := _tune.left_to_xla(imported.graph, facts, options.mode, _config.read())):
             self.observe(lambda: imported, options, platform, note)
             return CompileResult()
         outcome, result = _run(imported, options, platform, plan_only=plan_only)
@@ -208,7 +209,8 @@ def _run(imported: Imported, options: Options, platform: str, *, plan_only: bool
             parts[scope].append((Region(region.op_indices, region.inputs, region.outputs),
                                  built[-1]))
     outcome = Outcome(graph.name, name, platform, options, facts, tuple(built), tuple(taken),
-                      tuple(refused), tuple(root.live), note, graph)
+                      tuple(refused), tuple(root.live), note, graph,
+                      bool(imported.donated))
     _log.info("%s: %d kernels (%d cached), %d ops left to XLA, %.3f s", name, len(built),
               sum(b.cached for b in built), len(refused), time.perf_counter() - start)
     return outcome, replace(_result(root, parts), report=outcome)

@@ -146,14 +146,15 @@ def explain(fresh: Callable[[], Any], options: Options, /, *args: Any, **kwargs:
     return _report(collector, options)
 
 
-def tune(fresh: Callable[[], Any], others: Callable[[], tuple[Any, Any]], seconds: float | None,
-         /, *args: Any, **kwargs: Any) -> TuningReport:
+def tune(fresh: Callable[[], Any], by_xla: Callable[[], Any], seconds: float | None, /,
+         *args: Any, **kwargs: Any) -> TuningReport:
     """Builds ``fresh()`` for these arguments, measures schedules for its kernels, and times it
-    beside XLA's program. ``others``: the function and XLA's of it, which donate nothing."""
+    beside ``by_xla()``, likewise a new jax.jit function."""
     begin = time.perf_counter()
     with _tune.tuning(seconds) as request, _collect.collecting() as collector:
         fresh().lower(*args, **kwargs)
-    beside, why = _beside.beside_xla(others, args, kwargs, collector.outcomes, seconds)
+    beside, why = _beside.beside_xla(fresh, by_xla, args, kwargs, collector.outcomes, seconds,
+                                     again=any(r.fresh for r in request.reports))
     said = [*request.notes, *collector.notes, *(o.note for o in collector.outcomes if o.note), why]
     if not request.reports and not any(said):
         said.append("no kernel of this function has schedules to choose from")

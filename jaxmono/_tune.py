@@ -11,9 +11,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-import jax
-
-from jaxmono import _logging
+from jaxmono import _compat, _config, _logging
 from jaxmono._config import Config
 from jaxmono._device import Facts, gpu_ordinal
 from jaxmono._errors import warn
@@ -92,8 +90,8 @@ def choices(key: str, facts: Facts, config: Config, plan: Callable[[], Plan]) ->
 
 def function_key(graph: Graph, facts: Facts, mode: str) -> str:
     """What the time of a function by its kernels, and by XLA's program, is kept under."""
-    fields = {"graph": fingerprint(graph), "mode": mode, "jax": jax.__version__,
-              "conditions": asdict(conditions(facts))}
+    fields = {"graph": fingerprint(graph), "mode": mode, "jaxlib": _compat.JAXLIB,
+              "flags": _config.xla_flags(), "conditions": asdict(conditions(facts))}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 

@@ -108,11 +108,78 @@ def test_without_a_cache_on_disk_this_process_knows(monkeypatch: pytest.MonkeyPa
     assert kernels(jitted(), X) == 1
 
 
-def test_donated_arguments_are_not_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_donates_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is what is known of the function when it does not."""
     told(monkeypatch, 5.0, 4.0)
     x = jnp.ones(X.shape)
-    assert jaxmono.tune(jitted(donate_argnums=0))(x).beside is not None
+    report = jaxmono.tune(jitted(donate_argnums=0))(x)
+    assert report.beside is None and "it donates arguments" in report.note
     assert not x.is_deleted()
+    jaxmono.tune(jitted())(X)
+    assert kernels(jitted(), X) == 0
+    assert kernels(jitted(donate_argnums=0), X) == 1
+
+
+def test_what_has_side_effects_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, 5.0, 4.0)
+    seen: list[Any] = []
+
+    def fn(x: Any) -> Any:
+        jax.debug.callback(seen.append, x.sum())
+        return layer(x)
+
+    report = jaxmono.tune(jitted(fn))(jnp.ones(X.shape))
+    assert report.beside is None and "side effects" in report.note and not seen
+
+
+def test_loops_that_drawn_numbers_would_not_end_are_not_run() -> None:
+    def fn(x: Any, n: Any) -> Any:
+        return jax.lax.while_loop(lambda c: c[1] != n, lambda c: (c[0] * 2, c[1] + 2), (x, 0))[0]
+
+    report = jaxmono.tune(jitted(fn))(X, jax.ShapeDtypeStruct((), jnp.int32))
+    assert report.beside is None and "give arrays" in report.note
+    assert jaxmono.tune(jitted(fn))(X, jnp.int32(4)).beside is None  # X is drawn
+
+
+def test_jaxmono_functions_inside_are_not_xlas(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, 5.0, 4.0)
+    inner = jitted()
+    report = jaxmono.tune(jitted(lambda x: inner(x) + jnp.cos(x)))(X)
+    assert report.beside is None and "tune these" in report.note
+
+
+def test_better_schedules_are_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    told(monkeypatch, 5.0, 4.0)
+    outcomes = jitted().lower(X)._collected.outcomes
+
+    def found(again: bool) -> Beside | None:
+        return _beside.beside_xla(lambda: jitted(), lambda: jax.jit(layer), (X,), {}, outcomes,
+                                  None, again=again)[0]
+
+    assert found(again=False) == Beside(5.0, 4.0)
+    told(monkeypatch, 3.0, 4.0)
+    assert found(again=False) == Beside(5.0, 4.0)
+    assert found(again=True) == Beside(3.0, 4.0)
+    assert kernels(jitted(), X) == 1
+
+
+@pytest.mark.parametrize("kw", [{"static_argnames": "how"}, {"static_argnums": 1}])
+def test_static_arguments_by_name_and_by_place(monkeypatch: pytest.MonkeyPatch, kw: Any) -> None:
+    told(monkeypatch, 5.0, 4.0)
+
+    def fn(x: Any, how: str) -> Any:
+        assert how == "twice"
+        return layer(x) * 2
+
+    for give in (lambda f: f(X, "twice"), lambda f: f(X, how="twice")):
+        report = give(jaxmono.tune(jitted(fn, **kw)))
+        assert report.beside == Beside(5.0, 4.0), report
+
+
+def test_numpy_arguments_are_moved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(_beside._on_device(np.ones(3, np.float32)), jax.Array)
+    told(monkeypatch, 5.0, 4.0)
+    assert jaxmono.tune(jitted())(np.ones(X.shape, np.float32)).beside is not None
 
 
 def test_static_arguments_and_pytrees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +207,8 @@ def test_a_failure_is_told_and_nothing_else_happens(monkeypatch: pytest.MonkeyPa
 
 def test_several_call_sites_are_not_one_function() -> None:
     outcomes = [o for f in (layer, jnp.sin) for o in jitted(f).lower(X)._collected.outcomes]
-    found, why = _beside.beside_xla(lambda: pytest.fail("timed"), (X,), {}, outcomes, None)
+    found, why = _beside.beside_xla(lambda: pytest.fail("timed"), lambda: jax.jit(layer), (X,), {},
+                                    outcomes, None, again=False)
     assert found is None and "tune each" in why
 
 

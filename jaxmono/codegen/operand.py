@@ -256,9 +256,9 @@ def shifted(x: Operand) -> tuple[int, int] | None:
         return None
     pitch = stride(source.offset, x.k)
     first = source.offset.substitute({x.k: Index.of(0), x.outer: Index.of(0)})
-    if pitch is None or stride(source.offset, x.outer) != 1 or not first.is_static \
-            or source.param.type.size + MOST_ROWS * abs(pitch) >= 1 << 30:
-        return None
+    if pitch is None or pitch < 0 or stride(source.offset, x.outer) != 1 or not first.is_static \
+            or source.param.type.size + MOST_ROWS * pitch >= 1 << 30:
+        return None  # of rows in reverse order the first one ends the tile
     first %= 8
     return (pitch % 8, first.const) if first.is_const else None
 

@@ -34,9 +34,11 @@ _MARGIN, _LEAST_WAIT_US, _LONGEST_WAIT_US = 1.5, 500.0, 1e6
 class Stopwatch:
     """Times calls on the device that ``program`` (`codegen.stopwatch`) was made for."""
 
-    def __init__(self, program: Program, platform: str) -> None:
-        """``platform``: of `registration.register`."""
+    def __init__(self, program: Program, platform: str, device: Any) -> None:
+        """``platform``: of `registration.register`. ``device``: of JAX, on which
+        calls run."""
         registration.register(platform)
+        self._device = device
         attributes = configuration(program)
 
         def told(wait: jax.Array) -> jax.Array:
@@ -78,7 +80,7 @@ class Stopwatch:
 
     def _round(self, start: Callable[[], Any], calls: int, wait: float) -> tuple[float, float]:
         """What one of ``calls`` took on the device, and the host to queue it."""
-        none, some = (jax.device_put(np.uint32(us * 1e3)) for us in (0.0, wait))
+        none, some = (jax.device_put(np.uint32(us * 1e3), self._device) for us in (0.0, wait))
         jax.block_until_ready((self._told(none), some))
         begin = time.perf_counter()
         first = self._told(some)

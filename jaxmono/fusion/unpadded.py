@@ -23,6 +23,12 @@ from jaxmono.hlo.passes import dead_code
 from jaxmono.hlo.rewrite import replace_values
 from jaxmono.hlo.types import DType
 
+MOST_ROWS, MOST_ELEMENTS = 512, 1 << 30
+"""Such weights have places in 31 bits, those of a tile behind their last row, too (codegen's
+`operand.shifted`)."""
+_MADE = (ops.DotGeneral, ops.Convolution, ops.Reduce, ops.BroadcastInDim, ops.Constant)
+_KEEPS = (ops.Elementwise, ops.Convert, ops.Compare, ops.ReducePrecision, ops.Reshape)
+
 
 def unpadded(graph: Graph, device: Device, reduced: Collection[Op]) -> Graph:
     """``graph`` without such copies that one product reads; itself if it has none.
@@ -46,7 +52,8 @@ def _weights(graph: Graph, o: ops.DotGeneral) -> Value | None:
             or (tuple(o.rhs_contract), tuple(o.lhs_contract)) != (leading, last) \
             or o.lhs.type.dtype is not o.rhs.type.dtype \
             or o.rhs.type.dtype not in (DType.BF16, DType.F16) \
-            or o.lhs.type.dims[-1] * o.lhs.type.dtype.itemsize % PIECE:
+            or o.lhs.type.dims[-1] * o.lhs.type.dtype.itemsize % PIECE \
+            or o.rhs.type.size + MOST_ROWS * n >= MOST_ELEMENTS or not _in_rows(graph, o.lhs):
         return None
     v = o.rhs
     for kind in (ops.Slice, ops.Stored, ops.Pad):
@@ -57,3 +64,21 @@ def _weights(graph: Graph, o: ops.DotGeneral) -> Value | None:
     whole = v.type == o.rhs.type and isinstance(part := graph.producer[o.rhs], ops.Slice) \
         and not any(part.start_indices)
     return v if whole else None
+
+
+def _in_rows(graph: Graph, v: Value) -> bool:
+    """Whether the last dimension of ``v`` is that of what lies in memory, or is computed from such,
+    element by element: not of a part of it, nor turned."""
+    work, seen = [v], {v}
+    while work:
+        x = work.pop()
+        op = graph.producer.get(x)
+        if op is None or isinstance(op, _MADE):
+            continue
+        if not isinstance(op, _KEEPS) or (isinstance(op, ops.Reshape) and (
+                op.operand.type.dims[-1:] != x.type.dims[-1:])):
+            return False
+        more = {p for p in op.inputs if p.type.size == x.type.size} - seen
+        seen |= more
+        work.extend(more)
+    return True

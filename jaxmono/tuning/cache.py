@@ -3,7 +3,8 @@
     problems    key, its readable fields, whether all candidates were measured, last use
     candidates  problem, schedule, rank, microseconds and their error, or the reason of a failure
     regions     key of a kernel -> the problems in it, so that a known kernel is not planned again
-    functions   key of a function -> microseconds by its kernels, and by XLA's program of it
+    functions   key of a function -> microseconds by its kernels, and by XLA's program of it; made
+                with its first row
 
 A database that cannot be used costs one warning line, and this process goes on with a database in
 its own memory.
@@ -25,8 +26,7 @@ from jaxmono.tuning.choice import Row
 from jaxmono.tuning.report import Beside
 
 NAME = "tuning.sqlite3"
-_VERSION = 2
-"""1 had no functions: they are added to such a database."""
+_VERSION = 1
 _BUSY_SECONDS = 5.0
 MAX_PROBLEMS = 4096
 """Above it the problems that were used longest ago go, with their rows: about 20 MB."""
@@ -41,11 +41,12 @@ CREATE TABLE IF NOT EXISTS candidates(
   reason TEXT NOT NULL, measured REAL NOT NULL, PRIMARY KEY(problem, schedule)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS regions(
   key TEXT PRIMARY KEY, problems TEXT NOT NULL, used REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS functions(
-  key TEXT PRIMARY KEY, kernels_us REAL NOT NULL, xla_us REAL NOT NULL, used REAL NOT NULL);
 CREATE INDEX IF NOT EXISTS problems_used ON problems(used);
 CREATE INDEX IF NOT EXISTS regions_used ON regions(used);
 """
+
+_FUNCTIONS = """CREATE TABLE IF NOT EXISTS functions(
+  key TEXT PRIMARY KEY, kernels_us REAL NOT NULL, xla_us REAL NOT NULL, used REAL NOT NULL)"""
 
 T = TypeVar("T")
 
@@ -126,7 +127,7 @@ class TuningCache:
 
         def read(db: sqlite3.Connection) -> Beside | None:
             found = db.execute("SELECT kernels_us, xla_us FROM functions WHERE key = ?",
-                               (key,)).fetchone()
+                               (key,)).fetchone() if _has_functions(db) else None
             if found is None:
                 return None
             self._touch(db, "functions", key)
@@ -138,6 +139,7 @@ class TuningCache:
         """Keeps that."""
 
         def write(db: sqlite3.Connection) -> None:
+            db.execute(_FUNCTIONS)
             db.execute("INSERT OR REPLACE INTO functions VALUES(?, ?, ?, ?)",
                        (key, found.kernels_us, found.xla_us, time.time()))
             self._evict(db)
@@ -147,8 +149,7 @@ class TuningCache:
     @property
     def has_functions(self) -> bool:
         """Some function was timed."""
-        return self._run(
-            lambda db: db.execute("SELECT 1 FROM functions LIMIT 1").fetchone() is not None, False)
+        return self._run(_has_functions, False)
 
     @property
     def is_empty(self) -> bool:
@@ -201,11 +202,11 @@ class TuningCache:
 
     def _set_up(self, db: sqlite3.Connection, *, wal: bool) -> None:
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        if not 0 <= version <= _VERSION:
+        if version not in (0, _VERSION):
             raise sqlite3.DatabaseError(f"it is of format {version}, this jaxmono writes "
                                         f"{_VERSION}")
-        if version < _VERSION:
-            if version == 0 and wal:
+        if version == 0:
+            if wal:
                 db.execute("PRAGMA journal_mode = WAL")
             db.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version = {_VERSION};COMMIT;")
         db.execute("PRAGMA synchronous = NORMAL")
@@ -219,7 +220,12 @@ class TuningCache:
             db.execute(f"UPDATE {table} SET used = ? WHERE key = ?", (now, key))
 
     def _evict(self, db: sqlite3.Connection) -> None:
-        for table in ("problems", "regions", "functions"):
+        for table in ("problems", "regions", *(["functions"] if _has_functions(db) else [])):
             db.execute(f"DELETE FROM {table} WHERE key IN (SELECT key FROM {table} "
                        f"ORDER BY used DESC LIMIT -1 OFFSET ?)", (self._max,))
         db.execute("DELETE FROM candidates WHERE problem NOT IN (SELECT key FROM problems)")
+
+
+def _has_functions(db: sqlite3.Connection) -> bool:
+    return db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'functions'"
+                      ).fetchone() is not None

@@ -79,6 +79,12 @@ def test_batches_that_are_shifted_differently_are_refused(n: int, k: int) -> Non
     assert shift_of(plan) is None
 
 
+def test_rows_in_reverse_order_are_refused() -> None:
+    """The first row of a tile would be its last one in memory."""
+    plan = plan_of(lambda x, w: x @ w[::-1], Spec((70, 128), BF16), Spec((128, 131), BF16))
+    assert shift_of(plan) is None
+
+
 def test_rows_of_whole_pieces_are_refused() -> None:
     """Other families read these as they are."""
     (sig,) = dot_sigs(product(70, 136, 128))

@@ -40,6 +40,10 @@ def test_weights_are_read_as_they_lie(dtype: Any, n: int) -> None:
     (head, BF16, (2048, 769), (769, 3008), "rows begin anywhere, not weights"),
     (lambda x, w: x @ w.T, BF16, (2048, 769), (3008, 769), "both have k next to each other"),
     (head, BF16, (8192, 768), (768, 59), "few columns: nothing is copied for the weights"),
+    (head, BF16, (2048, 8192), (8192, 131071), "places of 31 bits do not do"),
+    (lambda x, w: head(x[:, 1:769], w), BF16, (2048, 776), (768, 3001), "rows begin anywhere"),
+    (lambda x, w: head(x[:, :768], w), BF16, (2048, 769), (768, 3001), "likewise"),
+    (lambda x, w: head(x.T, w), BF16, (768, 2048), (768, 3001), "rows are columns"),
 ])
 def test_others_are_copied_as_before(fn: Any, dtype: Any, x: Any, w: Any, why: str) -> None:
     args = Spec(x, dtype), Spec(w, dtype)
