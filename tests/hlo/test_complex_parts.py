@@ -145,9 +145,10 @@ def test_results_are_stored_where_their_parts_lie(spec: str, left: Any, right: A
 
 
 def test_a_result_and_a_product_of_it() -> None:
-    """Of which one looks at the turned array, the other at parts."""
+    """Of which one looks at the turned array, the other at parts. (Exponents are small: errors of
+    a sum of 32 are as many times larger in its exponential.)"""
     check(lambda x, y: ((z := jnp.einsum("mk,nk->mn", x, y)), jnp.einsum("mn,nk->mk", z, y),
-                        jnp.exp(z.T.reshape(-1))), numbers(3, 60), numbers(50, 60))
+                        jnp.exp(z.T.reshape(-1) / 16)), numbers(3, 60), numbers(50, 60))
 
 
 def test_loops_and_branches() -> None:
