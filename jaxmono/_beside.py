@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmono import _config, _logging, _tune
-from jaxmono._errors import CompileError
 from jaxmono.codegen.stopwatch import stopwatch
 from jaxmono.codegen.target import Target
 from jaxmono.custom_call.timing import Stopwatch
@@ -72,11 +71,11 @@ def _timed(ours: Any, theirs: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     args, kwargs = jax.tree.map(_on_device, (tuple(args), dict(kwargs)))
     results = jax.tree.leaves(jax.block_until_ready((ours(*args, **kwargs),
                                                      theirs(*args, **kwargs))))
-    devices = {d for x in results for d in x.devices()} or {jax.local_devices()[0]}
-    if devices != {jax.local_devices()[0]}:
-        raise CompileError("it runs on another device than the one that kernels are made for, "
-                           "the first of this process")
-    watch = Stopwatch(stopwatch(target), PLATFORMS[target.kind], jax.local_devices()[0])
+    device = jax.local_devices()[0]  # as in `_device.facts_for`
+    if any(x.devices() != {device} for x in results):
+        raise ValueError("it runs on another device than the one that kernels are made for, the "
+                         "first of this process")
+    watch = Stopwatch(stopwatch(target), PLATFORMS[target.kind], device)
     taken: tuple[list[float], list[float]] = ([], [])
     for _ in range(_TURNS):
         for us, function in zip(taken, (ours, theirs), strict=True):

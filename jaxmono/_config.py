@@ -189,18 +189,17 @@ def read(environ: Mapping[str, str] | None = None) -> Config:
 _SAME_BITS = ("xla_gpu_deterministic_ops", "xla_gpu_exclude_nondeterministic_ops")
 
 
-def xla_flags() -> tuple[str, ...]:
-    """Those of ``XLA_FLAGS``, sorted: XLA's programs depend on them."""
-    return tuple(sorted(os.environ.get("XLA_FLAGS", "").split()))
+def xla_flags(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Those of ``XLA_FLAGS``, in order: of equal ones the last counts."""
+    return tuple((os.environ if environ is None else environ).get("XLA_FLAGS", "").split())
 
 
 def same_bits_on_every_run(environ: Mapping[str, str] | None = None) -> bool:
     """Whether ``XLA_FLAGS`` asks XLA for deterministic kernels, and thus jaxmono."""
-    env = os.environ if environ is None else environ
     asked: dict[str, bool] = {}
-    for flag in env.get("XLA_FLAGS", "").split():
+    for flag in xla_flags(environ):
         name, _, value = flag.lstrip("-").partition("=")
-        asked[name] = value.lower() not in ("false", "0")  # the last one counts
+        asked[name] = value.lower() not in ("false", "0")
     return any(asked.get(name, False) for name in _SAME_BITS)
 
 

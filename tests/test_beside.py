@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxmono
-from jaxmono import _beside, _config, _tune
+from jaxmono import _beside, _tune
 from jaxmono.tuning import Beside
 
 X = jax.ShapeDtypeStruct((4, 24), jnp.float32)
@@ -212,9 +212,14 @@ def test_several_call_sites_are_not_one_function() -> None:
     assert found is None and "tune each" in why
 
 
+def test_another_device_is_not_timed() -> None:
+    """The clock would be that of the first."""
+    report = jaxmono.tune(jitted())(jax.device_put(np.ones(X.shape, np.float32), jax.devices()[1]))
+    assert report.beside is None and "another device" in report.note
+
+
 def test_the_clock_runs() -> None:
     """By the real stopwatch: XLA's program is faster than the interpreter."""
     report = jaxmono.tune(jitted())(X)
     assert report.beside is not None, report
     assert report.beside.kernels_us > report.beside.xla_us > 0
-    assert _tune.timed_before("another", _config.read()) is None

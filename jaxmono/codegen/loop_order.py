@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxmono.codegen.traverse import Access, Lane, Root, access, walk
-from jaxmono.fusion.indexing import Index, Var, linearize
+from jaxmono.fusion.indexing import Index, Var, linearize, stride
 from jaxmono.hlo.ir import Graph
 
 _VECTOR_BYTES = 16
@@ -38,20 +38,27 @@ def source_order(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Inde
     if len(variables) < 2:
         return None
     last = variables[-1]
-    lanes = _VECTOR_BYTES // max(size for _, size in stores)
-    while lanes > 1 and last.size % lanes:
-        lanes //= 2
+    lanes = stored_lanes(last, stores)
     if lanes < 2:
         return None
     lane = Lane(last, lanes)
-    if any(access(lane.split(offset), lane) is not Access.CONTIGUOUS for offset, _ in stores):
-        return None
     found = scattered(body, roots, lane, variables)
     if found is None or not found.steps[last]:
         return None
     steps = {**found.steps, last: found.steps[last] * lanes}
     order = sorted(range(len(variables)), key=lambda i: -steps[variables[i]])
     return (tuple(order), lanes) if order != sorted(order) else None
+
+
+def stored_lanes(last: Var, stores: Sequence[tuple[Index, int]]) -> int:
+    """Neighbours along ``last`` that one access stores, at most 16 bytes; 0 where some are none."""
+    lanes = _VECTOR_BYTES // max(size for _, size in stores)
+    while lanes > 1 and last.size % lanes:
+        lanes //= 2
+    lane = Lane(last, lanes)
+    whole = all(stride(x, last) == 1 if lanes < 2 else
+                access(lane.split(x), lane) is Access.CONTIGUOUS for x, _ in stores)
+    return lanes if whole else 0
 
 
 @dataclass(frozen=True)

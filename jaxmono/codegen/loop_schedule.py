@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxmono.codegen import turned_loop
 from jaxmono.codegen.instructions import instructions
 from jaxmono.codegen.loads_first import loads_first, most_first
 from jaxmono.codegen.loop_order import source_order
@@ -15,7 +16,6 @@ from jaxmono.codegen.schedule import roots, sinks, widest_input
 from jaxmono.codegen.shared_loop import shared_loop
 from jaxmono.codegen.stencil_loop import loads_of, stencil_loop
 from jaxmono.codegen.traverse import dynamics, vector_width, walk
-from jaxmono.codegen.turned_loop import Turned, turned_loop
 from jaxmono.fusion.accumulated import accumulation
 from jaxmono.fusion.cost import weight
 from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize
@@ -61,8 +61,6 @@ _LOADED_WORDS = 96
 3 x 3 taps are 144, and ptxas, which loads all of them first, spilled some (GoogLeNet b32)."""
 
 
-_TURNING = 256
-"""Threads that a tile is dealt out to."""
 _LARGE = 1 << 22
 """Elements of a turned loop from which on tiles pay in a kernel that also multiplies: producers of
 its next stage wait for the shared memory."""
@@ -122,15 +120,15 @@ def flat_loop(form: LoopForm, lanes: int = 1, order: tuple[int, ...] = (),
     return flat, {**at, form.vars[last]: at[form.vars[last]] * lanes + lane}
 
 
-def turned(sig: Sig) -> Turned | None:
+def turned(sig: Sig) -> turned_loop.Turned | None:
     """How a loop is taken apart whose source lies turned."""
     form = sig.form
     assert isinstance(form, LoopForm)
     plain = {v: Index.of(v) for v in form.vars}
     if any(n.guards or dynamics(n.index) for n in walk(sig.body, roots(sig, form.stores, plain))):
         return None
-    return turned_loop(sig.body, roots(sig, form.stores, plain), sinks(sig, form.stores, plain),
-                       form.vars)
+    return turned_loop.turned_loop(sig.body, roots(sig, form.stores, plain),
+                                   sinks(sig, form.stores, plain), form.vars)
 
 
 def _in_turn(sig: Sig) -> bool:
@@ -213,7 +211,8 @@ def choose_loop(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     if shared is not None:
         return LoopSchedule(lanes, places=shared)
     order: tuple[int, ...] = ()
-    if lanes == 1 and not beside and threads == _TURNING and (streaming or flat.size >= _LARGE) \
+    if lanes == 1 and not beside and threads == turned_loop.THREADS \
+            and (streaming or flat.size >= _LARGE) \
             and (tiles := turned(sig)) is not None and tiles.tasks * siblings >= device.sm_count:
         return LoopSchedule(turned=True)
     if lanes == 1:

@@ -29,6 +29,7 @@ from jaxmono.fusion.dots import both_columns
 from jaxmono.fusion.indexing import Index, IndexMap, Var, contiguous, linearize, stride
 from jaxmono.fusion.scaled_weights import Scaled, scaled
 from jaxmono.fusion.support import converts_stored
+from jaxmono.fusion.unpadded import MOST_ELEMENTS, MOST_ROWS
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 from jaxmono.hlo.rewrite import is_splat, splat_value
@@ -239,11 +240,7 @@ def is_unaligned(x: Operand) -> bool:
     row = x.outer if x.k_major else x.k
     pitch = stride(source.offset, row)
     return pitch is not None and stride(source.offset, x.major) == 1 and (
-        source.param.type.size + MOST_ROWS * abs(pitch) < 1 << 30)
-
-
-MOST_ROWS = 512
-"""Of a tile: as many may lie behind the last row."""
+        source.param.type.size + MOST_ROWS * abs(pitch) < MOST_ELEMENTS)
 
 
 def shifted(x: Operand) -> tuple[int, int] | None:
@@ -257,7 +254,7 @@ def shifted(x: Operand) -> tuple[int, int] | None:
     pitch = stride(source.offset, x.k)
     first = source.offset.substitute({x.k: Index.of(0), x.outer: Index.of(0)})
     if pitch is None or pitch < 0 or stride(source.offset, x.outer) != 1 or not first.is_static \
-            or source.param.type.size + MOST_ROWS * pitch >= 1 << 30:
+            or source.param.type.size + MOST_ROWS * pitch >= MOST_ELEMENTS:
         return None  # of rows in reverse order the first one ends the tile
     first %= 8
     return (pitch % 8, first.const) if first.is_const else None

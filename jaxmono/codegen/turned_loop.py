@@ -17,21 +17,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxmono.codegen.emit import BodyEmitter
-from jaxmono.codegen.loop_order import scattered
+from jaxmono.codegen.loop_order import scattered, stored_lanes
 from jaxmono.codegen.names import compute, is_narrow, vector
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.sig_code import Function
 from jaxmono.codegen.traverse import Access, Lane, Root, access
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize, stride
+from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.hlo.ir import Graph, Value
 
 EDGE = 64
 """Of a tile, elements along either side: lines of 128 bytes of 16 bits, two of f32. 256 threads
 have 16 elements each on their way, 4 blocks of a multiprocessor 32 KB of 16 bits."""
+THREADS = 256
+"""That a tile is dealt out to."""
 MIN_SIDE = 32
 """Places, and neighbours of the result: fewer leave most of a tile empty."""
 _VECTOR_BYTES, _MOST_LANES = 16, 8
@@ -85,15 +87,9 @@ def turned_loop(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index
     if len(variables) < 2:
         return None
     last = variables[-1]
-    writes = min(_MOST_LANES, _VECTOR_BYTES // max(size for _, size in stores))
-    while writes > 1 and last.size % writes:
-        writes //= 2
-    lane = Lane(last, max(writes, 2))
-    if any(stride(x, last) != 1 for x, _ in stores) or (writes > 1 and any(
-            access(lane.split(x), lane) is not Access.CONTIGUOUS for x, _ in stores)):
-        return None
-    found = scattered(body, roots, lane, variables)
-    if found is None or not found.sources or not found.steps[last]:
+    writes = min(_MOST_LANES, stored_lanes(last, stores))
+    found = scattered(body, roots, Lane(last, max(writes, 2)), variables) if writes else None
+    if found is None or not found.steps[last]:
         return None
     others = [v for v in variables if v is not last and v.size > 1]
     first = next((v for v in others if found.steps[v] == 1), None)
@@ -118,7 +114,7 @@ def turned_loop(body: Graph, roots: Sequence[Root], stores: Sequence[tuple[Index
     reads = min(_MOST_LANES, _VECTOR_BYTES // max(v.type.dtype.itemsize for v, _ in found.sources))
     while reads > 1 and not all(_is_contiguous(made, x, reads) for x in found.sources):
         reads //= 2
-    return Turned(found.sources, p, c, o, env, reads, writes)
+    return replace(made, reads=reads)
 
 
 def _following(group: list[Var], others: Sequence[Var], strides: Mapping[Var, Collection[int]],

@@ -24,8 +24,8 @@ from jaxmono.hlo.rewrite import replace_values
 from jaxmono.hlo.types import DType
 
 MOST_ROWS, MOST_ELEMENTS = 512, 1 << 30
-"""Such weights have places in 31 bits, those of a tile behind their last row, too (codegen's
-`operand.shifted`)."""
+"""Of a tile: as many rows may lie behind the last one; and elements up to there, whose places in
+bytes have 31 bits (codegen's `operand.shifted` and `is_unaligned`)."""
 _MADE = (ops.DotGeneral, ops.Convolution, ops.Reduce, ops.BroadcastInDim, ops.Constant)
 _KEEPS = (ops.Elementwise, ops.Convert, ops.Compare, ops.ReducePrecision, ops.Reshape)
 

@@ -318,10 +318,9 @@ def test_where_f32_is_stored_first(fn: Any, shapes: Any, families: set[str]) -> 
     plan = plan_of(fn, Spec(shapes[0], BF16), Spec(shapes[1], F32), device=H200)
     sigs = default_schedule(plan, cuda_target("sm_90a"), H200).sigs
     assert {sigs[s.key].family for s in dot_sigs(plan)} == families
-    weights = {DotCode.of(s, sigs[s.key]).rhs.param for s in dot_sigs(plan)}
-    assert {w.type.dtype for w in weights if w is not None} <= {DType.BF16, DType.F32}
-    if len(plan.stages) == 1 and families == {"bytes"}:
-        assert {w.type.dtype for w in weights if w is not None} == {DType.F32}
+    sources = [DotCode.of(s, sigs[s.key]).rhs.source for s in dot_sigs(plan)]
+    read = DType.F32 if len(plan.stages) == 1 else DType.BF16
+    assert {x.param.type.dtype for x in sources if x is not None} == {read}
 
 
 @pytest.mark.parametrize(("m", "family"), [(16, "bytes"), (512, "bytes"), (4096, "wgmma")])

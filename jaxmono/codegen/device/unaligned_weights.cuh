@@ -7,7 +7,7 @@
 //               shifted repeats every 8 of k, so each lane knows that of its rows once and for all
 //
 // Nothing is shifted in shared memory, as the producers of unaligned_tile.cuh have to, nor copied in parts of 4
-// bytes: rows are a part of the weights' bytes only where there are few of them. The first 8 rows of a fragment are
+// bytes. The first 8 rows of a fragment are
 // the even columns of a warp's 16, the others the odd ones (EACH), as in float_weights.cuh.
 #pragma once
 #include "jaxmono/opaque.cuh"
@@ -24,11 +24,6 @@ namespace jaxmono {
 // elements further.
 template <class T, int ROW, int FIRST>
 struct ShiftedRows {};
-
-template <class W>
-constexpr bool is_shifted = false;
-template <class T, int ROW, int FIRST>
-constexpr bool is_shifted<ShiftedRows<T, ROW, FIRST>> = true;
 
 // ROWS x COLS elements of 16 bits, as in memory from a multiple of 16 bytes on. A row of lines more than a
 // multiple of 128 bytes: 4 neighbours of every second row lie in other banks.
