@@ -2,6 +2,7 @@
 
     python -m benchmarks.run --models=gemm_table --dtype=bf16,f16
     python -m benchmarks.run --models=unaligned_table --dtype=bf16,f32
+    python -m benchmarks.run --models=few_table,vocabulary_table
     python -m benchmarks.run --models=exact_table --dtype=f32
     python -m benchmarks.run --models=epilogue_table
     python -m benchmarks.run --models=attention_table --batch=1,16
@@ -44,6 +45,18 @@ UNALIGNED = ((12288, 384, 196), (12288, 196, 384), (65536, 256, 60), (65536, 256
 """(M, N, K) whose rows are no multiples of 16 bytes: Mixer-B/16's tokens (b16), NeRF (1024 rays of
 64 points), DLRM's first layers (b2048), letters (CTC), heads of 1001 and 21843 classes,
 vocabularies of BERT and GPT-2 ([k, n], not tied to the embedding), of smaller models."""
+
+FEW = tuple((m, n, k) for n, k in ((1024, 4096), (4096, 4096), (14336, 4096), (4096, 14336),
+                                   (11008, 4096), (4096, 11008), (8192, 2048), (2048, 8192),
+                                   (3072, 768), (768, 3072)) for m in (1, 2, 3, 4, 5, 6, 8))
+"""(M, N, K) of decode steps of a few texts: Llama-3-8B's, -2-7B's and -3.2-1B's projections,
+BERT-base's."""
+
+VOCABULARIES = ((128, 50304, 768), (512, 50304, 768), (2048, 50304, 768), (8192, 50304, 768),
+                (2048, 32000, 2048), (2048, 128256, 2048), (16384, 3072, 768), (16384, 2304, 768),
+                (8192, 4096, 1024))
+"""(M, N, K) of many tiles and a short k: what training computes of words (GPT-2's number of them
+padded, Llama's), and wide layers of many rows."""
 
 EXACT = ((16, 768, 768), (64, 256, 256), (128, 768, 768), (128, 3072, 768), (512, 768, 3072),
          (1000, 1000, 1000), (2048, 768, 768), (2048, 3072, 768), (2048, 768, 3072),
@@ -137,6 +150,10 @@ WORKLOADS: tuple[Workload, ...] = (
       for m, n, k in GEMMS),
     *(_product(f"unaligned_{m}_{n}_{k}", f"GEMM {m}x{n}x{k}", "unaligned_table", m, n, k, "bare")
       for m, n, k in UNALIGNED),
+    *(_product(f"few_{m}_{n}_{k}", f"GEMM {m}x{n}x{k}", "few_table", m, n, k, "bare")
+      for m, n, k in FEW),
+    *(_product(f"vocabulary_{m}_{n}_{k}", f"GEMM {m}x{n}x{k}", "vocabulary_table", m, n, k, "bare")
+      for m, n, k in VOCABULARIES),
     *(_product(f"exact_{m}_{n}_{k}", f"GEMM {m}x{n}x{k}, exact", "exact_table", m, n, k, "bare",
                 precision="highest")
       for m, n, k in EXACT),

@@ -45,6 +45,10 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.fold import STREAMED_ROWS
 from jaxmono.fusion.plan import DotForm, Sig
 
+ALONE_ROWS = 2
+"""The same where nothing is in front of a stage, and wgmma can read the weights as its left
+operand: 4x8192x2048 takes 10.9 us of an H200 so, streamed 13.0, 4x4096x14336 29.7 and 33.3."""
+
 FLAGGED_ROWS = 5
 """Rows up to which weights are streamed behind a border in any case: what is made so has flags, and
 blocks need not meet. Of 5 rows GPT-2's decode step takes 0.89 of the time on an H200, a beam
@@ -68,8 +72,9 @@ class _Dot:
         if form.reduced or form.pairs:
             return finishing(sig, request)[0]
         skinny = gemv_candidates(sig, request)
-        if skinny and form.m.size <= (FLAGGED_ROWS if request.behind else STREAMED_ROWS) \
-                and not _thin(skinny[0][1], request) \
+        swapped = swapped_candidates(sig, request)
+        streamed = FLAGGED_ROWS if request.behind else ALONE_ROWS if swapped else STREAMED_ROWS
+        if skinny and form.m.size <= streamed and not _thin(skinny[0][1], request) \
                 and not is_unaligned(dot.any_tile(sig).rhs):
             # Nothing beats it: multiply-adds are far from their limit, and a tile of the tensor
             # cores would be nearly empty.
@@ -102,12 +107,11 @@ class _Dot:
         narrow = bytes_candidates(sig, request)
         if narrow and narrow[0][0] < cost:
             cost, s = narrow[0]
-        swapped = swapped_candidates(sig, request)
         if swapped and swapped[0][0] < swapped_bound(sig, request, s.family, cost):
             cost, s = swapped[0]
         few = form.m.size <= dot_gemv_shape.MAX_ROWS  # 16 rows: llama_decode 1188 us, not 1423
-        if skinny and (s.family == "simt" or (
-                few and skinny[0][0] < gemv_bound(sig, request, cost))):
+        bound = cost if s.family == dot_wgmma_shared.SWAPPED else gemv_bound(sig, request, cost)
+        if skinny and (s.family == "simt" or (few and skinny[0][0] < bound)):
             return skinny[0][1]
         return apart(sig, request, s) or s
 

@@ -366,7 +366,7 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
                read_only: Sequence[Value], early: Sequence[Root] = (),
                source: Root | None = None,
                then: Callable[[BodyEmitter], None] | None = None, row: str = "",
-               paired: bool = False) -> None:
+               paired: bool = False, together: int = 0) -> None:
     """``lanes`` neighbouring elements of a finished tile, at C variables r and c, to the outputs.
 
     ``demanded``: of the result, by one element; with several (a window's), r is the first of as
@@ -378,14 +378,15 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
     of a thread from each other. ``early``: loads
     that a C variable ``early`` has the results of; ``source``: one that is a C variable ``source``.
     ``then``: what else happens to the piece, given its emitter. ``row``: C text, the row of the
-    product that row r of the tile is, negative where there is none; "": m0 + r.
+    product that row r of the tile is, negative where there is none; "": m0 + r. ``together``: of
+    `BodyEmitter.store`; the columns are inside.
     """
     taps = 1 if paired else len(demanded)
     own = {"m": row or ("m0 + r" if taps == 1 else f"(m0 + r) / {taps}"),
            "n": f"{first_column(paired=paired)} + c"}
     checked = [(at, var.size, piece) for at, var, size, piece in (
         ("m", m, tile_m // taps, 1), ("n", n, tile_n, lanes))
-        if var.size % size or (row and at == "m")]
+        if (var.size % size and not (together and at == "n")) or (row and at == "m")]
     inside = " && ".join(f"{at} >= 0" if row and at == "m" else f"{at} < {size}"
                          for at, size, _ in checked)
     if skip or not checked:
@@ -424,6 +425,6 @@ def emit_piece(w: Writer, body: Graph, stores: Sequence[Store], *, result: Value
     for s, v in zip(stores, values, strict=True):
         out = body.outputs[s.result]
         em.store(outputs[s.result], store_offset(body, s), v, out.type.dtype,
-                 wanted="inside" if checked and not skip else "", whole=True)
+                 wanted="inside" if checked and not skip else "", whole=True, together=together)
     if then is not None:
         then(em)

@@ -224,10 +224,14 @@ def swapped_candidates(sig: Sig, request: Request) -> list[Costed]:
     if dot_wgmma_takes.takes_swapped(form, code, code.element) is not None:
         return []
     own, sms = (batch, n, k), request.device.sm_count
+    widths = dot_wgmma_shared.widths(code)
+    if m <= dot_schedule_swapped.FEW_ROWS and widths[1] > 2 \
+            and stage_bytes(sig, request) < dot_schedule_swapped.FEW_BYTES:
+        return []
     return dot_schedule_swapped.candidates_swapped(
         batch, m, n, k, device=request.device, shared_bytes=request.shared_bytes,
         k_major=(code.lhs.k_major, code.rhs.k_major), computed=not dot_wgmma_shared.comes(code.lhs),
-        widths=dot_wgmma_shared.widths(code),
+        widths=widths,
         blocks=min(blocks_of(own, request.stage or (own,), sms), max(sms // request.siblings, 1)))
 
 

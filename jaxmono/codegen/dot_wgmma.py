@@ -60,6 +60,7 @@ from jaxmono.codegen.image import emit_image, emit_row
 from jaxmono.codegen.loaders import emit_element_loader, emit_loader
 from jaxmono.codegen.operand import Operand, has_rows, is_looked_up
 from jaxmono.codegen.panel import Panel
+from jaxmono.codegen.staggered import emit_staggered, staggered
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Var
 from jaxmono.fusion.paired_columns import WIDTHS
@@ -222,10 +223,11 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     form, s, body, stores = code.form, code.s, code.sig.body, code.form.elements
     t = code.accumulator
     row, paired = "row(r)" if s.family == IMAGE else "", form.pairs is not None
-    piece = partial(emit_piece, w, body, stores, result=form.dot.result, demanded=code.demanded,
-                    m=form.rows, n=form.columns, tile_m=s.bm, tile_n=code.stored_columns, read="",
-                    accumulator=t, skip="", pointers=pointers, outputs=outputs, names=names,
-                    read_only=read_only, row=row, paired=paired)
+    piece = partial(emit_piece, w, body, stores=stores, result=form.dot.result,
+                    demanded=code.demanded, m=form.rows, n=form.columns, tile_m=s.bm,
+                    tile_n=code.stored_columns, read="", accumulator=t, skip="",
+                    pointers=pointers, outputs=outputs, names=names, read_only=read_only, row=row,
+                    paired=paired)
     again = _emit_again(w, code, pointers, read_only, names)
     if row:
         emit_row(w, code.arrangement)
@@ -244,6 +246,10 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
         with w.block(f"G::finish_windows<{form.taps}, {lanes}>(smem, sums, "
                      f"[&](int r, int c, const {t} (&acc)[{form.taps}][{lanes}])", "});"):
             piece(lanes=lanes)
+        return
+    if (wide := staggered(code)) is not None:
+        emit_staggered(w, code, wide, None if behind else _bias(code), again, piece, pointers,
+                       read_only, names)
         return
     lanes = _lanes(code, s.bm * s.bn // finishing(s) // s.split_k)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.

@@ -24,6 +24,7 @@ from jaxmono.codegen.every_second import load_every_second
 from jaxmono.codegen.finder import Finder, Whole
 from jaxmono.codegen.index_code import fits_int, guard_code
 from jaxmono.codegen.joined import Joined, emit_address, joined
+from jaxmono.codegen.joined_views import emit_place
 from jaxmono.codegen.names import (
     FlaggedName,
     compute,
@@ -174,15 +175,22 @@ class BodyEmitter(Scopes):
         return value
 
     def store(self, pointer: str, offset: Index, value: Emitted | str, dtype: DType, *,
-              wanted: str = "", whole: bool = False) -> None:
+              wanted: str = "", whole: bool = False, together: int = 0) -> None:
         """Writes ``value`` (all lanes of it) to elements ``offset`` of ``pointer``, if the C
         expression ``wanted`` holds. ``whole``: vectors in one instruction (`store_whole`), after
-        which this thread reads nothing of them before a barrier; so it is with ``wanted``."""
+        which this thread reads nothing of them before a barrier; so it is with ``wanted``.
+        ``together``: so many threads of a warp have neighbouring vectors of a row, which begins
+        anywhere (device/staggered.cuh); all threads of the warp are here."""
         x = value if isinstance(value, Emitted) else Emitted(value, self.lanes > 1)
         (at,) = self.split((offset,))
         self._emit_dynamics((at,))
         pattern = access(at, self.lane)
         t = storage(dtype)
+        if together:
+            whole_x = x if x.vector else f"splat<{self.lanes}>({x})"
+            self.w.line(f"store_staggered<{t}, {together}>({pointer} + {self._code(at)}, "
+                        f"{whole_x}, {wanted or 'true'});")
+            return
         if pattern is Access.CONTIGUOUS:
             kind = "_if" if wanted else "_whole" if whole else ""
             self.w.line(f"store{kind}<{t}, {self.lanes}>({pointer} + {self._code(at)}, {x}"
@@ -384,6 +392,10 @@ class BodyEmitter(Scopes):
                 dtype, lambda: self._choose(op, value, index))
         if (x := self._padded(op, value, index, choices) or self._part(op, index)) is not None:
             return x
+        if isinstance(op, ops.Concatenate) and (place := emit_place(
+                self, value, index, None if in_lane else self.lane)) is not None:
+            return self._read(place.text, dtype, place.pattern is Access.CONTIGUOUS,
+                              self._unwritten(place.buffers))
         if isinstance(op, ops.Pad) and (x := computed_everywhere(self, op, choices)) is not None:
             return self._name(x, dtype, op)
         # The type of the result (one scalar, or a Vec) shows once all branches are written.

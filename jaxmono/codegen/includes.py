@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from jaxmono.codegen.calls import Unit
+from jaxmono.codegen.dot import DotCode
+from jaxmono.codegen.dot_schedule import DotSchedule
 from jaxmono.codegen.dot_schedule_fma import FMA
 from jaxmono.codegen.dot_wgmma_shared import BF16X6, BYTES, IMAGE, SWAPPED, TF32
+from jaxmono.codegen.staggered import staggered
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Op
 from jaxmono.hlo.types import FOUR_BITS
@@ -24,6 +27,11 @@ _OPS: dict[type[Op], str] = {ops.Accumulate: "accumulate", ops.Prefix: "prefix",
                              ops.Fourier: "fourier"}
 
 
+def _is_staggered(u: Unit) -> bool:
+    return isinstance(u.schedule, DotSchedule) and u.sig.kind == "dot" \
+        and staggered(DotCode.of(u.sig, u.schedule)) is not None
+
+
 def needed(units: Collection[Unit], *, open_borders: bool, roles: bool) -> set[str]:
     """Names in ``device/``, without ".cuh".
 
@@ -36,6 +44,7 @@ def needed(units: Collection[Unit], *, open_borders: bool, roles: bool) -> set[s
         if any(v.type.dtype in FOUR_BITS for v in u.sig.body.inputs):
             found.add("four_bits")
         found.update(_FAMILIES.get(getattr(u.schedule, "family", ""), ()))
+        found |= {"row_tile"} if getattr(u.schedule, "tier", "") == "slice" else set()
         found |= {"tile_reduce"} if getattr(u.sig.form, "reduced", ()) else set()
         if any(isinstance(o, ops.Elementwise) and o.kind in ops.QUATERNARY
                for o in u.sig.body.ops):
@@ -45,6 +54,7 @@ def needed(units: Collection[Unit], *, open_borders: bool, roles: bool) -> set[s
         found.add("flagged")
     if roles:
         found |= {"gemm_wgmma", "roles"}
+        found |= {"staggered"} if any(map(_is_staggered, units)) else set()
         if any(u.load and u.sig.kind == "attention" for u in units):
             found |= {"attention_wgmma", "back_to_back"}
     return found

@@ -3,7 +3,8 @@
     tier "warp"   group lanes per row, 32 / group rows per warp
     tier "block"  one row per block (also a full reduction to a scalar: one block does it all), or
                   one for each half
-    tier "slice"  32 * lanes neighbouring rows per block; its warps share the columns
+    tier "slice"  32 * lanes neighbouring rows per block; its warps share the columns. What lies as
+                  rows leaves through shared memory (turned_rows.py)
     tier "thread" ``lanes`` neighbouring rows per thread, which has all of their columns
 
 A team takes one row at a time, or several neighbouring ones that read the same (stencil_rows.py).
@@ -19,15 +20,22 @@ from typing import Any
 from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
-from jaxmono.codegen.row_schedule import RowSchedule, RowSpace, choose_row, is_per_row
+from jaxmono.codegen.row_schedule import (
+    RowSchedule,
+    RowSpace,
+    choose_row,
+    is_per_row,
+    row_tiles,
+)
 from jaxmono.codegen.schedule import Places, reads, reads_few, roots, store_offset
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.stencil_rows import at_place
 from jaxmono.codegen.team import Team, block_team, own_rows, slice_team, warp_team
+from jaxmono.codegen.turned_rows import RowTile
 from jaxmono.codegen.writer import Writer
-from jaxmono.fusion.indexing import Var
-from jaxmono.fusion.plan import RowForm, Sig
+from jaxmono.fusion.indexing import Index, Var
+from jaxmono.fusion.plan import RowForm, Sig, Store
 from jaxmono.hlo import ops
 
 __all__ = ["RowCode", "RowOutput", "emit_row_chain", "warp_team"]
@@ -55,7 +63,8 @@ class RowCode:
         states = [8 + 8 * len(o.results) for o in sig.body.ops if isinstance(o, ops.Reduce)]
         if schedule.tier == "block":  # combines all of a sweep at once
             return threads // 32 * sum(states) * schedule.places
-        return threads * schedule.lanes * max(states, default=0)
+        combined = threads * schedule.lanes * max(states, default=0)
+        return combined + sum(x.bytes for x in _tiles(sig, schedule).values())
 
     def workspace_bytes(self, sig: Sig, schedule: RowSchedule) -> int:
         return 0
@@ -70,7 +79,7 @@ class RowCode:
         form = sig.form
         assert isinstance(form, RowForm)
         if result:
-            return True
+            return not _tiles(sig, schedule)
         col, places = _reads(sig)
         return reads_few(places[sig.body.inputs[number]], col, schedule.along(col.size))
 
@@ -90,7 +99,8 @@ class RowCode:
         form = sig.form
         assert isinstance(form, RowForm)
         space = RowSpace.of(form)
-        team = _team(schedule, function)
+        tiles = _tiles(sig, schedule)
+        team = _team(schedule, function, sum(x.bytes for x in tiles.values()))
         if team.size > 1 and not team.lanes_on_rows:
             w.line(f"const int rank = {team.rank} + of_this({function.task});")
             team = replace(team, rank="rank")
@@ -106,8 +116,12 @@ class RowCode:
         outputs = [RowOutput(em.unrounded(v), at, is_per_row(form, s))
                    for s, env in stores for v, at in roots(sig, (s,), env)]
 
+
         def sink(i: int, x: Emitted) -> None:
             s, env = stores[i]
+            if s in tiles:
+                tiles[s].emit_put(em, x, Index.of(space.col), function)
+                return
             tests = [inside] if inside else []
             if outputs[i].per_row and team.size > 1:
                 tests.append(f"{team.rank} == 0")
@@ -121,6 +135,19 @@ class RowCode:
 
         emit_row_chain(em, space.col, outputs, sink, team=team, keep_words=schedule.keep_words,
                        places=places)
+        if tiles:
+            own = _rows_per_task(schedule, function.threads)
+            rows = str(own) if row.size % own == 0 else \
+                f"min({own}, {row.size} - {function.task} * {own})"
+            w.line("syncthreads();  // all elements of the rows are there")
+            for s, tile in tiles.items():
+                tile.emit_copy(w, function.outputs[s.result], own, rows, function)
+
+
+def _tiles(sig: Sig, schedule: RowSchedule) -> dict[Store, RowTile]:
+    form = sig.form
+    assert isinstance(form, RowForm)
+    return row_tiles(sig, RowSpace.of(form), schedule)
 
 
 @lru_cache(maxsize=16)
@@ -138,7 +165,8 @@ def _rows_per_task(s: RowSchedule, threads: int) -> int:
     return 32 * s.lanes if s.tier == "slice" else threads // s.group
 
 
-def _team(s: RowSchedule, function: Function) -> Team:
+def _team(s: RowSchedule, function: Function, behind: int) -> Team:
+    """``behind``: bytes of shared memory that tiles take."""
     if s.tier == "warp":
         return warp_team(s.group)
     if s.tier == "block":
@@ -146,7 +174,7 @@ def _team(s: RowSchedule, function: Function) -> Team:
                           idle=function.fetched)
     if s.tier == "thread":
         return own_rows()
-    return slice_team(function.threads, function.smem)
+    return slice_team(function.threads, f"{function.smem} + {behind}" if behind else function.smem)
 
 
 def _emit_row(w: Writer, s: RowSchedule, function: Function, rows: int) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jaxmono.codegen import turned_rows
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.row_chain import KEEP_WORDS
 from jaxmono.codegen.schedule import roots, sinks, widest_input
@@ -23,6 +24,9 @@ from jaxmono.fusion.indexing import Index, IndexMap, Var, delinearize, linearize
 from jaxmono.fusion.plan import Device, RowForm, Sig, Store
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
+
+_SLICES = 8
+"""Warps of a block, each with a slice of the columns."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class RowSchedule:
     def along(self, cols: int) -> int:
         """Elements of a row that a thread takes (of 8 warps, with "slice")."""
         if self.tier in ("thread", "slice"):
-            return math.ceil(cols / {"thread": 1, "slice": 8}[self.tier])
+            return math.ceil(cols / {"thread": 1, "slice": _SLICES}[self.tier])
         return math.ceil(cols / (self.group * self.lanes)) * self.lanes
 
 
@@ -87,6 +91,24 @@ def is_per_row(form: RowForm, s: Store) -> bool:
     return not any(v in s.over for v in form.cols)
 
 
+def row_tiles(sig: Sig, space: RowSpace, s: RowSchedule) -> dict[Store, turned_rows.RowTile]:
+    """Tiles through which a schedule's stores leave."""
+    if s.tier != "slice":
+        return {}
+    return turned_rows.tiles(sig, _turned(sig, space), space.col.size, s.lanes)
+
+
+def _turned(sig: Sig, space: RowSpace) -> tuple[Store, ...]:
+    """Stores that lanes with rows of their own would scatter. Not of a few columns, which a thread
+    has for itself, nor where no reduce lies between a task's tile and the next one's."""
+    form = sig.form
+    assert isinstance(form, RowForm)
+    if space.col.size < _SLICES or not any(isinstance(o, ops.Reduce) for o in sig.body.ops):
+        return ()
+    return tuple(s for s in form.stores
+                 if turned_rows.turned(sig, s, space.row, space.col, space.env))
+
+
 def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
                streaming: bool = False) -> RowSchedule:
     """Where neighbouring rows are neighbours in memory, lanes take rows; else they take columns.
@@ -107,12 +129,16 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
     along = _spread_along(sig, space)
     if space.row.size >= 32 and along is not space.col and (along is space.row or _bytes_along(
             sig, space, space.row, stores=not few_tasks) > _bytes_along(sig, space, space.col)):
-        lanes = vector_width(sig.body, every, sinks(sig, form.stores, space.env), space.row,
+        tiled = _turned(sig, space)
+        straight = tuple(s for s in form.stores if s not in tiled)
+        lanes = vector_width(sig.body, every, sinks(sig, straight, space.env), space.row,
                              reduction=space.reduction, limit=4)
         for own in (n for n in (4, 2, 1) if n <= lanes and n * space.col.size <= KEEP_WORDS):
-            if space.row.size >= _MANY_TASKS * own * threads * device.sm_count:
+            if not tiled and space.row.size >= _MANY_TASKS * own * threads * device.sm_count:
                 return RowSchedule("thread", 1, own)
-        while lanes > 1 and space.row.size < 32 * lanes * device.sm_count:
+        while lanes > 1 and (space.row.size < 32 * lanes * device.sm_count or (
+                tiled and (lanes * math.ceil(space.col.size / _SLICES) > turned_rows.MOST_WORDS
+                           or not turned_rows.tiles(sig, tiled, space.col.size, lanes)))):
             lanes //= 2
         return RowSchedule("slice", 32, lanes)
     if siblings == 1 and (found := stencil_rows(

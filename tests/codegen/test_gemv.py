@@ -298,8 +298,8 @@ def chosen(plan: Plan, arch: str = "sm_90a") -> list[DotSchedule]:
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [
-    (1, 768, 768), (4, 768, 768), (1, 2048, 8192), (4, 2048, 8192), (1, 50272, 768),
-    (4, 16384, 4096)])
+    (1, 768, 768), (4, 768, 768), (1, 2048, 8192), (2, 2048, 8192), (1, 50272, 768),
+    (2, 16384, 4096)])
 def test_few_rows_are_streamed_in_one_even_wave(m: int, n: int, k: int) -> None:
     plan = plan_of(both, Spec((m, k), BF16), Spec((k, n), BF16), Spec((n, k), BF16), device=H200)
     for sig in dot_sigs(plan):
@@ -307,6 +307,14 @@ def test_few_rows_are_streamed_in_one_even_wave(m: int, n: int, k: int) -> None:
         assert s.family == "gemv"
     assert sum(DotCode.of(g.sig, s).tasks for g, s in zip(
         plan.groups, chosen(plan), strict=True)) <= H200.sm_count
+
+
+@pytest.mark.parametrize("m", [3, 4, 5, 8])
+def test_three_rows_are_by_wgmma_where_no_stage_is_in_front(m: int) -> None:
+    plan = plan_of(both, Spec((m, 2048), BF16), Spec((2048, 8192), BF16), Spec((8192, 2048), BF16),
+                   device=H200)
+    assert {s.family for s in chosen(plan)} == {"swapped"}
+    assert {s.family for s in chosen(plan, "sm_80")} <= {"gemv", "mma"}
 
 
 def test_many_rows_are_not() -> None:

@@ -146,7 +146,8 @@ def test_a_chain_of_layers_is_faster_than_xla_and_stays() -> None:
     x, w = arguments()
     report = jaxmono.tune(wide)(x, w)
     assert report.beside is not None, report
-    assert 5 < report.beside.kernels_us < 0.8 * report.beside.xla_us < 2000, report
+    assert 5 < report.beside.kernels_us < report.beside.xla_us < 2000, report
+    assert not report.beside.xla_wins
     assert jaxmono.jit(wide).explain(x, w).kernels == 1
 
 

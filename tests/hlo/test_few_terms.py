@@ -48,6 +48,40 @@ def test_the_same_values(fn: Callable[..., X]) -> None:
                                rtol=2e-2 if fn is in_bf16 else 2e-4, atol=1e-5)
 
 
+def rolled(x: X, y: X) -> X:
+    return jnp.stack([jnp.roll(x, 1, 0), x * y, jnp.tanh(y)], 1).sum(1)
+
+
+def mean_of_layers(x: X, y: X) -> X:
+    return jnp.stack([x, y, x + y]).astype(jnp.bfloat16).mean(0)
+
+
+def largest(x: X, y: X) -> X:
+    return jnp.stack([x, y, x * y], -1).max(-1), jnp.stack([x > 0, y > 0]).any(0)
+
+
+@pytest.mark.parametrize("fn", [rolled, mean_of_layers, largest])
+def test_what_was_stacked_is_added_term_by_term(fn: Callable[..., X]) -> None:
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((5, 7)).astype(np.float32) for _ in range(2))
+    graph = simplify(graph_of(fn, x, y))
+    assert not any(isinstance(o, ops.Reduce) for o in graph.ops)
+    for found, want in zip(evaluate(graph, [x, y]), jax.tree.leaves(fn(x, y)), strict=True):
+        np.testing.assert_allclose(np.asarray(found, np.float32), np.asarray(want, np.float32),
+                                   rtol=2e-2 if fn is mean_of_layers else 2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x: jnp.stack([x] * 17).sum(0),  # many
+    lambda x: jnp.concatenate([x, x]).sum(0),  # not one row each
+    lambda x: jnp.stack([x, x * 2]).sum((0, 1)),
+    lambda x: jax.lax.reduce(jnp.stack([x, x * 2]).astype(jnp.bfloat16), jnp.bfloat16(0),
+                             jax.lax.add, (0,))])
+def test_other_stacks_stay(fn: Callable[..., X]) -> None:
+    graph = simplify(graph_of(fn, jax.ShapeDtypeStruct((5, 7), jnp.float32)))
+    assert sum(isinstance(o, ops.Reduce) for o in graph.ops) == 1
+
+
 @pytest.mark.parametrize(("fn", "shapes"), [
     (lambda x: x.sum(-1), [(1 << 17, 3)]),  # as it lies in memory
     (lambda x, y: distances(x, y), [(300, 5), (256, 5)]),  # more terms

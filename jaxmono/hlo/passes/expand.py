@@ -29,6 +29,7 @@ RULES: dict[type[Op], Sequence[Rule]] = {**convolution.RULES, **cumulative.RULES
                                          ops.Elementwise: (*threefry.RULES[ops.Elementwise],
                                                            powers.power),
                                          ops.Reduce: (arg_max.arg_max, one_hot.one_hot_sum,
+                                                      few_terms.stacked_terms,
                                                       few_terms.few_terms,
                                                       few_terms.few_columns)}
 

@@ -18,7 +18,7 @@ from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Value
 from jaxmono.hlo.passes.peephole import Scope
 from jaxmono.hlo.rewrite import binary_kind, fresh
-from jaxmono.hlo.types import TensorType
+from jaxmono.hlo.types import DType, TensorType
 
 TERMS = 4
 MIN_TERMS = 1 << 18
@@ -26,6 +26,8 @@ MIN_TERMS = 1 << 18
 MIN_RESULTS = 1 << 16
 SPREAD = 4
 """How much smaller what it is computed of has to be: else rows read it as they are, in one go."""
+MOST_STACKED = 16
+"""Arrays on top of each other, up to which their sum is written term by term."""
 _MOST_OPS = 64
 _OF_ONE_ELEMENT = (ops.Elementwise, ops.Compare, ops.Convert, ops.BroadcastInDim, ops.Reshape,
                    ops.Transpose, ops.Slice)
@@ -45,6 +47,38 @@ def few_terms(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
         start = [j if i == d else 0 for i in range(x.type.rank)]
         limit = [j + 1 if i == d else m for i, m in enumerate(x.type.dims)]
         term = scope.reshape(scope.slice(x, start, limit), t.shape)
+        total = scope.elementwise(kind, total, term)
+    return [total]
+
+
+def stacked_terms(op: ops.Reduce, scope: Scope) -> Sequence[Value] | None:
+    """Sums of several arrays that were stacked first.
+
+        reduce_add(concatenate(a[1, n], b[1, n], ..; 0); 0) over dimension 0  ──►  0 + a + b + ..
+
+    Each of them is read, or computed, along its own neighbours then, with no choice of one for each
+    element: the density of nine directions of 512 x 512 places took 18.8 us of an H200, as much as
+    the rest of a step, and as rows of nine columns it was a stage in front of it.
+    """
+    kind = binary_kind(op.body)
+    if kind is None or len(op.args) != 1 or len(op.dimensions) != 1:
+        return None
+    (x,), (d,), t = op.args, op.dimensions, op.results[0].type
+    if t.dtype.is_float and t.dtype.bits < 32:
+        return None  # each term would be rounded
+    made, types = scope.producers.get(x), list[DType]()
+    while isinstance(made, ops.Convert):
+        types.append(made.result.type.dtype)
+        made = scope.producers.get(made.operand)
+    if not isinstance(made, ops.Concatenate) or made.dimension != d \
+            or not 1 < len(made.args) <= MOST_STACKED \
+            or any(v.type.dims[d] != 1 for v in made.args):
+        return None
+    total = scope.broadcast_in_dim(op.inits[0], t.shape, ())
+    for v in made.args:
+        term = scope.reshape(v, t.shape)
+        for wider in reversed(types):
+            term = scope.convert(term, wider)
         total = scope.elementwise(kind, total, term)
     return [total]
 
