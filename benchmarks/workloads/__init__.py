@@ -22,7 +22,7 @@ class UnknownWorkload(ValueError):
 FURTHER = ("kernels", "exact", "quantised", "reduces", "depthwise", "loops", "nested", "solvers",
            "recurrences", "control", "random_bits", "scatters", "gates", "streams", "training",
            "mixed", "stock_vision", "stock_sequences", "stock_small", "science", "graphs",
-           "everyday", "functions", "rows", "complex_numbers", "transforms")
+           "everyday", "functions", "rows", "complex_numbers", "transforms", "recent")
 """Files whose workloads are measured only where they are asked for."""
 
 

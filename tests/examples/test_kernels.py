@@ -71,7 +71,8 @@ def test_tables_hold_what_is_to_be_measured() -> None:
         "random_table": 16, "scatter_table": 14, "gate_table": 8, "stream_table": 14,
         "training_table": 6, "mixed_table": 33, "stock_table": 22, "science_table": 6,
         "solver_table": 14, "graph_table": 6, "everyday_table": 35, "function_table": 39,
-        "row_table": 20, "complex_table": 12, "transforms_table": 10}
+        "row_table": 20, "complex_table": 12, "transforms_table": 10,
+        "recent_table": 24}
     products = find("dot_4096_1024_4096").program()
     assert [a.shape for a in products.abstract()[2:]] == [(4096, 4096)]
     assert products.abstract()[0]["w"].shape == (4096, 1024)
