@@ -23,6 +23,7 @@ _FAMILIES = {"gemv": ("gemv",), FMA: ("gemm_fma",), "few": ("attention_few",),
              SWAPPED: ("gemm_swapped",), TF32: ("gemm_tf32",), BYTES: ("gemm_bytes",),
              BF16X6: ("gemm_bf16x6",), IMAGE: ("gemm_image",)}
 """Besides those of their kind."""
+_TIERS = {"slice": {"row_tile"}, "short": {"short_rows"}}
 _OPS: dict[type[Op], str] = {ops.Accumulate: "accumulate", ops.Prefix: "prefix",
                              ops.Fourier: "fourier"}
 
@@ -44,7 +45,7 @@ def needed(units: Collection[Unit], *, open_borders: bool, roles: bool) -> set[s
         if any(v.type.dtype in FOUR_BITS for v in u.sig.body.inputs):
             found.add("four_bits")
         found.update(_FAMILIES.get(getattr(u.schedule, "family", ""), ()))
-        found |= {"row_tile"} if getattr(u.schedule, "tier", "") == "slice" else set()
+        found |= _TIERS.get(getattr(u.schedule, "tier", ""), set())
         found |= {"tile_reduce"} if getattr(u.sig.form, "reduced", ()) else set()
         if any(isinstance(o, ops.Elementwise) and o.kind in ops.QUATERNARY
                for o in u.sig.body.ops):

@@ -6,6 +6,7 @@
     tier "slice"  32 * lanes neighbouring rows per block; its warps share the columns. What lies as
                   rows leaves through shared memory (turned_rows.py)
     tier "thread" ``lanes`` neighbouring rows per thread, which has all of their columns
+    tier "short"  a row per thread, which comes and goes through shared memory (short_rows.py)
 
 A team takes one row at a time, or several neighbouring ones that read the same (stencil_rows.py).
 """
@@ -21,13 +22,17 @@ from jaxmono.codegen.emit import BodyEmitter
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.row_chain import RowOutput, emit_row_chain
 from jaxmono.codegen.row_schedule import (
+    ON_ROWS,
     RowSchedule,
     RowSpace,
     choose_row,
     is_per_row,
+    row_places,
     row_tiles,
+    short_tiles,
 )
-from jaxmono.codegen.schedule import Places, reads, reads_few, roots, store_offset
+from jaxmono.codegen.schedule import Places, reads_few, roots, store_offset
+from jaxmono.codegen.short_rows import Tiles
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.small_inputs import touch
 from jaxmono.codegen.stencil_rows import at_place
@@ -39,9 +44,6 @@ from jaxmono.fusion.plan import RowForm, Sig, Store
 from jaxmono.hlo import ops
 
 __all__ = ["RowCode", "RowOutput", "emit_row_chain", "warp_team"]
-
-_ON_ROWS = ("slice", "thread")
-"""Tiers whose lanes have different rows."""
 
 
 class RowCode:
@@ -60,6 +62,9 @@ class RowCode:
     def shared_bytes(self, sig: Sig, schedule: RowSchedule, threads: int) -> int:
         if schedule.tier == "warp":
             return 0
+        if schedule.tier == "short":
+            found = _short(sig, schedule)
+            return threads // 32 * found.bytes if found else 0
         states = [8 + 8 * len(o.results) for o in sig.body.ops if isinstance(o, ops.Reduce)]
         if schedule.tier == "block":  # combines all of a sweep at once
             return threads // 32 * sum(states) * schedule.places
@@ -78,8 +83,11 @@ class RowCode:
     def can_flag(self, sig: Sig, schedule: RowSchedule, result: bool, number: int) -> bool:
         form = sig.form
         assert isinstance(form, RowForm)
+        short = _short(sig, schedule)
         if result:
-            return not _tiles(sig, schedule)
+            return not _tiles(sig, schedule) and not (short and short.outputs)
+        if short and sig.body.inputs[number] in short.inputs:
+            return False
         col, places = _reads(sig)
         return reads_few(places[sig.body.inputs[number]], col, schedule.along(col.size))
 
@@ -110,6 +118,9 @@ class RowCode:
         em = BodyEmitter(w, sig.body, function.pointers, lane=lane, lanes=schedule.lanes,
                          var_names={Var(row.name, row.size // places): "row"},
                          read_only=function.read_only)
+        short = _short(sig, schedule)
+        if short:
+            short.emit_begin(w, em, row, function)
         # What places read in common is the same value at the same index, and read once.
         stores = [(s, {v: at_place(i, row, places, p) for v, i in space.env.items()})
                   for p in range(places) for s in form.stores]
@@ -121,6 +132,9 @@ class RowCode:
             s, env = stores[i]
             if s in tiles:
                 tiles[s].emit_put(em, x, Index.of(space.col), function)
+                return
+            if short and s in short.outputs:
+                short.emit_put(em, s, x, Index.of(space.col))
                 return
             tests = [inside] if inside else []
             if outputs[i].per_row and team.size > 1:
@@ -135,6 +149,8 @@ class RowCode:
 
         emit_row_chain(em, space.col, outputs, sink, team=team, keep_words=schedule.keep_words,
                        places=places)
+        if short:
+            short.emit_end(w, function)
         if tiles:
             own = _rows_per_task(schedule, function.threads)
             rows = str(own) if row.size % own == 0 else \
@@ -142,6 +158,12 @@ class RowCode:
             w.line("syncthreads();  // all elements of the rows are there")
             for s, tile in tiles.items():
                 tile.emit_copy(w, function.outputs[s.result], own, rows, function)
+
+
+def _short(sig: Sig, schedule: RowSchedule) -> Tiles | None:
+    form = sig.form
+    assert isinstance(form, RowForm)
+    return short_tiles(sig, RowSpace.of(form)) if schedule.tier == "short" else None
 
 
 def _tiles(sig: Sig, schedule: RowSchedule) -> dict[Store, RowTile]:
@@ -156,11 +178,11 @@ def _reads(sig: Sig) -> tuple[Var, Places]:
     form = sig.form
     assert isinstance(form, RowForm)
     space = RowSpace.of(form)
-    return space.col, reads(sig.body, roots(sig, form.stores, space.env), space.reduction)
+    return space.col, row_places(sig, space)
 
 
 def _rows_per_task(s: RowSchedule, threads: int) -> int:
-    if s.tier == "thread":
+    if s.tier in ("thread", "short"):
         return threads * s.lanes
     return 32 * s.lanes if s.tier == "slice" else threads // s.group
 
@@ -172,7 +194,7 @@ def _team(s: RowSchedule, function: Function, behind: int) -> Team:
     if s.tier == "block":
         return block_team(function.threads, function.smem, group=s.group,
                           idle=function.fetched)
-    if s.tier == "thread":
+    if s.tier in ("thread", "short"):
         return own_rows()
     return slice_team(function.threads, f"{function.smem} + {behind}" if behind else function.smem)
 
@@ -194,7 +216,7 @@ def _emit_row(w: Writer, s: RowSchedule, function: Function, rows: int) -> str:
         return ""
     # Threads past the last row repeat it, so that whole warps and blocks combine together.
     w.line(f"const int own_row = {first};")
-    w.line(f"const int row = min(own_row, {rows - (s.lanes if s.tier in _ON_ROWS else 1)});")
+    w.line(f"const int row = min(own_row, {rows - (s.lanes if s.tier in ON_ROWS else 1)});")
     return f"own_row < {rows}"
 
 

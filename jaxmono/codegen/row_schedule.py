@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxmono.codegen import turned_rows
+from jaxmono.codegen import short_rows, turned_rows
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.row_chain import KEEP_WORDS
-from jaxmono.codegen.schedule import roots, sinks, widest_input
+from jaxmono.codegen.schedule import Places, reads, roots, sinks, widest_input
 from jaxmono.codegen.stencil_rows import alike_rows, stencil_rows
 from jaxmono.codegen.traverse import (
     Access,
@@ -25,6 +25,8 @@ from jaxmono.fusion.plan import Device, RowForm, Sig, Store
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
 
+ON_ROWS = ("slice", "thread", "short")
+"""Tiers whose lanes have different rows."""
 _SLICES = 8
 """Warps of a block, each with a slice of the columns."""
 
@@ -35,7 +37,8 @@ class RowSchedule:
       tier: "warp": ``group`` lanes of a warp share a row (1: a thread has a row of its own);
         "block": ``group`` threads, the block or half of it, share a row; "slice": the lanes of a
         warp have neighbouring rows and the block's warps share the columns; "thread": a thread has
-        ``lanes`` neighbouring rows, and all of their columns.
+        ``lanes`` neighbouring rows, and all of their columns; "short": a row, which comes through
+        shared memory.
       lanes: columns (for "slice" and "thread": rows) per vector.
       keep_words: registers per thread that may hold a row between sweeps.
       places: neighbouring rows that a team takes at a time (`stencil_rows`).
@@ -49,8 +52,8 @@ class RowSchedule:
 
     def along(self, cols: int) -> int:
         """Elements of a row that a thread takes (of 8 warps, with "slice")."""
-        if self.tier in ("thread", "slice"):
-            return math.ceil(cols / {"thread": 1, "slice": _SLICES}[self.tier])
+        if self.tier in ON_ROWS:
+            return math.ceil(cols / _SLICES) if self.tier == "slice" else cols
         return math.ceil(cols / (self.group * self.lanes)) * self.lanes
 
 
@@ -98,6 +101,21 @@ def row_tiles(sig: Sig, space: RowSpace, s: RowSchedule) -> dict[Store, turned_r
     return turned_rows.tiles(sig, _turned(sig, space), space.col.size, s.lanes)
 
 
+def row_places(sig: Sig, space: RowSpace) -> Places:
+    """What a column of a row reads."""
+    form = sig.form
+    assert isinstance(form, RowForm)
+    return reads(sig.body, roots(sig, form.stores, space.env), space.reduction)
+
+
+def short_tiles(sig: Sig, space: RowSpace) -> short_rows.Tiles | None:
+    """Tiles of a "short" schedule; None where there is none."""
+    form = sig.form
+    assert isinstance(form, RowForm)
+    across = [s for s in form.stores if not is_per_row(form, s)]
+    return short_rows.tiles(sig, across, row_places(sig, space), space.row, space.col, space.env)
+
+
 def _turned(sig: Sig, space: RowSpace) -> tuple[Store, ...]:
     """Stores that lanes with rows of their own would scatter. Not of a few columns, which a thread
     has for itself, nor where no reduce lies between a task's tile and the next one's."""
@@ -141,6 +159,9 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
                            or not turned_rows.tiles(sig, tiled, space.col.size, lanes)))):
             lanes //= 2
         return RowSchedule("slice", 32, lanes)
+    if space.row.size >= short_rows.MIN_TASKS * threads * device.sm_count \
+            and short_tiles(sig, space) is not None:
+        return RowSchedule("short", 1, 1)
     if siblings == 1 and (found := stencil_rows(
             sig.body, every, space.row, space.col, space.reduction, along_cols,
             itemsize=widest_input(sig), device=device, threads=threads)) is not None:
