@@ -118,3 +118,25 @@ def test_rows(name: str) -> None:
         errors = [float(jnp.linalg.norm(x.astype(jnp.float32) - c)) for x in (a, b)]
         # The targets of C51 are 2e-6 off in XLA, too, by f64.
         assert errors[0] <= 1.1 * errors[1] + 4e-6 * float(jnp.linalg.norm(c)) + 1e-6, errors
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+@pytest.mark.parametrize("columns", [3, 7, 10, 21, 31])
+def test_very_many_short_rows(columns: int, dtype: Any) -> None:
+    """That begin anywhere, with infinities and NaN in some."""
+    def fn(x: jax.Array) -> tuple[jax.Array, ...]:
+        y = x.astype(jnp.float32)
+        return jax.nn.softmax(y, -1).astype(x.dtype), y.max(-1), (y * y).sum(-1)
+
+    x = 4 * jax.random.normal(jax.random.key(columns), (1 << 18, columns)).astype(dtype)
+    x = x.at[5, 1].set(jnp.nan).at[77, 2].set(-jnp.inf).at[1000].set(-jnp.inf)
+    compiled = jaxmono.jit(fn).lower(x).compile()
+    short = columns * x.dtype.itemsize % 8 != 0
+    assert ("copy_words<" in compiled.as_text("cuda")) == short
+    with jax.enable_x64(True):
+        wanted = jax.jit(fn)(x.astype(jnp.float32))
+    for ours, theirs, want in zip(compiled(x), jax.jit(fn)(x), wanted, strict=True):
+        a, b, w = (np.asarray(v, np.float32) for v in (ours, theirs, want))
+        np.testing.assert_array_equal(np.isnan(a), np.isnan(b))
+        far = [np.nanmax(np.abs(np.where(np.isfinite(w), v - w, 0))) for v in (a, b)]
+        assert far[0] <= 1.2 * far[1] + 1e-5 * np.nanmax(np.abs(w[np.isfinite(w)])), far

@@ -57,10 +57,18 @@ KERNELS = {
     "unaligned rows": {"memcheck": ["rows:bfloat16", "rows:float32"],
                        "racecheck": ["ordered", "rows:bfloat16", "rows:float32"]},
     "unaligned weights": {"memcheck": (heads := [
-        "unaligned_64_1001_2048:1", "unaligned_128_6522_512:1", "unaligned_16_50257_768:1"]),
+        "unaligned_64_1001_2048:1", "unaligned_128_6522_512:1", "unaligned_16_50257_768:1",
+        "unaligned_256_1003_2048:1"]),
         "racecheck": ["ordered", *heads]},
     # Tiles that a block's threads write and others read.
-    "turned": ["channels_last_8_64_112_112_f32:1", "channels_first_32_28_28_512_bf16:1"],
+    "turned": ["channels_last_8_64_112_112_f32:1", "channels_first_32_28_28_512_bf16:1",
+               "channel_norm_16_192_28_28_f32:1:f32", "channel_norm_64_768_14_14_bf16:1",
+               "of_classes_8_256_21:1"],
+    # Rows of results that begin anywhere; few rows by producer warps; places that are chosen.
+    "recent": {"memcheck": (recent := ["tied_128_50257_768:1", "gated_8_4096_11008:1",
+                                       "experts_256_8_1024_1792:1", "lattice_512:1:f32",
+                                       "state_space_1024_24_64_128:1"]),
+               "racecheck": ["ordered", *recent]},
     "bytes": {"memcheck": ["quantised:bfloat16", "quantised:float16"],
               "racecheck": ["ordered", "quantised:bfloat16", "quantised:float16"]},
     "4 bits": {"memcheck": (fours := ["fours:bfloat16", "w4_128_768_3072:1",

@@ -31,7 +31,8 @@ def dot(x: Any, w: Any, *, rows: bool) -> Any:
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize(("m", "n", "k", "t"), [
     (1, 2048, 8192, BF16), (1, 768, 768, F32), (3, 3072, 768, F16), (4, 50257, 768, BF16),
-    (5, 1000, 1001, BF16), (8, 8192, 2048, BF16), (8, 2304, 768, F32), (16, 2048, 2048, BF16)])
+    (5, 1000, 1001, BF16), (8, 8192, 2048, BF16), (2, 4096, 2048, BF16), (3, 8192, 2056, F16),
+    (6, 2048, 8192, BF16), (8, 2304, 768, F32), (16, 2048, 2048, BF16)])
 def test_exact(m: int, n: int, k: int, t: Any, rows: bool) -> None:
     x, w = operands(m, n, k, t, rows=rows)
     step = jaxmono.jit(lambda x, w: dot(x, w, rows=rows), on_unsupported="error")
