@@ -32,7 +32,7 @@ MOST_COLUMNS = 32
 MIN_COLUMNS = 3
 MIN_TASKS = 4
 """Of each multiprocessor: a thread has a row, and waits for the warp's copy alone."""
-_MOST_BYTES = 48 << 10
+_MOST_BYTES = 64 << 10
 _WARP, _WORD = 32, 4
 
 

@@ -81,6 +81,13 @@ def test_where_lanes_have_rows_of_their_own() -> None:
     assert "RowTile<bf16, 96, 2>" in text and "store<" not in text
 
 
+@pytest.mark.parametrize("shape", [(3, 768, 29, 31), (32, 768, 7, 7), (9, 130, 999)])
+def test_where_a_vector_would_cross_images(shape: tuple[int, ...]) -> None:
+    """Most neighbours are of one image all the same."""
+    args = Spec(shape, BF16), Spec(shape[1:2], BF16), Spec(shape[1:2], BF16)
+    assert f"RowTile<bf16, {shape[1]}, 1>" in tiles(norm, *args)
+
+
 @pytest.mark.parametrize(("shape", "why"), [
     ((32, 97, 56, 56), "rows of half words"), ((32, 4, 56, 56), "few columns"),
     ((8, 1600, 56, 56), "too large"), ((8, 49, 96), "few rows: lanes have columns")])
