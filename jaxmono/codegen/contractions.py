@@ -45,14 +45,14 @@ from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.fold import STREAMED_ROWS
 from jaxmono.fusion.plan import DotForm, Sig
 
-ALONE_ROWS = 2
-"""The same where nothing is in front of a stage, and wgmma can read the weights as its left
-operand: 4x8192x2048 takes 10.9 us of an H200 so, streamed 13.0, 4x4096x14336 29.7 and 33.3."""
-
 FLAGGED_ROWS = 5
 """Rows up to which weights are streamed behind a border in any case: what is made so has flags, and
 blocks need not meet. Of 5 rows GPT-2's decode step takes 0.89 of the time on an H200, a beam
 search's trip 0.92; of 6 OPT-125M's takes 1.08, of 8 GPT-2's 1.33."""
+
+ALONE_ROWS = 2
+"""The same of stages that nothing is in front of, where wgmma can have the weights as its left
+operand: 4x8192x2048 takes 10.9 us of an H200 so, streamed 13.0, 4x4096x14336 29.7 and 33.3."""
 
 _PRODUCED = ("wgmma", dot_wgmma_shared.SWAPPED, dot_wgmma_shared.IMAGE,
              *dot_wgmma_shared.REGISTERS)

@@ -127,7 +127,6 @@ class RowCode:
         outputs = [RowOutput(em.unrounded(v), at, is_per_row(form, s))
                    for s, env in stores for v, at in roots(sig, (s,), env)]
 
-
         def sink(i: int, x: Emitted) -> None:
             s, env = stores[i]
             if s in tiles:
