@@ -55,10 +55,11 @@ def _backwards(graph: Graph, o: ops.DotGeneral, depth: dict[Value, int],
     """
     left, right = depth.get(o.lhs, 0), depth.get(o.rhs, 0)
     rows = o.rhs.type.rank - 1 in o.rhs_contract
-    if left != right:
-        return left < right and rows and not (
-            o.lhs_batch and len(o.lhs_contract) == 1 and _read_straight(graph, o.result))
     dims = dot_dims(o)
+    if left != right:
+        straight = o.lhs_batch and len(o.lhs_contract) == 1 and min(dims.m, dims.n) > 1 \
+            and _read_straight(graph, o.result)
+        return left < right and rows and not straight
     if rows and stored_conversion(graph, o.lhs) is not None:
         return dims.n < dims.m or stored_conversion(graph, o.rhs) is None
     return o.lhs in weights and len(dims.lhs_free) == 1 and dims.n <= FEW_ROWS < dims.m
