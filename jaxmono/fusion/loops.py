@@ -42,9 +42,9 @@ COMPUTED_K = 512
 other families of codegen (attention.py) have room for no more than some hundred elements more."""
 
 _WAITING = 2.0
-"""Of the time that the elements of an operand take to compute, what products lose that wait for
-them. Decays of Mamba-2, exp(a[q] - a[k]) times products, 96 x 256 x 256 of them, took 53 us of an
-H200 on the way to their products, XLA's whole layer 67."""
+"""Of the time that the elements of an operand take to compute, what products of a batch lose that
+wait for them. Decays of Mamba-2, exp(a[q] - a[k]) times products, 96 x 256 x 256 of them, took 53
+us of an H200 on the way to their products, XLA's whole layer 67. Of others nobody measured it."""
 
 _VECTOR = 4
 """Neighbours that a thread looks up together."""
@@ -338,7 +338,7 @@ def _slower(state: State, holders: Mapping[Op, Sequence[Draft]], behind: Mapping
             lost = cost.dot_flops(op) / state.device.matrix_flops_per_us \
                 if matrix_dtype(op) is not None else cost.exact_lost_us(op, state.device)
             for v in dict.fromkeys((op.lhs, op.rhs)):
-                work = v.type.size * behind[v].weight if v in behind else 0
+                work = v.type.size * behind[v].weight if v in behind and op.lhs_batch else 0
                 out[v] = out.get(v, 0.0) + lost + _WAITING * cost.lane_us(work, state.device)
     return out
 
