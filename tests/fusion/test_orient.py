@@ -94,3 +94,20 @@ def test_tokens_are_written_as_images_lie(fn: Callable[..., Any], swapped: bool)
 def later_tokens(x: Any) -> Any:
     """Behind a contraction of tokens [batch, tokens, features]: [batch, features, 8]."""
     return jnp.tanh(x.swapaxes(1, 2) @ jnp.ones((6, 8)))
+
+
+@pytest.mark.parametrize(("fn", "left"), [
+    (lambda c, s: jnp.einsum("cln,chpn->clhp", c, later_states(s)), False),
+    (lambda c, s: jnp.einsum("cln,chpn->clhp", c, later_states(s)).reshape(8, 6) * 2, False),
+    (lambda c, s: jnp.einsum("cln,chpn->chpl", c, later_states(s)), True),
+    (lambda c, s: jnp.einsum("cln,chpn->clhp", c[:, :1], later_states(s)), True),
+], ids=["as it lies", "behind ops", "turned", "a single row"])
+def test_states_that_are_read_as_they_lie(fn: Callable[..., Any], left: bool) -> None:
+    """What the chunks of a text find in states, which are later than they."""
+    graph = orient(graph_of(fn, f32(2, 4, 5), f32(2, 2, 3, 5)))
+    (dot,) = [o for o in graph.ops if isinstance(o, ops.DotGeneral)][-1:]
+    assert (dot.lhs.type.dims == (2, 2, 3, 5)) == left
+
+
+def later_states(s: Any) -> Any:
+    return jnp.tanh(s @ jnp.ones((5, 5)))
