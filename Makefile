@@ -101,11 +101,13 @@ ci-tests: $(VENV)/.dev
 # The tests nearest to JAX, on another version of it: make smoke VENV=.venv-jax JAX=0.12
 JAX ?= 0.12
 # Not of tests/custom_call: the files of its cache, and loops as kernels, whose text test_scopes.py has
-# from JAX, too. The native sources are compiled with the headers of the newest JAX only.
-APART := $(addprefix tests/custom_call/test_,cache.py native.py whole_loops.py)
+# from JAX, too. The native sources are compiled with the headers of the newest JAX only, and processes
+# that end while a kernel is being made start with that one.
+APART := $(addprefix tests/custom_call/test_,cache.py native.py wait.py whole_loops.py)
 NEAR := tests/test_api.py tests/hlo/test_import.py \
   $(filter-out $(APART),$(wildcard tests/custom_call/test_*.py))
-SMOKE := $(NEAR) tests/custom_call/test_native.py tests/test_beside.py tests/test_explain.py \
+SMOKE := $(NEAR) $(addprefix tests/custom_call/test_,native.py wait.py) tests/test_beside.py \
+  tests/test_explain.py \
   tests/hlo/test_fingerprint.py tests/examples/test_one_kernel.py
 .PHONY: smoke
 smoke: $(VENV)/.jax-$(JAX)

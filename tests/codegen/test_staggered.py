@@ -36,6 +36,7 @@ def together(plan: Plan, s: DotSchedule) -> bool:
     return "store_staggered<" in text[text.rindex("#include"):]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("n", [257, 259, 261, 263])
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_all_places_of_a_row(n: int, dtype: Any) -> None:
