@@ -26,6 +26,7 @@ from jaxmono.codegen.row_schedule import (
     RowSchedule,
     RowSpace,
     choose_row,
+    combined_bytes,
     is_per_row,
     row_places,
     row_tiles,
@@ -68,8 +69,8 @@ class RowCode:
         states = [8 + 8 * len(o.results) for o in sig.body.ops if isinstance(o, ops.Reduce)]
         if schedule.tier == "block":  # combines all of a sweep at once
             return threads // 32 * sum(states) * schedule.places
-        combined = threads * schedule.lanes * max(states, default=0)
-        return combined + sum(x.bytes for x in _tiles(sig, schedule).values())
+        return combined_bytes(sig, threads, schedule.lanes) + sum(
+            x.bytes for x in _tiles(sig, schedule).values())
 
     def workspace_bytes(self, sig: Sig, schedule: RowSchedule) -> int:
         return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxmono.codegen import short_rows, turned_rows
 from jaxmono.codegen.names import storage
@@ -42,6 +42,7 @@ class RowSchedule:
       lanes: columns (for "slice" and "thread": rows) per vector.
       keep_words: registers per thread that may hold a row between sweeps.
       places: neighbouring rows that a team takes at a time (`stencil_rows`).
+      tiled: whether results leave through tiles (turned_rows.py), with "slice".
     """
 
     tier: str
@@ -49,6 +50,7 @@ class RowSchedule:
     lanes: int = 1
     keep_words: int = KEEP_WORDS
     places: int = 1
+    tiled: bool = field(default=False, repr=False)
 
     def along(self, cols: int) -> int:
         """Elements of a row that a thread takes (of 8 warps, with "slice")."""
@@ -96,9 +98,15 @@ def is_per_row(form: RowForm, s: Store) -> bool:
 
 def row_tiles(sig: Sig, space: RowSpace, s: RowSchedule) -> dict[Store, turned_rows.RowTile]:
     """Tiles through which a schedule's stores leave."""
-    if s.tier != "slice":
+    if not s.tiled:
         return {}
     return turned_rows.tiles(sig, _turned(sig, space), space.col.size, s.lanes)
+
+
+def combined_bytes(sig: Sig, threads: int, lanes: int) -> int:
+    """Shared memory in which the warps of a "slice" combine what they have."""
+    states = [8 + 8 * len(o.results) for o in sig.body.ops if isinstance(o, ops.Reduce)]
+    return threads * lanes * max(states, default=0)
 
 
 def row_places(sig: Sig, space: RowSpace) -> Places:
@@ -125,6 +133,15 @@ def _turned(sig: Sig, space: RowSpace) -> tuple[Store, ...]:
         return ()
     return tuple(s for s in form.stores
                  if turned_rows.turned(sig, s, space.row, space.col, space.env))
+
+
+def _fit(sig: Sig, space: RowSpace, lanes: int, threads: int, device: Device) -> bool:
+    """Whether tiles do, of so many rows to a lane."""
+    made = turned_rows.tiles(sig, _turned(sig, space), space.col.size, lanes)
+    size = sum(x.bytes for x in made.values()) + combined_bytes(sig, threads, lanes)
+    words = lanes * math.ceil(space.col.size / _SLICES)
+    return bool(made) and size <= device.shared_bytes \
+        and (lanes == 1 or words <= turned_rows.MOST_WORDS)
 
 
 def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
@@ -155,10 +172,10 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
             if not tiled and space.row.size >= _MANY_TASKS * own * threads * device.sm_count:
                 return RowSchedule("thread", 1, own)
         while lanes > 1 and (space.row.size < 32 * lanes * device.sm_count or (
-                tiled and (lanes * math.ceil(space.col.size / _SLICES) > turned_rows.MOST_WORDS
-                           or not turned_rows.tiles(sig, tiled, space.col.size, lanes)))):
+                tiled and not _fit(sig, space, lanes, threads, device))):
             lanes //= 2
-        return RowSchedule("slice", 32, lanes)
+        return RowSchedule("slice", 32, lanes,
+                           tiled=bool(tiled) and _fit(sig, space, lanes, threads, device))
     if space.row.size >= short_rows.MIN_TASKS * threads * device.sm_count \
             and short_tiles(sig, space) is not None:
         return RowSchedule("short", 1, 1)

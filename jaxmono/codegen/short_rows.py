@@ -34,6 +34,7 @@ MIN_TASKS = 4
 """Of each multiprocessor: a thread has a row, and waits for the warp's copy alone."""
 _MOST_BYTES = 64 << 10
 _WARP, _WORD = 32, 4
+_MOST_INT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,9 @@ class Tiles:
             t = storage(x.dtype)
             w.line(f"{t}* const {x.name} = reinterpret_cast<{t}*>(own + {x.begin});")
         w.line("syncthreads();  // the last task is done with shared memory")
-        w.line(f"const int first_row = {function.task} * {function.threads} + warp_id() * "
-               f"{_WARP};")
+        far = any(v.type.size > _MOST_INT for v in self.inputs)  # addresses
+        w.line(f"const {'long long' if far else 'int'} first_row = {function.task} * "
+               f"{function.threads} + warp_id() * {_WARP};")
         if row.size % function.threads:
             w.line(f"if (first_row >= {row.size}) return;")
         for v, x in self.inputs.items():
@@ -118,8 +120,9 @@ def tiles(sig: Sig, stores: Collection[Store], places: Places, row: Var, col: Va
     outputs: dict[Store, Tile] = {}
     begin = 0
     for v, at in places.items():
-        if at and all(_is_dense(linearize(i, v.type.dims), row, col) for i in at) \
-                and not _has_vectors(v.type.dtype, n):
+        # Of a part that is joined with others, or padded, not all rows are there.
+        if at and v.type.size >= row.size * n and not _has_vectors(v.type.dtype, n) \
+                and all(_is_dense(linearize(i, v.type.dims), row, col) for i in at):
             inputs[v] = Tile(f"rows_in{len(inputs)}", v.type.dtype, n, begin)
             begin += inputs[v].bytes
     if not inputs:

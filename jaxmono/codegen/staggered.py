@@ -18,7 +18,7 @@ from jaxmono.codegen.bias import Bias, emit_bias
 from jaxmono.codegen.dot import DotCode, store_offset
 from jaxmono.codegen.dot_wgmma_shared import BYTES, REGISTERS, is_pingpong
 from jaxmono.codegen.early_loads import WIDE, early_loads, emit_fetch, touch_columns, touch_rows
-from jaxmono.codegen.traverse import vector_width
+from jaxmono.codegen.traverse import vector_width, walk
 from jaxmono.codegen.writer import Writer
 from jaxmono.fusion.indexing import Index, IndexMap, Var, stride
 from jaxmono.fusion.plan import Store
@@ -67,9 +67,15 @@ def staggered(code: DotCode) -> Staggered | None:
     to = {n: Index.of(wide)}
     stores = tuple(replace(x, index=_over(x.index, to)) for x in form.elements)
     roots = [(body.outputs[x.result], x.index) for x in stores]
+    demanded = tuple(_over(x, to) for x in code.demanded)
+    # Behind a reshape sums would be those of other places: these have too many columns.
+    result = form.dot.result
+    if any(n.value is result and n.index not in demanded
+           for n in walk(body, roots, leaf=lambda v: v is result)):
+        return None
     if vector_width(body, roots, [], wide, limit=LANES) < LANES:
         return None
-    return Staggered(wide, stores, tuple(_over(x, to) for x in code.demanded))
+    return Staggered(wide, stores, demanded)
 
 
 def emit_staggered(w: Writer, code: DotCode, wide: Staggered, bias: Bias | None, again: str,

@@ -29,19 +29,21 @@ MOST_BYTES = 100 << 10
 MOST_WORDS = 32
 """Of a thread's elements of a row: more lanes to a vector would take the registers of another
 block."""
-_WORD = 4
+_WORD, _MOST_INT = 4, 2**31 - 1
 
 
 @dataclass(frozen=True)
 class RowTile:
-    """Of a result: its C type, columns, rows to a lane, bytes of an element, and where it begins in
-    shared memory: the tiles lie in front of what warps combine."""
+    """Of a result: its C type, columns, rows to a lane, bytes of an element, where it begins in
+    shared memory (the tiles lie in front of what warps combine), and whether an int cannot count
+    its elements in memory."""
 
     kind: str
     columns: int
     lanes: int
     itemsize: int
     begin: int
+    far: bool
 
     @property
     def bytes(self) -> int:
@@ -58,7 +60,8 @@ class RowTile:
 
     def emit_copy(self, w: Writer, output: str, own: int, rows: str, function: Function) -> None:
         """Copies ``rows`` rows, all that are there, to where the ``own`` rows of the task begin."""
-        w.line(f"{self.text}::copy<{function.threads}>({output} + {function.task} * "
+        task = f"(long long){function.task}" if self.far else function.task
+        w.line(f"{self.text}::copy<{function.threads}>({output} + {task} * "
                f"{own * self.columns}, {function.smem}{self._behind}, {rows});")
 
     @property
@@ -83,6 +86,7 @@ def tiles(sig: Sig, stores: Collection[Store], columns: int, lanes: int) -> dict
     begin = 0
     for s in stores:
         t = sig.body.outputs[s.result].type.dtype
-        out[s] = RowTile(storage(t), columns, lanes, t.itemsize, begin)
+        out[s] = RowTile(storage(t), columns, lanes, t.itemsize, begin,
+                         sig.body.outputs[s.result].type.size > _MOST_INT)
         begin += out[s].bytes
     return out if begin <= MOST_BYTES else {}

@@ -14,7 +14,7 @@ from harness_graphs import data
 from models import graph_of
 
 from jaxmono.codegen import cuda_target, generate, interpret_target
-from jaxmono.codegen.generate import default_schedule
+from jaxmono.codegen.generate import default_schedule, emit
 from jaxmono.codegen.row_schedule import RowSchedule
 from jaxmono.fusion import make_plan
 from jaxmono.fusion.plan import Device
@@ -103,3 +103,22 @@ def test_very_many_are(fn: Callable[..., Any], args: list[Any]) -> None:
 def test_others_are_not(shape: tuple[int, ...], dtype: Any, why: str) -> None:
     assert "short" not in chosen(softmax, Spec(shape, dtype)), why
     assert "short" not in chosen(lambda x: statistics(x[:, 1:]), Spec(shape, dtype)), why
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x: softmax(jnp.pad(x, ((0, 1 << 20), (0, 0)))),
+    lambda x: statistics(jnp.concatenate([x, jnp.tanh(x), x])),
+    lambda x: statistics(jnp.pad(x, ((1 << 20, 0), (0, 0))))])
+def test_rows_of_a_part_are_not(fn: Callable[..., Any]) -> None:
+    """A warp would copy rows behind the end of a buffer."""
+    assert "short" not in chosen(fn, Spec((1 << 18, 7), F32))
+
+
+def test_first_rows_of_a_buffer_are() -> None:
+    assert chosen(lambda x: statistics(x[:1 << 19]), Spec((1 << 20, 7), F32)) == {"short"}
+
+
+def test_places_that_no_int_can_count() -> None:
+    plan = plan_of(softmax, Spec((1 << 27, 21), BF16), device=Device())
+    text = emit(plan, cuda_target("sm_90a"), Device(), "f").source
+    assert "const long long first_row = " in text

@@ -86,3 +86,14 @@ def test_others_leave_as_they_did(fn: Any, n: int, why: str) -> None:
     plan = plan_of(fn, Spec((70, 72), BF16), Spec((n, 72), BF16))
     codes = [DotCode.of(s, TALL) for s in dot_sigs(plan)]
     assert any(staggered(c) is None for c in codes), why
+
+
+@pytest.mark.parametrize("fn", [
+    lambda x, w: jax.nn.relu((x @ w.T).reshape(2, 35, 261)),
+    lambda x, w: 30 * jnp.tanh((x @ w.T).reshape(-1) / 30),
+    lambda x, w: (x @ w.T).reshape(70, 9, 29) + 1])
+def test_sums_behind_a_reshape(fn: Any) -> None:
+    """Are found at their own places only: element by element."""
+    plan = plan_of(fn, Spec((70, 72), BF16), Spec((261, 72), BF16))
+    assert not together(plan, TALL)
+    run(plan, TALL, seeds=(0,))

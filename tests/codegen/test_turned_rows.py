@@ -49,7 +49,7 @@ def run(fn: Callable[..., Any], *args: Any, lanes: int, rtol: float = 2e-2) -> N
     plan = make_plan(graph, SMALL)
     target = interpret_target()
     schedule = default_schedule(plan, target, SMALL)
-    own = {k: RowSchedule("slice", 32, lanes) if isinstance(s, RowSchedule) else s
+    own = {k: RowSchedule("slice", 32, lanes, tiled=True) if isinstance(s, RowSchedule) else s
            for k, s in schedule.sigs.items()}
     program = generate(plan, target, SMALL, "f", type(schedule)(64, 1, own))
     assert "RowTile<" in program.source
@@ -94,6 +94,21 @@ def test_where_a_vector_would_cross_images(shape: tuple[int, ...]) -> None:
 def test_where_there_are_none(shape: tuple[int, ...], why: str) -> None:
     args = Spec(shape, BF16), Spec(shape[1:2], BF16), Spec(shape[1:2], BF16)
     assert "RowTile<" not in tiles(norm, *args), why
+
+
+def test_places_that_no_int_can_count() -> None:
+    args = Spec((128, 96, 512, 512), BF16), Spec((96,), BF16), Spec((96,), BF16)
+    assert "r0 + (long long)task * 6144, " in tiles(norm, *args)
+
+
+@pytest.mark.parametrize(("channels", "there"), [(1536, False), (768, True)])
+def test_devices_with_less_shared_memory(channels: int, there: bool) -> None:
+    device = Device(shared_bytes=99 * 1024)
+    plan = plan_of(norm, Spec((32, channels, 28, 28), BF16), *[Spec((channels,), BF16)] * 2,
+                   device=device)
+    kernel = emit(plan, cuda_target("sm_89"), device, "f")
+    assert ("RowTile<" in kernel.source) == there
+    assert kernel.shared_bytes <= device.shared_bytes
 
 
 def test_what_leaves_as_it_came() -> None:
