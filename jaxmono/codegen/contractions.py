@@ -79,8 +79,13 @@ class _Dot:
             # Nothing beats it: multiply-adds are far from their limit, and a tile of the tensor
             # cores would be nearly empty.
             return skinny[0][1]
-        cost, s = dot.schedule(sig, request.device, warps=request.threads // 32,
-                               shared_bytes=room(request), siblings=request.siblings)
+        try:
+            cost, s = dot.schedule(sig, request.device, warps=request.threads // 32,
+                                   shared_bytes=room(request), siblings=request.siblings)
+        except ValueError:  # 16 normalised rows are too large; a stream has as many as there are
+            if not skinny:
+                raise
+            return skinny[0][1]
         if request.wgmma and s.family == "mma":
             code = DotCode.of(sig, s)
             t, gathered = code.element, not has_rows(code.lhs)

@@ -317,6 +317,15 @@ def test_three_rows_are_by_wgmma_where_no_stage_is_in_front(m: int) -> None:
     assert {s.family for s in chosen(plan, "sm_80")} <= {"gemv", "mma"}
 
 
+def test_rows_of_a_panel_that_has_no_room_are_streamed() -> None:
+    """16 normalised rows of 4096 f32 are 256 KB, three of them 48."""
+    def fn(x: Any, w: Any) -> Any:
+        return (x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)) @ w
+
+    plan = plan_of(fn, Spec((3, 4096), F32), Spec((4096, 768), F32), device=H200)
+    assert [s.family for s in chosen(plan)] == ["gemv"]
+
+
 def test_many_rows_are_not() -> None:
     plan = plan_of(both, Spec((24, 768), BF16), Spec((768, 768), BF16), Spec((768, 768), BF16),
                    device=H200)
