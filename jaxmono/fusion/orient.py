@@ -10,6 +10,7 @@ features next to each other. The transpose is only an index for whoever reads th
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
 
 from jaxmono.fusion.dots import dot_dims
 from jaxmono.fusion.draft import depths
@@ -85,41 +86,44 @@ def _turned(graph: Graph, o: ops.DotGeneral, depth: dict[Value, int]) -> bool:
 
 def _read_turned(graph: Graph, v: Value, last: int) -> bool:
     """Whether all that read ``v``, and what it becomes element by element, want ``last`` last."""
-    work, seen = [v], set[Value]()
-    while work:
-        x = work.pop()
-        if x in seen:
-            continue
-        seen.add(x)
-        users = graph.users.get(x, ())
-        if not users or x in graph.outputs:
-            return False
-        for u in users:
-            if isinstance(u, ops.Elementwise | ops.Convert):
-                work.extend(u.results)
-            elif not (isinstance(u, ops.Transpose) and u.permutation[-1] == last):
-                return False
-    return True
+    return all(graph.users.get(x) and x not in graph.outputs and all(
+        isinstance(u, ops.Transpose) and u.permutation[-1] == last for u in readers)
+        for x, readers in _becomes(graph, v, _by_element))
 
 
 def _read_straight(graph: Graph, v: Value) -> bool:
     """Whether ``v``, and what it becomes op by op, is a result, or is read along its rows."""
+    def along(x: Value, u: Op) -> bool:
+        last = x.type.rank - 1
+        return (isinstance(u, ops.Reduce) and last in u.dimensions) or (
+            isinstance(u, ops.DotGeneral) and u.lhs is x and not u.lhs_batch
+            and u.lhs_contract == (last,))
+
+    def goes_on(x: Value, u: Op) -> bool:
+        return _by_element(x, u) or (isinstance(u, ops.Reshape) and u.result.type.rank > 0
+                                     and u.result.type.dims[-1] % x.type.dims[-1] == 0)
+
+    return all(along(x, u) for x, readers in _becomes(graph, v, goes_on) for u in readers)
+
+
+def _by_element(x: Value, u: Op) -> bool:
+    del x
+    return isinstance(u, ops.Elementwise | ops.Convert)
+
+
+def _becomes(graph: Graph, v: Value, goes_on: Callable[[Value, Op], bool],
+             ) -> Iterator[tuple[Value, list[Op]]]:
+    """``v`` and what it becomes, each once, with those of its readers that make nothing of it that
+    counts as it (``goes_on``)."""
     work, seen = [v], set[Value]()
     while work:
         x = work.pop()
         if x in seen:
             continue
         seen.add(x)
-        for u in graph.users.get(x, ()):
-            if isinstance(u, ops.Elementwise | ops.Convert) or (
-                    isinstance(u, ops.Reshape) and u.result.type.rank > 0
-                    and u.result.type.dims[-1] % x.type.dims[-1] == 0):
-                work.extend(u.results)
-            elif not (isinstance(u, ops.Reduce) and x.type.rank - 1 in u.dimensions) and not (
-                    isinstance(u, ops.DotGeneral) and u.lhs is x and not u.lhs_batch
-                    and u.lhs_contract == (x.type.rank - 1,)):
-                return False
-    return True
+        readers = graph.users.get(x, ())
+        work += [r for u in readers if goes_on(x, u) for r in u.results]
+        yield x, [u for u in readers if not goes_on(x, u)]
 
 
 def _swapped(o: ops.DotGeneral) -> tuple[Op, ...]:
