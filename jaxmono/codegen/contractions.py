@@ -35,7 +35,7 @@ from jaxmono.codegen.dot_candidates import (
     swapped_candidates,
     tf32_candidates,
 )
-from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule import DotSchedule, NoTile
 from jaxmono.codegen.dot_schedule_bf16x6 import LATE_US
 from jaxmono.codegen.dot_schedule_pingpong import apart
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
@@ -82,7 +82,7 @@ class _Dot:
         try:
             cost, s = dot.schedule(sig, request.device, warps=request.threads // 32,
                                    shared_bytes=room(request), siblings=request.siblings)
-        except ValueError:  # 16 normalised rows are too large; a stream has as many as there are
+        except NoTile:  # 16 normalised rows are too large; a stream has as many as there are
             if not skinny:
                 raise
             return skinny[0][1]

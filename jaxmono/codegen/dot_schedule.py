@@ -145,18 +145,26 @@ def choose_mma(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Dev
                     allow_split=allow_split, k_major=k_major)[1]
 
 
+class NoTile(ValueError):
+    """A left operand that stays in shared memory, and nothing beside it."""
+
+
 def best_mma(batch: int, m: int, n: int, k: int, itemsize: int, *, device: Device, warps: int,
              shared_bytes: int, row_prologue: bool = False, allow_split: bool = True,
              flops: float | None = None, k_major: bool = False) -> tuple[float, DotSchedule]:
     """`choose_mma`'s choice and its time in the model, in microseconds. ``flops``: per SM and
-    microsecond, where it is not that of the item size."""
+    microsecond, where it is not that of the item size.
+
+    Raises:
+      NoTile: none fits.
+    """
     best: tuple[float, DotSchedule] | None = None
     for cost, s in _costed(batch, m, n, k, itemsize, device, warps, shared_bytes, row_prologue,
                            allow_split, flops, k_major):
         if best is None or cost < best[0] - 1e-9:
             best = (cost, s)
     if best is None:
-        raise ValueError(f"no tile of a {m}x{n}x{k} dot fits {shared_bytes} bytes of shared memory")
+        raise NoTile(f"no tile of a {m}x{n}x{k} dot fits {shared_bytes} bytes of shared memory")
     return best
 
 

@@ -78,6 +78,7 @@ def _emit_choice(em: BodyEmitter, op: ops.Concatenate, index: IndexMap, lane: La
                  ) -> Place | None:
     tests: list[str] = []
     places: list[Place] = []
+    buffers: list[Value] = []
     for choice in alternatives(op, index):
         guard = choice.guard if lane is None else uniform_guard(choice.guard, lane)
         place = emit_place(em, choice.value, choice.index, lane)
@@ -85,10 +86,11 @@ def _emit_choice(em: BodyEmitter, op: ops.Concatenate, index: IndexMap, lane: La
             return None
         tests.append(guard_code(guard, em.code, branches=False))
         places.append(place)
+        buffers += place.buffers
+        if len(buffers) > MOST_PLACES:
+            return None
     text = places[-1].text
     for test, place in zip(tests[-2::-1], places[-2::-1], strict=True):
         text = text if place.text == text else f"({test} ? {place.text} : {text})"
-    buffers = tuple(v for p in places for v in p.buffers)
     patterns = {p.pattern for p in places}
-    return Place(text, buffers, *patterns) \
-        if len(buffers) <= MOST_PLACES and len(patterns) == 1 else None
+    return Place(text, tuple(buffers), *patterns) if len(patterns) == 1 else None

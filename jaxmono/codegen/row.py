@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from jaxmono.codegen.emit import BodyEmitter
@@ -32,7 +31,7 @@ from jaxmono.codegen.row_schedule import (
     row_tiles,
     short_tiles,
 )
-from jaxmono.codegen.schedule import Places, reads_few, roots, store_offset
+from jaxmono.codegen.schedule import reads_few, roots, store_offset
 from jaxmono.codegen.short_rows import Tiles
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.small_inputs import touch
@@ -89,8 +88,8 @@ class RowCode:
             return not _tiles(sig, schedule) and not (short and short.outputs)
         if short and sig.body.inputs[number] in short.inputs:
             return False
-        col, places = _reads(sig)
-        return reads_few(places[sig.body.inputs[number]], col, schedule.along(col.size))
+        col = RowSpace.of(form).col
+        return reads_few(row_places(sig)[sig.body.inputs[number]], col, schedule.along(col.size))
 
     def emit_prefetch(self, w: Writer, sig: Sig, schedule: Any, function: Function) -> bool:
         del schedule
@@ -161,24 +160,13 @@ class RowCode:
 
 
 def _short(sig: Sig, schedule: RowSchedule) -> Tiles | None:
-    form = sig.form
-    assert isinstance(form, RowForm)
-    return short_tiles(sig, RowSpace.of(form)) if schedule.tier == "short" else None
+    return short_tiles(sig) if schedule.tier == "short" else None
 
 
 def _tiles(sig: Sig, schedule: RowSchedule) -> dict[Store, RowTile]:
     form = sig.form
     assert isinstance(form, RowForm)
     return row_tiles(sig, RowSpace.of(form), schedule)
-
-
-@lru_cache(maxsize=16)
-def _reads(sig: Sig) -> tuple[Var, Places]:
-    """The columns, and what one of them reads."""
-    form = sig.form
-    assert isinstance(form, RowForm)
-    space = RowSpace.of(form)
-    return space.col, row_places(sig, space)
 
 
 def _rows_per_task(s: RowSchedule, threads: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from jaxmono.codegen import short_rows, turned_rows
 from jaxmono.codegen.names import storage
@@ -109,19 +110,23 @@ def combined_bytes(sig: Sig, threads: int, lanes: int) -> int:
     return threads * lanes * max(states, default=0)
 
 
-def row_places(sig: Sig, space: RowSpace) -> Places:
-    """What a column of a row reads."""
+@lru_cache(maxsize=16)
+def row_places(sig: Sig) -> Places:
+    """What a column of a row reads, over a `RowSpace`."""
     form = sig.form
     assert isinstance(form, RowForm)
+    space = RowSpace.of(form)
     return reads(sig.body, roots(sig, form.stores, space.env), space.reduction)
 
 
-def short_tiles(sig: Sig, space: RowSpace) -> short_rows.Tiles | None:
+@lru_cache(maxsize=16)
+def short_tiles(sig: Sig) -> short_rows.Tiles | None:
     """Tiles of a "short" schedule; None where there is none."""
     form = sig.form
     assert isinstance(form, RowForm)
+    space = RowSpace.of(form)
     across = [s for s in form.stores if not is_per_row(form, s)]
-    return short_rows.tiles(sig, across, row_places(sig, space), space.row, space.col, space.env)
+    return short_rows.tiles(sig, across, row_places(sig), space.row, space.col, space.env)
 
 
 def _turned(sig: Sig, space: RowSpace) -> tuple[Store, ...]:
@@ -136,7 +141,7 @@ def _turned(sig: Sig, space: RowSpace) -> tuple[Store, ...]:
 
 
 def _fit(sig: Sig, space: RowSpace, lanes: int, threads: int, device: Device) -> bool:
-    """Whether tiles do, of so many rows to a lane."""
+    """Whether there are tiles that do, of so many rows to a lane."""
     made = turned_rows.tiles(sig, _turned(sig, space), space.col.size, lanes)
     size = sum(x.bytes for x in made.values()) + combined_bytes(sig, threads, lanes)
     words = lanes * math.ceil(space.col.size / _SLICES)
@@ -174,10 +179,9 @@ def choose_row(sig: Sig, device: Device, threads: int, siblings: int = 1, *,
         while lanes > 1 and (space.row.size < 32 * lanes * device.sm_count or (
                 tiled and not _fit(sig, space, lanes, threads, device))):
             lanes //= 2
-        return RowSchedule("slice", 32, lanes,
-                           tiled=bool(tiled) and _fit(sig, space, lanes, threads, device))
+        return RowSchedule("slice", 32, lanes, tiled=_fit(sig, space, lanes, threads, device))
     if space.row.size >= short_rows.MIN_TASKS * threads * device.sm_count \
-            and short_tiles(sig, space) is not None:
+            and short_tiles(sig) is not None:
         return RowSchedule("short", 1, 1)
     if siblings == 1 and (found := stencil_rows(
             sig.body, every, space.row, space.col, space.reduction, along_cols,

@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from jaxmono.codegen.emit import BodyEmitter
+from jaxmono.codegen.index_code import fits_int
 from jaxmono.codegen.names import compute, storage
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.schedule import Places, store_offset
@@ -34,7 +35,6 @@ MIN_TASKS = 4
 """Of each multiprocessor: a thread has a row, and waits for the warp's copy alone."""
 _MOST_BYTES = 64 << 10
 _WARP, _WORD = 32, 4
-_MOST_INT = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ class Tiles:
             t = storage(x.dtype)
             w.line(f"{t}* const {x.name} = reinterpret_cast<{t}*>(own + {x.begin});")
         w.line("syncthreads();  // the last task is done with shared memory")
-        far = any(v.type.size > _MOST_INT for v in self.inputs)  # addresses
-        w.line(f"const {'long long' if far else 'int'} first_row = {function.task} * "
+        near = all(fits_int(Index((), v.type.size)) for v in self.inputs)  # addresses
+        w.line(f"const {'int' if near else 'long long'} first_row = {function.task} * "
                f"{function.threads} + warp_id() * {_WARP};")
         if row.size % function.threads:
             w.line(f"if (first_row >= {row.size}) return;")

@@ -16,6 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from jaxmono.codegen.emit import BodyEmitter
+from jaxmono.codegen.index_code import fits_int
 from jaxmono.codegen.names import storage
 from jaxmono.codegen.op_code import Emitted
 from jaxmono.codegen.schedule import store_offset
@@ -29,7 +30,7 @@ MOST_BYTES = 100 << 10
 MOST_WORDS = 32
 """Of a thread's elements of a row: more lanes to a vector would take the registers of another
 block."""
-_WORD, _MOST_INT = 4, 2**31 - 1
+_WORD = 4
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,6 @@ def tiles(sig: Sig, stores: Collection[Store], columns: int, lanes: int) -> dict
     for s in stores:
         t = sig.body.outputs[s.result].type.dtype
         out[s] = RowTile(storage(t), columns, lanes, t.itemsize, begin,
-                         sig.body.outputs[s.result].type.size > _MOST_INT)
+                         not fits_int(Index((), sig.body.outputs[s.result].type.size)))
         begin += out[s].bytes
     return out if begin <= MOST_BYTES else {}
