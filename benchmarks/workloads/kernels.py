@@ -4,7 +4,7 @@
     python -m benchmarks.run --models=unaligned_table --dtype=bf16,f32
     python -m benchmarks.run --models=few_table,vocabulary_table
     python -m benchmarks.run --models=exact_table --dtype=f32
-    python -m benchmarks.run --models=epilogue_table
+    python -m benchmarks.run --models=epilogue_table,wide_epilogue_table
     python -m benchmarks.run --models=attention_table --batch=1,16
 
 ``batch`` multiplies the rows of products, and is the batch of attention.
@@ -35,6 +35,10 @@ GEMMS = (*((m, n, k) for n, k in BERT for m in BERT_ROWS),
 EPILOGUE_GEMMS = ((1280, 3072, 768), (1280, 768, 3072), (128, 3072, 768), (2048, 3072, 768),
                   (2048, 768, 3072))
 """(M, N, K) of Bolt's Figure 9 (BERT's at batch 32, length 40) and of BERT-base, b1 and b16."""
+
+WIDE_EPILOGUES = ("bias", "gelu", "silu_mul", "residual")
+WIDE_EPILOGUE_GEMMS = ((4096, 3072, 768), (4096, 768, 3072), (16384, 3072, 768), (8192, 4096, 1024))
+"""(M, N, K) of tiles enough for several each block: of BERT-base b32, and of wider layers."""
 
 UNALIGNED = ((12288, 384, 196), (12288, 196, 384), (65536, 256, 60), (65536, 256, 316),
              (2048, 512, 13), (2048, 1024, 479), (512, 29, 1024), (32, 1001, 2048),
@@ -159,5 +163,8 @@ WORKLOADS: tuple[Workload, ...] = (
       for m, n, k in EXACT),
     *(_product(f"{kind}_{m}_{n}_{k}", f"GEMM {m}x{n}x{k}, {kind}", "epilogue_table", m, n, k, kind)
       for m, n, k in EPILOGUE_GEMMS for kind in EPILOGUES),
+    *(_product(f"{kind}_{m}_{n}_{k}", f"GEMM {m}x{n}x{k}, {kind}", "wide_epilogue_table", m, n, k,
+                kind)
+      for m, n, k in WIDE_EPILOGUE_GEMMS for kind in WIDE_EPILOGUES),
     *(_attention(s, h, d, causal) for h, d in HEADS for s in LENGTHS for causal in (False, True)),
 )

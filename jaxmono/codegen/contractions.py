@@ -34,10 +34,11 @@ from jaxmono.codegen.dot_candidates import (
     swapped_bound,
     swapped_candidates,
     tf32_candidates,
+    wgmma_candidates,
 )
 from jaxmono.codegen.dot_schedule import DotSchedule, NoTile
 from jaxmono.codegen.dot_schedule_bf16x6 import LATE_US
-from jaxmono.codegen.dot_schedule_pingpong import apart
+from jaxmono.codegen.dot_schedule_pingpong import apart, hidden
 from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.operand import has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Function, Request, register
@@ -63,6 +64,12 @@ def _thin(s: DotSchedule, request: Request) -> bool:
     """Whether a stream of weights for 3 rows and more is cut into rows of 16 bytes, which no
     barrier hides: 4x768x768 alone takes 3.3 us so, 2.9 by mma."""
     return s.bm > dot_gemv_shape.FMA_ROWS and s.bn <= 8 and not request.behind
+
+
+def _hidden(sig: Sig, request: Request, cost: float, s: DotSchedule) -> DotSchedule | None:
+    if s.family != "wgmma" or not request.alone:
+        return None
+    return hidden(sig, request, cost, s, wgmma_candidates(sig, request))
 
 
 class _Dot:
@@ -118,7 +125,7 @@ class _Dot:
         bound = cost if s.family == dot_wgmma_shared.SWAPPED else gemv_bound(sig, request, cost)
         if skinny and (s.family == "simt" or (few and skinny[0][0] < bound)):
             return skinny[0][1]
-        return apart(sig, request, s) or s
+        return apart(sig, request, s) or _hidden(sig, request, cost, s) or s
 
     def candidates(self, sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
         return dot_candidates(sig, request, self.choose(sig, request))

@@ -71,6 +71,9 @@ takes to write its tensor map: behind a grid barrier it has one before the barri
 b1 takes 5.7 % less time with it than where these times are compared as they are, the T5-base
 encoder b1 6.2, ViT-B/16 b1 4.5; models at batch 16 as long."""
 
+_APART_COLUMNS = (128, 192)
+"""Of tiles whose warpgroups have tasks of their own."""
+
 _PICKED = 3.0
 """How much longer a stream of weights takes whose rows begin anywhere: threads pick their elements.
 1x50257x768 takes 93 us on an H100, 26 by the model."""
@@ -102,13 +105,12 @@ def dot_candidates(sig: Sig, request: Request, choice: DotSchedule) -> tuple[Dot
 
 
 def _apart(sig: Sig, request: Request, tiles: Sequence[Sequence[Costed]]) -> list[list[Costed]]:
-    """One whose warpgroups have tasks of their own: alone 1280 and 2048x3072x768 take 2 % less time
-    so, others more."""
+    """Those whose warpgroups have tasks of their own."""
     if not request.alone or len(tiles) < 2 or not tiles[1]:
         return []
     cost, s = tiles[1][0]
-    alone = dot_schedule_pingpong.tile(sig, request, s)
-    return [[(cost, alone)]] if alone is not None else []
+    found = (dot_schedule_pingpong.tile(sig, request, s, columns=c) for c in _APART_COLUMNS)
+    return [[(cost, alone)] for alone in found if alone is not None]
 
 
 def finishing(sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
@@ -152,15 +154,24 @@ def _tiles(sig: Sig, request: Request) -> list[list[Costed]]:
         batch, m, n, k, t.itemsize, device=request.device, warps=request.threads // 32,
         shared_bytes=room(request), row_prologue=form.row_prologue, flops=matrix_flops(t),
         k_major=weights_k_major(sig))]]
-    if request.wgmma and families[0]:
-        code = DotCode.of(sig, families[0][0][1])
-        if dot_wgmma_takes.takes(form, code, code.element) is None:
-            families.append(candidates_wgmma(
-                batch, m, n, k, t.itemsize, device=request.device,
-                shared_bytes=request.shared_bytes, row_prologue=form.row_prologue,
-                k_major=dot_wgmma_shared.shared_k_major(code), gathered=not has_rows(code.lhs),
-                behind=request.behind, beside=request.mixed, widths=dot_wgmma_shared.widths(code)))
+    if families[0]:
+        families.append(wgmma_candidates(sig, request))
     return families
+
+
+def wgmma_candidates(sig: Sig, request: Request) -> list[Costed]:
+    """What the wgmma family can do for a Sig, cheapest first."""
+    form, code = sig.form, any_tile(sig)
+    assert isinstance(form, DotForm)
+    t = operand_type(form)
+    if t is None or not request.wgmma \
+            or dot_wgmma_takes.takes(form, code, code.element) is not None:
+        return []
+    return candidates_wgmma(
+        form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size, t.itemsize,
+        device=request.device, shared_bytes=request.shared_bytes, row_prologue=form.row_prologue,
+        k_major=dot_wgmma_shared.shared_k_major(code), gathered=not has_rows(code.lhs),
+        behind=request.behind, beside=request.mixed, widths=dot_wgmma_shared.widths(code))
 
 
 def ahead_us(request: Request, rows: int, *, gathered: bool) -> float:

@@ -4,35 +4,44 @@ products.
     warpgroup 0   products of task 0 | epilogue 0         | products of task 2 | epilogue 2 ...
     warpgroup 1                      | products of task 1 | epilogue 1         | ...
 
-(So CUTLASS names it.) For epilogues that take as long as the products: an optimiser's step
-reads and writes f32 weights and moments, 16 to 24 bytes for each sum. SGD with momentum behind a
-gradient of 4096 x 4096, k = 2048, takes 132 us of an H200, and 181 where both share a tile; the
-product alone takes 95, the bytes 64.
+(So CUTLASS names it.) For short products of large results that read nothing else: where both
+warpgroups share a tile, the second one's epilogue is as long as five of its k tiles. 4096x3072x768
+takes 30.3 us of an H200 in tiles of 128 x 192 (a thread has 192 sums, for which the producers have
+40 registers), 32.7 where both share these or those of 128 x 256; with a bias 31.3 and 33.3, with a
+gelu, of which the other's products hide less, 35.1 and 35.6 (`hidden`; 43 products, each tile:
+benchmarks/results/2026-12-01-pingpong-h200). And for epilogues that take as long as the products:
+an optimiser's step reads and writes f32 weights and moments, 16 to 24 bytes for each sum. SGD with
+momentum behind a gradient of 4096 x 4096, k = 2048, takes 132 us of an H200, and 181 where both
+share a tile; the product alone takes 95, the bytes 64 (`apart`).
 
 Beside other groups of a stage, whose tasks use shared memory differently, warpgroups would meet in
 front of each task, and none would run ahead.
 
-Where an epilogue reads less, or blocks have few tasks, sharing is faster: a tile's epilogue has
-eight warps then, and the last one of a block is half as long. 2048x3072x768 takes 4 % longer so
-with a gelu, 8 with a residual, 15 with silu(y) * x; alone it takes 2 % less.
+Where an epilogue reads less than that, or blocks have few tasks, sharing is faster: a tile's
+epilogue has eight warps then, and the last one of a block is half as long. 4096x3072x768 takes 45
+us with a residual, not 37.5.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 from jaxmono.codegen.dot import DotCode
-from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_schedule import FEW, DotSchedule
+from jaxmono.codegen.dot_wgmma_leaves import bias_behind
 from jaxmono.codegen.dot_wgmma_shared import (
     ALONE,
     LOW_BYTES,
     ROLES_BYTES,
+    leaves_unstaged,
     operand_bytes,
     shared_k_major,
     staging_bytes,
     widths,
 )
-from jaxmono.codegen.early_loads import reads
+from jaxmono.codegen.early_loads import no_loads, reads
 from jaxmono.codegen.operand import has_rows
 from jaxmono.codegen.sig_code import Request
 from jaxmono.fusion.plan import DotForm, Sig
@@ -44,6 +53,13 @@ _TASKS = 4
 """Of a multiprocessor, at least."""
 _PADDED = 1.1
 """Rows, or columns, of all tiles at most, for each one of the result."""
+_HIDDEN_US = {192: 0.75, 128: 0.35}
+"""By how much a tile of so many columns takes less than where its warpgroups share it, but for the
+last one of a block: 0.6 to 0.95 and 0.3 to 0.4 for 16 products (1.6 where 50304 columns of 8192
+rows are written)."""
+_HIDDEN_COMPUTED_US = {192: 0.25}
+"""The same where more is computed of each sum than one operation: a gelu, whose instructions take
+the other's place."""
 
 
 def apart(sig: Sig, request: Request, s: DotSchedule) -> DotSchedule | None:
@@ -56,25 +72,64 @@ def apart(sig: Sig, request: Request, s: DotSchedule) -> DotSchedule | None:
     return tile(sig, request, s, _TASKS)
 
 
-def tile(sig: Sig, request: Request, s: DotSchedule, least: int = 1) -> DotSchedule | None:
+def hidden(sig: Sig, request: Request, cost: float, s: DotSchedule,
+           tiles: Sequence[tuple[float, DotSchedule]]) -> DotSchedule | None:
+    """The tile to take in place of ``s``, the analytic choice, because the epilogues of all tiles
+    but a block's last one are hidden; None where that is as good.
+
+    Args:
+      cost: of ``s``, in microseconds; its family's tiles have their costs with them.
+    """
+    form = sig.form
+    assert isinstance(form, DotForm)
+    # Of few rows the weights' way from memory decides.
+    if s.family != "wgmma" or not request.alone or form.m.size <= FEW or (cost, s) not in tiles:
+        return None
+    best = None
+    for columns in _HIDDEN_US:
+        alone = tile(sig, request, s, columns=columns)
+        if alone is None or not leaves_unstaged(code := DotCode.of(sig, alone)):
+            continue
+        gain = _gain(code, columns)
+        shared = min((c for c, x in tiles if (x.bm, x.bn, x.split_k) == (_ROWS, columns, 1)
+                      and x.warps == (2, 1, 1)), default=math.inf)
+        waves = math.ceil(code.tasks * request.siblings / request.device.sm_count)
+        faster = shared - gain * (waves - 1)
+        if faster < cost:
+            best, cost = alone, faster
+    return best
+
+
+def _gain(code: DotCode, columns: int) -> float:
+    """Of a tile whose epilogue is hidden, in microseconds."""
+    bias, body = bias_behind(code), code.sig.body
+    result = bias.total if bias else code.form.dot.result
+    light = no_loads(body, code.form.elements, result) == "NoReads"
+    return (_HIDDEN_US if light else _HIDDEN_COMPUTED_US).get(columns, 0.0)
+
+
+def tile(sig: Sig, request: Request, s: DotSchedule, least: int = 1,
+         columns: int = _COLUMNS) -> DotSchedule | None:
     """The tile, where a product that ``s`` is for can have it, and ``least`` of them for each
     multiprocessor."""
     form, code = sig.form, DotCode.of(sig, s)
     assert isinstance(form, DotForm)
     tasks = form.batch.size * request.siblings * math.ceil(form.m.size / _ROWS) \
-        * math.ceil(form.n.size / _COLUMNS)
+        * math.ceil(form.n.size / columns)
     padded = max(math.ceil(x / edge) * edge / x
-                 for x, edge in ((form.m.size, _ROWS), (form.n.size, _COLUMNS)))
+                 for x, edge in ((form.m.size, _ROWS), (form.n.size, columns)))
     if tasks < least * request.device.sm_count or padded > _PADDED:
         return None
     if code.element is None or code.element.itemsize != 2 or form.row_prologue or form.reduced \
             or form.pairs or form.taps > 1 or widths(code) != (16, 16) or not has_rows(code.lhs):
         return None
     of_a, of_b = shared_k_major(code)
-    slot = operand_bytes(_ROWS, 64, of_a, 16) + operand_bytes(_COLUMNS, 64, of_b, 16)
-    room = request.shared_bytes - ROLES_BYTES - LOW_BYTES - staging_bytes(_COLUMNS, 1)
+    slot = operand_bytes(_ROWS, 64, of_a, 16) + operand_bytes(columns, 64, of_b, 16)
+    alone = DotSchedule("wgmma", _ROWS, columns, 64, 2, ALONE)
+    staging = 0 if leaves_unstaged(DotCode.of(sig, alone)) else staging_bytes(columns, 1)
+    room = request.shared_bytes - ROLES_BYTES - LOW_BYTES - staging
     slots = min(room // slot, 2 * math.ceil(form.k.size / 64))
-    return DotSchedule("wgmma", _ROWS, _COLUMNS, 64, slots, ALONE) if slots > 1 else None
+    return replace(alone, stages=slots) if slots > 1 else None
 
 
 def _bytes(sig: Sig, form: DotForm) -> int:

@@ -23,6 +23,7 @@ from jaxmono.codegen.dot import (
 )
 from jaxmono.codegen.dot_function import emit_split
 from jaxmono.codegen.dot_schedule import DotSchedule
+from jaxmono.codegen.dot_wgmma_leaves import bias_behind
 from jaxmono.codegen.dot_wgmma_shared import (
     BF16X6,
     BYTES,
@@ -36,6 +37,7 @@ from jaxmono.codegen.dot_wgmma_shared import (
     has_halves,
     is_pingpong,
     layout,
+    leaves_unstaged,
     pair_type,
     panel_columns,
     shared_bytes,
@@ -254,7 +256,8 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
     lanes = _lanes(code, s.bm * s.bn // finishing(s) // s.split_k)
     # Two warpgroups that share a small tile have a piece or two a thread: all of it, and at once.
     small = s.family == "wgmma" and s.warps[2] == 2 and not has_halves(s.bn, 2)
-    source, bias = source_of(code), None if behind or small else _bias(code)
+    source = source_of(code)
+    bias = bias_behind(code) if is_pingpong(s) else None if behind or small else _bias(code)
     root = (source.value, source.index) if source else None
     result = bias.total if bias else form.dot.result
     reduces = code.reduced_roots
@@ -264,7 +267,8 @@ def _emit_whole(w: Writer, code: DotCode, pointers: Mapping[Value, str], outputs
                         also=reduces) if s.family != SWAPPED else []
     first = first_column(paired=paired)
     # What is reduced goes by rows: not as fragments leave.
-    none = "NoEarly" if reduces else no_loads(body, stores, result)
+    none = "NoReads" if leaves_unstaged(code) else \
+        "NoEarly" if reduces else no_loads(body, stores, result)
     emit_fetch(w, body, early, m=form.m, n=form.columns, tile_m=s.bm, tile_n=code.stored_columns,
                lanes=lanes, pointers=pointers, names=names, none=none, row=row, n0=first)
     if small:

@@ -8,6 +8,7 @@ import math
 
 from jaxmono.codegen.dot import DotCode
 from jaxmono.codegen.dot_schedule import DotSchedule, ImageSchedule
+from jaxmono.codegen.dot_wgmma_leaves import unstaged
 from jaxmono.codegen.emit import c_type
 from jaxmono.codegen.names import is_f8
 from jaxmono.codegen.operand import (
@@ -67,6 +68,7 @@ def shared_bytes(code: DotCode) -> int:
     staging = together_bytes(s.bm, s.warps[2]) if s.family == BYTES else \
         left_staging_bytes(s.bm // s.warps[0]) if s.family in (TF32, BF16X6) else \
         swapped_staging_bytes(s.bm, s.bn, s.warps[2]) if s.family == SWAPPED else \
+        0 if leaves_unstaged(code) else \
         staging_bytes(s.bn // s.warps[1], s.warps[2])
     return LOW_BYTES + panel + s.stages * slot + staging
 
@@ -74,6 +76,11 @@ def shared_bytes(code: DotCode) -> int:
 def is_pingpong(s: DotSchedule) -> bool:
     """Whether warpgroups have tasks of their own (dot_schedule_pingpong.py)."""
     return s.family == "wgmma" and s.warps == ALONE
+
+
+def leaves_unstaged(code: DotCode) -> bool:
+    """Whether sums need no shared memory to leave."""
+    return is_pingpong(code.s) and unstaged(code)
 
 
 def finishing(s: DotSchedule) -> int:

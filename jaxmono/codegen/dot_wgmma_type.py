@@ -13,6 +13,7 @@ from jaxmono.codegen.dot_wgmma_shared import (
     SWAPPED,
     TF32,
     deep,
+    leaves_unstaged,
     pair_type,
     panel_columns,
     shifts,
@@ -53,7 +54,8 @@ def gemm_type(code: DotCode) -> str:
             _cpp(code.lhs.k_major), _cpp(code.rhs.k_major), panel_columns(code)]
     more: list[tuple[Any, Any]] = [(_cpp(width == 2), "false") for width in widths(code)]
     if s.family != SWAPPED:
-        more = [(0, 0), (deep(code) // 32, 4), (code.k_tiles if s.resident else 0, 0), *more]
+        more = [(0, 0), (deep(code) // 32, 4), (code.k_tiles if s.resident else 0, 0), *more,
+                (_cpp(not leaves_unstaged(code)), "true")]
     while more and more[-1][0] == more[-1][1]:  # as its default
         more.pop()
     return f"{kind}<{', '.join(map(str, [*args, *(x for x, _ in more)]))}>"

@@ -50,6 +50,8 @@ from jaxmono.fusion.plan import Buffer, Group, Place, Plan, Sig
 _WIDE_SUMS = 128
 """Of a thread, from which on nothing stays in registers that can be found again (`fresh` in
 device/opaque.cuh)."""
+_FEW_REGISTERS = 40
+"""Of a producer, where consumers have more sums than those."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,10 @@ class _Assembly:
                 w.line("#define JM_IN_TURN  // a tile's products wait for those before them")
             if self.schedule.lean:
                 w.line("#define JM_LEAN  // few registers rather than few instructions")
-            if (given := self.schedule.producer_registers) is not None:
+            given = self.schedule.producer_registers
+            if given is None and any(u.sums > _WIDE_SUMS for u in self.units.values()):
+                given = _FEW_REGISTERS
+            if given is not None:
                 w.line(f"#define JM_PRODUCER_REGISTERS {given}  // of a thread")
         w.lines += [f'#include "jaxmono/{x}.cuh"' for x in sorted(headers)]
         pointers = self.inputs + self.outputs + (self.scratch_bytes > 0)

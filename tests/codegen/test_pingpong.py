@@ -62,6 +62,30 @@ def test_a_step_of_an_optimiser(s: DotSchedule) -> None:
     run(step(330, 176, 136), s)
 
 
+EPILOGUES = {
+    "bare": lambda y, b: y, "bias": lambda y, b: y + b, "relu": lambda y, b: jax.nn.relu(y + b),
+    "more": lambda y, b: jnp.where(y > 3, 2 * y, y - 1) * (y + b)}
+
+
+@pytest.mark.parametrize("kind", EPILOGUES)
+@pytest.mark.parametrize("s", [wgmma(128, 192, 2, ALONE), wgmma(64, 96, 3, ALONE),
+                               wgmma(64, 48, 3, ALONE)])
+def test_sums_that_leave_as_they_are(s: DotSchedule, kind: str) -> None:
+    """Or, of 48 columns, through shared memory. Rows and columns end within a tile."""
+    p = plan_of(lambda x, w, b: EPILOGUES[kind](x @ w, b), Spec((330, 136), BF16),
+                Spec((136, 408), BF16), Spec((408,), BF16))
+    run(p, s)
+
+
+def test_a_bias_behind_a_barrier() -> None:
+    def fn(x: Any, u: Any, b: Any, v: Any, c: Any) -> Any:
+        return jax.nn.relu(jax.nn.relu(x @ u + b) @ v + c)
+
+    p = plan_of(fn, Spec((190, 64), BF16), Spec((64, 160), BF16), Spec((160,), BF16),
+                Spec((160, 96), BF16), Spec((96,), BF16))
+    run(p, wgmma(64, 64, 2, ALONE), wgmma(64, 32, 2, ALONE))
+
+
 def test_tasks_of_a_single_tile() -> None:
     run(plan_of(lambda x, w: jnp.dot(x, w, preferred_element_type=F32) * 3, Spec((700, 64), F16),
                 Spec((64, 96), F16)), wgmma(64, 48, 2, ALONE))
@@ -128,6 +152,32 @@ def test_they_are_for_heavy_epilogues_of_many_tasks() -> None:
         assert [s.warps for s in chosen(plan)] != [ALONE]
 
 
+def with_epilogue(kind: str, m: int, n: int, k: int) -> Plan:
+    def fn(x: Any, w: Any, b: Any, other: Any) -> Any:
+        y = x @ w + b
+        return {"bare": x @ w, "bias": y, "relu": jax.nn.relu(y), "gelu": jax.nn.gelu(y),
+                "residual": y + other}[kind]
+
+    return plan_of(fn, Spec((m, k), BF16), Spec((k, n), BF16), Spec((n,), BF16), Spec((m, n), BF16),
+                   device=H200)
+
+
+@pytest.mark.parametrize("kind", ["bare", "bias", "relu", "gelu"])
+def test_epilogues_of_short_products_are_hidden(kind: str) -> None:
+    (s,) = chosen(with_epilogue(kind, 4096, 3072, 768))
+    assert (s.warps, s.bm, s.bn, s.stages) == (ALONE, 128, 192, 5)
+
+
+@pytest.mark.parametrize(("kind", "m", "n", "k"), [
+    ("residual", 4096, 3072, 768),  # reads as much as is written
+    ("bare", 2048, 768, 3072),  # a task for each multiprocessor, or less
+    ("bare", 128, 50304, 768),  # the weights come from memory
+    ("bare", 4096, 4096, 4096),  # more tasks by a sixth in these tiles
+])
+def test_others_share_their_tiles(kind: str, m: int, n: int, k: int) -> None:
+    assert all(s.warps != ALONE for s in chosen(with_epilogue(kind, m, n, k)))
+
+
 @pytest.mark.parametrize(("m", "n"), [(70016, 32), (70016, 64), (35008, 144), (50304, 192)])
 def test_tiles_are_filled(m: int, n: int) -> None:
     assert [s.warps for s in chosen(step(m, n, 2048))] != [ALONE]
@@ -147,18 +197,20 @@ def test_nothing_else_is_in_their_stages() -> None:
         assert ALONE not in [s.warps for s in dot_candidates(sig, request, chosen(plan)[0])]
 
 
-def test_the_profiler_measures_one() -> None:
+def test_the_profiler_measures_both() -> None:
     plan = plan_of(lambda x, w: x @ w, Spec((2048, 768), BF16), Spec((768, 3072), BF16),
                    device=H200)
     (sig,) = plan.sigs
     request = requests(plan, cuda_target("sm_90a"), H200)[sig.key]
     found = dot_candidates(sig, request, chosen(plan)[0])
-    assert [s.warps for s in found].count(ALONE) == 1
+    assert sorted(s.bn for s in found if s.warps == ALONE) == [128, 192]
 
 
 @pytest.mark.slow
-def test_registers_hold_the_sums() -> None:
-    plan = step(4096, 4096, 2048)
+@pytest.mark.parametrize("plan", [
+    step(4096, 4096, 2048), with_epilogue("bare", 4096, 3072, 768),
+    with_epilogue("gelu", 4096, 3072, 768)], ids=["sgd", "bare", "gelu"])
+def test_registers_hold_the_sums(plan: Plan) -> None:
     found = nvrtc.compile_cuda(headers.bundle(emit(
         plan, cuda_target("sm_90a"), H200, "kernel").source), "sm_90a")
     assert not found.spill_stores

@@ -193,7 +193,7 @@ struct GemmImage
 
   // ---- consumers -----------------------------------------------------------------------------
 
-  static constexpr bool PINGPONG = false;
+  static constexpr bool PINGPONG = false, STAGED = true;
   static constexpr int BLOCKS = 1;
   struct Accumulators {
     float x[NT][4];

@@ -48,20 +48,21 @@ namespace jaxmono {
 // shared memory if T has 16 bits. PANEL: k tiles of A that the consumers compute and keep, as in
 // Gemm; 0: A is streamed with B. PANEL_B: the same of B. DEPTH: steps of 32 bytes of k in a slot,
 // 4 to a line of shared memory. RESIDENT: k tiles of B, all there are, that the producers load
-// once for all of a block's tasks. *_UNALIGNED: loaded by an Unaligned (unaligned_tile.cuh).
+// once for all of a block's tasks. *_UNALIGNED: loaded by an Unaligned (unaligned_tile.cuh). STAGED: sums
+// leave through shared memory, or else as they are (StagedRows::quads).
 template <class T, int BM_, int BN_, int SLOTS_, int WG_M, int WG_N, int WG_K, bool A_K_MAJOR,
           bool B_K_MAJOR, int PANEL = 0, int PANEL_B = 0, int DEPTH = 4, int RESIDENT = 0,
-          bool A_UNALIGNED = false, bool B_UNALIGNED = false>
+          bool A_UNALIGNED = false, bool B_UNALIGNED = false, bool STAGED_ = true>
 struct GemmWgmma
     : WgmmaFinish<GemmWgmma<T, BM_, BN_, SLOTS_, WG_M, WG_N, WG_K, A_K_MAJOR, B_K_MAJOR, PANEL, PANEL_B,
-                            DEPTH, RESIDENT, A_UNALIGNED, B_UNALIGNED>> {
+                            DEPTH, RESIDENT, A_UNALIGNED, B_UNALIGNED, STAGED_>> {
   static constexpr bool TF32 = is_same<T, float>, B_K = B_K_MAJOR || TF32;
   static constexpr int BM = BM_, BN = BN_, BK = DEPTH * 32 / sizeof(T), SLOTS = SLOTS_;
   static constexpr int N = BN / WG_N, NT = N / 8, STEPS = DEPTH / WG_K, STEP = 32 / sizeof(T);
   // Each warpgroup has tasks of its own, of BLOCKS times 64 rows.
   static constexpr bool PINGPONG = WG_M * WG_N * WG_K == 1;
   static constexpr int BLOCKS = BM / (64 * WG_M);
-  static_assert(PINGPONG ? BM % 64 == 0 && BLOCKS * N <= 256 : WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M,
+  static_assert(PINGPONG ? BM % 64 == 0 && BLOCKS * N <= 384 : WG_M * WG_N * WG_K == 2 && BM == 64 * WG_M,
                 "two warpgroups of 64 rows, or one of some times 64");
   static_assert(!PINGPONG || (!TF32 && PANEL == 0 && PANEL_B == 0 && RESIDENT == 0), "");
   static_assert(N % 16 == 0 && N <= 256 && SLOTS >= 2 && SLOTS <= MAX_SLOTS, "");
@@ -101,8 +102,10 @@ struct GemmWgmma
 
   using Staged = StagedRows<OWN, SHARED_K && !HALVES, PINGPONG>;
   static constexpr int PITCH = Staged::PITCH, WINDOW_LINE = 0;
+  static constexpr bool STAGED = STAGED_;
+  static_assert(STAGED || PINGPONG, "");
   static constexpr int STAGING_BYTES =
-      8 * Staged::BYTES > EXCHANGE_BYTES ? 8 * Staged::BYTES : EXCHANGE_BYTES;
+      !STAGED ? 0 : 8 * Staged::BYTES > EXCHANGE_BYTES ? 8 * Staged::BYTES : EXCHANGE_BYTES;
 
   // Layout: panel | ring | staging. A slot: A | B | more lines of an unaligned A | of B.
   static constexpr int SHARED_BYTES = PANEL_BYTES + SLOTS * STAGE_BYTES + STAGING_BYTES;

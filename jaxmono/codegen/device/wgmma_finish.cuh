@@ -37,26 +37,43 @@ struct WgmmaFinish {
   }
 
   // The same, and bias(c), of 16 bits each, is added to columns c and c + 1 of the tile. It is asked for
-  // before the products.
+  // before the products; of PINGPONG, behind which the other warpgroup's go on, when they are done.
   template <int HELD = 0, class Sums, class Columns>
   JM_DEVICE static void consume(unsigned char* smem, Roles* roles, Place& at, int tiles, Sums& acc,
                                 const Columns& bias) {
-    static_assert(!G::PINGPONG, "both warpgroups have a tile");
+    using Two = decltype(bias(0));
     const int column = first_col() + fresh(lane_id()) % 4 * 2;
-    const bool adds = !G::SHARED_K || warpgroup() == 0;
-    decltype(bias(0)) two[G::NT];
+    const auto add = [&](int j, const Two& two) {
+      const Vec<float, 2> x = convert<float>(two);
 #pragma unroll
-    for (int j = 0; j < G::NT; ++j) {
-      two[j] = bias(column + 8 * j);
-      if (!adds) two[j] = {};
-    }
-    consume<HELD>(smem, roles, at, tiles, acc);
-    wgmma_results(acc.x);
+      for (int i = 0; i < G::BLOCKS; ++i)
 #pragma unroll
-    for (int j = 0; j < G::NT; ++j) {
-      const Vec<float, 2> x = convert<float>(two[j]);
+        for (int e = 0; e < 4; ++e) acc.x[i * G::NT + j][e] += x.x[e % 2];
+    };
+    if constexpr (G::PINGPONG) {
+      consume<HELD>(smem, roles, at, tiles, acc);
+      wgmma_results(acc.x);
+      constexpr int EACH = G::NT % 8 == 0 ? 8 : 2;  // asked for at once: more would take registers of sums
 #pragma unroll
-      for (int e = 0; e < 4; ++e) acc.x[j][e] += x.x[e % 2];
+      for (int first = 0; first < G::NT; first += EACH) {
+        Two two[EACH];
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) two[j] = bias(column + 8 * (first + j));
+#pragma unroll
+        for (int j = 0; j < EACH; ++j) add(first + j, two[j]);
+      }
+    } else {
+      const bool adds = !G::SHARED_K || warpgroup() == 0;
+      Two two[G::NT];
+#pragma unroll
+      for (int j = 0; j < G::NT; ++j) {
+        two[j] = bias(column + 8 * j);
+        if (!adds) two[j] = {};
+      }
+      consume<HELD>(smem, roles, at, tiles, acc);
+      wgmma_results(acc.x);
+#pragma unroll
+      for (int j = 0; j < G::NT; ++j) add(j, two[j]);
     }
   }
 
@@ -108,6 +125,8 @@ struct WgmmaFinish {
   template <int LANES, int EACH, int OWN, class Fetch, class F, class S>
   JM_DEVICE static void rows(unsigned char* smem, float (&x)[OWN][4], const Fetch& fetch, const F& f,
                              S& source, int row = 0) {
+    static_assert(G::STAGED || (LANES == 8 && OWN % 4 == 0 && is_same<decltype(fetch(0, 0)), NoReads>),
+                  "no room for sums on their way");
     G::Staged::template rows<LANES, EACH>(
         G::staging(smem) + fresh(warp_id()) * 16 * G::PITCH, x,
         [&](int r, int c) { return fetch(row + first_row() + r, own_col() / EACH + c); },

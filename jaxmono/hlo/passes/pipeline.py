@@ -22,6 +22,7 @@ from jaxmono.hlo.passes.folded_algorithms import folded_algorithms
 from jaxmono.hlo.passes.inner_loops import inner_loops
 from jaxmono.hlo.passes.looked_up import looked_up
 from jaxmono.hlo.passes.outer_products import outer_products
+from jaxmono.hlo.passes.unrounded import unrounded
 from jaxmono.hlo.passes.whole_loop import is_whole
 
 Pass = Callable[[Graph], Graph]
@@ -54,9 +55,11 @@ PASSES: tuple[Pass, ...] = (
     looked_up,
     # Behind those that merge conversions, and give scales the form that it looks for.
     dequantise,
-    # Last, because equal expressions are found by their form: the passes above bring them to
-    # one. What it merges may enable them again (x and x), hence the outer loop.
+    # Behind those, because equal expressions are found by their form, and the passes above bring
+    # them to one. What it merges may enable them again (x and x), hence the outer loop.
     common_subexpressions,
+    # Looks at all readers of a product: behind what merges two of the same.
+    unrounded,
 )
 OPTIONAL: Mapping[str, Pass] = {"channels_last": channels_last, "padding": align,
                                 "back_to_back": outer_products, "dequantise": dequantise}
