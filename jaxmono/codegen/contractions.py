@@ -67,7 +67,7 @@ def _thin(s: DotSchedule, request: Request) -> bool:
 
 
 def _hidden(sig: Sig, request: Request, cost: float, s: DotSchedule) -> DotSchedule | None:
-    if s.family != "wgmma" or not request.alone:
+    if s.family != "wgmma" or not request.sole:
         return None
     return hidden(sig, request, cost, s, wgmma_candidates(sig, request))
 

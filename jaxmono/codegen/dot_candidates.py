@@ -71,8 +71,9 @@ takes to write its tensor map: behind a grid barrier it has one before the barri
 b1 takes 5.7 % less time with it than where these times are compared as they are, the T5-base
 encoder b1 6.2, ViT-B/16 b1 4.5; models at batch 16 as long."""
 
-_APART_COLUMNS = (128, 192)
-"""Of tiles whose warpgroups have tasks of their own."""
+_APART_COLUMNS = {True: (128, 192), False: (128,)}
+"""Of tiles whose warpgroups have tasks of their own, by whether a kernel has a single stage: see
+`dot_schedule_pingpong.hidden`."""
 
 _PICKED = 3.0
 """How much longer a stream of weights takes whose rows begin anywhere: threads pick their elements.
@@ -109,7 +110,8 @@ def _apart(sig: Sig, request: Request, tiles: Sequence[Sequence[Costed]]) -> lis
     if not request.alone or len(tiles) < 2 or not tiles[1]:
         return []
     cost, s = tiles[1][0]
-    found = (dot_schedule_pingpong.tile(sig, request, s, columns=c) for c in _APART_COLUMNS)
+    found = (dot_schedule_pingpong.tile(sig, request, s, columns=c)
+             for c in _APART_COLUMNS[request.sole])
     return [[(cost, alone)] for alone in found if alone is not None]
 
 
@@ -220,7 +222,7 @@ def gemv_candidates(sig: Sig, request: Request) -> list[Costed]:
         threads=request.threads, x_itemsize=t.itemsize,
         shared_bytes=room(request),
         blocks=blocks_of(own, request.stage or (own,), request.device.sm_count),
-        row_prologue=form.row_prologue, behind=request.behind,
+        row_prologue=form.row_prologue, behind=request.behind, sole=request.sole,
         scales=extent_of(code))]
 
 

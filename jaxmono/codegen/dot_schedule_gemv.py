@@ -42,6 +42,10 @@ _ALONE_BEHIND = 2.0
 """The same of [k][n] behind a grid barrier, in front of which more blocks request more: the decode
 steps of OPT-125M and GPT-2 take 3 to 5 % less time with 768x3072 by 96 blocks, in four shares, than
 by 48, which alone takes as long. Of 1.7, 768x768 would have rows of 16 bytes."""
+_LARGE_BYTES, _ALONE_LARGE = 32 << 20, 1.25
+"""Of so many bytes of a group in a kernel of several stages, whose blocks are one for each
+multiprocessor: 86 of 132 that are the first ones, not spread over the GPU, took 46 to 61 us for
+twice 90 MB, 126 took 48. (Alone, with no more blocks than tasks, 43 and 44.)"""
 _X_BYTES = 10_000.0
 """Of x, what a task of weights [k][n] puts into shared memory in a microsecond, before anything is
 multiplied."""
@@ -122,14 +126,15 @@ def _tasks(group: Group, size: int) -> int:
 
 def candidates_gemv(batch: int, m: int, n: int, k: int, bits: int, *, k_major: bool,
                     device: Device, threads: int, shared_bytes: int, blocks: int,
-                    row_prologue: bool = False, behind: bool = False, x_itemsize: int = 0,
-                    scales: tuple[int, int] | None = None) -> list[tuple[float, DotSchedule]]:
+                    row_prologue: bool = False, behind: bool = False, sole: bool = True,
+                    x_itemsize: int = 0, scales: tuple[int, int] | None = None,
+                    ) -> list[tuple[float, DotSchedule]]:
     """Every sensible tile with its time in the model in microseconds, cheapest first.
 
     Args:
       bits: of weights as they are stored; of x as well, unless it has an ``x_itemsize``.
       blocks: that this contraction has for itself. k_major: weights are [n][k]. behind: a grid
-        barrier is in front of its stage. scales: as of `Shape`.
+        barrier is in front of its stage. sole: its kernel has no other. scales: as of `Shape`.
     """
     x_itemsize = x_itemsize or bits // 8
     out: list[tuple[float, DotSchedule]] = []
@@ -146,7 +151,7 @@ def candidates_gemv(batch: int, m: int, n: int, k: int, bits: int, *, k_major: b
             if not of.mma and (m > MAX_ROWS or (not k_major and m * of.e > _MOST_SUMS)):
                 continue
             out.append((_cost(fitted, of, batch, m, n, k, bits, k_major, device, blocks,
-                              behind), fitted))
+                              behind, sole), fitted))
     return sorted(out, key=lambda x: x[0])
 
 
@@ -199,7 +204,7 @@ def _fit(s: DotSchedule, m: int, n: int, k: int, bits: int, x_itemsize: int, k_m
 
 
 def _cost(s: DotSchedule, of: Shape, batch: int, m: int, n: int, k: int, bits: int,
-          k_major: bool, device: Device, blocks: int, behind: bool = False) -> float:
+          k_major: bool, device: Device, blocks: int, behind: bool, sole: bool) -> float:
     tasks = batch * math.ceil(n / s.bn) * s.split_k
     waves = math.ceil(tasks / blocks)
     size = s.bn * of.share * bits // 8
@@ -214,6 +219,8 @@ def _cost(s: DotSchedule, of: Shape, batch: int, m: int, n: int, k: int, bits: i
             rate /= 1.0 + min(_RAGGED_BYTES / row, _RAGGED)
     fair = rate / device.sm_count
     alone = _ALONE_BEHIND if behind and not k_major else _ALONE[k_major]
+    if not sole and batch * n * k * bits // 8 > _LARGE_BYTES:
+        alone = min(alone, _ALONE_LARGE)
     load = max(size / (alone * fair), min(tasks, blocks) * size / rate * (
         device.sm_count / blocks if blocks < device.sm_count else 1.0))
     # A piece: loads of it and of x, unpacking, products, address and request of the next.

@@ -107,9 +107,10 @@ def requests(plan: Plan, target: Target, device: Device) -> dict[str, Request]:
                      for g in stage.groups if len({h.sig.key for h in stage.groups}) > 1}
     # Of a loop's end no producer knows.
     wgmma = target.wgmma and plan.repeat is None and not _small_products(plan)
+    sole = len(plan.stages) == 1 and plan.repeat is None
     return {s.key: Request(device, target.threads, shared, siblings[s.key], wgmma,
                            beside[s.key], s.key not in first, streams, rounds,
-                           alone=s.key not in beside_others) for s in plan.sigs}
+                           alone=s.key not in beside_others, sole=sole) for s in plan.sigs}
 
 
 def _rounds(plan: Plan) -> bool:

@@ -73,6 +73,7 @@ class Request:
       streaming: the kernel only moves data; a multiprocessor may run several of its blocks.
       rounds: products may round weights of f32 in registers, wgmma's left operand.
       alone: nothing else is in its stages.
+      sole: its kernel has a single stage.
     """
 
     device: Device
@@ -85,6 +86,7 @@ class Request:
     streaming: bool = False
     rounds: bool = True
     alone: bool = False
+    sole: bool = False
 
     @property
     def mixed(self) -> bool:

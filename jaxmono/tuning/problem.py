@@ -61,6 +61,7 @@ class Problem:
             "device": at.device.name,
             "sm_count": at.device.sm_count,
             "alone": self.request.alone,
+            "sole": self.request.sole,
             "shared_bytes": self.request.shared_bytes,
             "threads": self.request.threads,
             "arch": at.target.arch,
