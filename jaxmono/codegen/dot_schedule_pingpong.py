@@ -39,6 +39,7 @@ from jaxmono.codegen.dot_wgmma_leaves import bias_behind
 from jaxmono.codegen.dot_wgmma_shared import (
     ALONE,
     LOW_BYTES,
+    MAX_SLOTS,
     ROLES_BYTES,
     leaves_unstaged,
     operand_bytes,
@@ -56,6 +57,8 @@ _HEAVY_BYTES = 12
 """That an epilogue reads and writes for each sum, at least."""
 _TASKS = 4
 """Of a multiprocessor, at least."""
+_AHEAD = 4
+"""Tasks whose tiles producers may have requested."""
 _PADDED = 1.1
 """Rows, or columns, of all tiles at most, for each one of the result."""
 _HIDDEN_US = {192: 0.75, 128: 0.35}
@@ -134,7 +137,7 @@ def tile(sig: Sig, request: Request, s: DotSchedule, least: int = 1,
     alone = DotSchedule("wgmma", _ROWS, columns, 64, 2, ALONE)
     staging = 0 if leaves_unstaged(DotCode.of(sig, alone)) else staging_bytes(columns, 1)
     room = request.shared_bytes - ROLES_BYTES - LOW_BYTES - staging
-    slots = min(room // slot, 2 * math.ceil(form.k.size / 64))
+    slots = min(room // slot, MAX_SLOTS, _AHEAD * math.ceil(form.k.size / 64))
     return replace(alone, stages=slots) if slots > 1 else None
 
 

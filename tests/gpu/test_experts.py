@@ -45,6 +45,20 @@ def test_ragged_products(m: int, k: int, n: int, sizes: list[int], dtype: Any) -
     assert not got[sum(sizes):].any()
 
 
+def test_experts_whose_logits_are_nearly_equal() -> None:
+    """Of 16 bits they would be equal, and the first one would be taken."""
+    def routed(x: jax.Array, w: jax.Array) -> jax.Array:
+        return lax.top_k(jax.nn.softmax((x @ w).astype(jnp.float32)), 2)[1]
+
+    for seed in range(8):
+        x, w = normal(seed, 2048, 1024, dtype=jnp.bfloat16), normal(seed + 99, 1024, 64)
+        w = (w * 0.03).astype(jnp.bfloat16)
+        exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+        (got,) = one_kernel(routed, x, w)
+        taken = np.sort(np.take_along_axis(exact, got.astype(int), 1), 1)
+        assert np.abs(taken - np.sort(exact, 1)[:, -2:]).max() < 1e-5
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("rows", [8, 16, 128])
 def test_matrices_that_an_earlier_stage_chooses(rows: int, transposed: bool) -> None:

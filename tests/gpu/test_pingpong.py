@@ -1,5 +1,5 @@
-"""Optimisers' steps behind large gradients on a real GPU, whose warpgroups have tasks of their own
-(dot_schedule_pingpong.py)."""
+"""Optimisers' steps behind large gradients, and short products of large results, on a real GPU:
+warpgroups have tasks of their own (dot_schedule_pingpong.py)."""
 
 from __future__ import annotations
 
@@ -63,3 +63,45 @@ def test_nan_and_inf_stay_in_their_rows() -> None:
     for got, want in zip(jaxmono.jit(momentum)(x, dy, w, m), jax.jit(momentum)(x, dy, w, m),
                          strict=True):
         np.testing.assert_array_equal(np.isfinite(got), np.isfinite(want))
+
+
+EPILOGUES = {"bare": lambda y, b: y, "bias": lambda y, b: y + b,
+             "relu": lambda y, b: jax.nn.relu(y + b), "gelu": lambda y, b: jax.nn.gelu(y + b)}
+
+
+@pytest.mark.parametrize("kind", EPILOGUES)
+@pytest.mark.parametrize(("m", "n", "k", "dtype"), [
+    (4096, 3072, 768, BF16), (4000, 3064, 264, F16), (2048, 4096, 64, BF16)])
+def test_epilogues_beside_products(m: int, n: int, k: int, dtype: Any, kind: str) -> None:
+    """Rows and columns that end within a tile; tasks of one k tile, in each layout of weights."""
+    x, b = normal(0, m, k, dtype=dtype), normal(2, n, dtype=dtype)
+    for turned in (False, True):
+        w = normal(1, *((n, k) if turned else (k, n)), dtype=dtype)
+
+        def fn(x: Any, w: Any, b: Any, turned: bool = turned) -> Any:
+            return EPILOGUES[kind](x @ (w.T if turned else w), b)
+
+        ours = jaxmono.jit(fn, on_unsupported="error")
+        if k > 64:
+            assert "G::takes(at, k_tiles)" in ours.lower(x, w, b).compile().as_text("cuda")
+        with jax.default_matmul_precision("highest"):
+            exact = np.asarray(jax.jit(fn)(*(v.astype(F32) for v in (x, w, b))))
+        first = np.asarray(ours(x, w, b))
+        mine, xla = (np.abs(np.asarray(v, np.float32) - exact) for v in (
+            first, jax.jit(fn)(x, w, b)))
+        assert mine.max() <= 1.5 * xla.max() + 1e-6
+        assert mine.mean() <= 1.05 * xla.mean() + 1e-7
+        for _ in range(20):
+            np.testing.assert_array_equal(ours(x, w, b), first)
+
+
+def test_nan_and_inf_stay_in_their_rows_and_columns() -> None:
+    x, w = normal(0, 4096, 768, dtype=BF16), normal(1, 768, 3072, dtype=BF16)
+    x, w = x.at[77, 5].set(jnp.nan).at[4095, 9].set(jnp.inf), w.at[3, 3071].set(jnp.nan)
+    b = normal(2, 3072, dtype=BF16).at[11].set(jnp.inf)
+
+    def fn(x: Any, w: Any, b: Any) -> Any:
+        return jax.nn.relu(x @ w + b)
+
+    np.testing.assert_array_equal(np.isfinite(jaxmono.jit(fn)(x, w, b)),
+                                  np.isfinite(jax.jit(fn)(x, w, b)))
