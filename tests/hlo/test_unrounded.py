@@ -56,7 +56,7 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "another reader": (lambda x, w: (routed(x, w), jnp.cos(x @ w)), (X, W)),
     "returned": (lambda x, w: (routed(x, w), x @ w), (X, W)),
     "something between": (lambda x, w: jnp.exp(jnp.floor(x @ w).astype(F32)), (X, W)),
-    "many words": (routed, (X, Spec((256, 512), BF16))),
+    "many words": (routed, (Spec((256, 256), BF16), Spec((256, 512), BF16))),
     "a batch": (lambda q, k: jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k).astype(F32)),
                 (Spec((8, 1, 64), BF16), Spec((8, 96, 64), BF16))),
     "f64": (lambda x, w: (x @ w).astype(jnp.float64), (X, W)),

@@ -18,8 +18,9 @@ from jaxmono.hlo.passes.peephole import Scope, remapped
 from jaxmono.hlo.types import DType
 
 _NARROW = (DType.BF16, DType.F16)
-_SMALL = 16
-"""Of what a product reads, one part in so many is what it may write."""
+_SMALL = 4
+"""Of what a product reads, one part in so many is what it may write: 64 experts of 512 features and
+more, however many texts there are."""
 
 
 def unrounded(graph: Graph) -> Graph:
