@@ -26,7 +26,8 @@ from jaxmono.hlo.ir import Graph, Op, Value
 from jaxmono.hlo.types import FOUR_BITS
 
 MAX_INLINE_OPS = 192
-"""A longer chain is not copied into several groups."""
+"""A longer chain is not copied into several groups, unless it is to be computed again where it is
+read (recompute.py): that ends at values that are stored, which chains do not know yet."""
 
 MAX_ALONE = 4096
 """In a program with scans, nor is a longer one computed by a single group. Each level of a scan's
@@ -264,7 +265,9 @@ def _repeats(op: Op, evals: dict[Value, int], sinks: dict[Value, frozenset[int]]
         extra = (evals.get(r, 0) - r.type.size) * behind[r].weight
         if op not in state.again and cost.lane_us(extra, device) > device.phase_us / 2:
             return True
-        if copied[r].count > (MAX_INLINE_OPS if len(sinks.get(r, ())) > 1 else alone):
+        most = alone if len(sinks.get(r, ())) < 2 else \
+            MAX_ALONE if op in state.again else MAX_INLINE_OPS
+        if copied[r].count > most:
             return True
     return False
 

@@ -77,6 +77,13 @@ def test_sums_that_leave_as_they_are(s: DotSchedule, kind: str) -> None:
     run(p, s)
 
 
+@pytest.mark.parametrize("s", [wgmma(128, 192, 2, ALONE), wgmma(64, 64, 3, ALONE)])
+@pytest.mark.parametrize("kind", ["bare", "more"])
+def test_rows_that_begin_anywhere(s: DotSchedule, kind: str) -> None:
+    run(plan_of(lambda x, w: EPILOGUES[kind](x @ w.T, 1), Spec((330, 136), BF16),
+                Spec((407, 136), BF16)), s)
+
+
 def test_a_bias_behind_a_barrier() -> None:
     def fn(x: Any, u: Any, b: Any, v: Any, c: Any) -> Any:
         return jax.nn.relu(jax.nn.relu(x @ u + b) @ v + c)
@@ -166,6 +173,13 @@ def with_epilogue(kind: str, m: int, n: int, k: int) -> Plan:
 def test_epilogues_of_short_products_are_hidden(kind: str) -> None:
     (s,) = chosen(with_epilogue(kind, 4096, 3072, 768))
     assert (s.warps, s.bm, s.bn, s.stages) == (ALONE, 128, 192, 5)
+
+
+def test_of_rows_that_begin_anywhere_too() -> None:
+    plan = plan_of(lambda x, w: x @ w.T, Spec((2048, 768), BF16), Spec((50257, 768), BF16),
+                   device=H200)
+    (s,) = chosen(plan)
+    assert (s.warps, s.bm, s.bn) == (ALONE, 128, 192)
 
 
 @pytest.mark.parametrize(("kind", "m", "n", "k"), [

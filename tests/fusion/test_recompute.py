@@ -111,6 +111,25 @@ def test_loops_store_nothing_that_is_no_more_than_what_they_read() -> None:
     assert len(p.stages) <= len(whole.stages)
 
 
+def segmented(at: X, logits: X) -> X:
+    """A loss and its gradient; classes come of a chain of some 200 ops."""
+    words = (jnp.abs(at) * 1000).astype(jnp.int32) % logits.shape[-1]
+
+    def loss(logits: X) -> X:
+        found = jax.nn.log_softmax(logits.astype(F32), -1)
+        return -jnp.take_along_axis(found, words[..., None], -1).mean()
+
+    return jax.value_and_grad(loss)(logits)
+
+
+def test_a_long_chain_in_front_of_what_is_stored_does_not_count() -> None:
+    """Ones at each row's class: what they are computed of is stored, the class alone."""
+    args, small = (spec(8, 64, 64), spec(8, 64, 64, 21, dtype=BF16)), Device(sm_count=8)
+    for without, ones in (("recompute",), True), ((), False):
+        p = plan(segmented, *args, device=small, without=without, rtol=1e-2)
+        assert ("f32[32768,21]" in kept(p, 21 << 15)) == ones
+
+
 def features(x: X, w: X) -> X:
     """Of points in space: sines beside cosines."""
     p = x @ w
