@@ -50,7 +50,6 @@ from jaxmono.codegen.dot_wgmma_shared import (
 from jaxmono.codegen.early_loads import no_loads, reads
 from jaxmono.codegen.operand import has_rows
 from jaxmono.codegen.sig_code import Request
-from jaxmono.codegen.staggered import staggered
 from jaxmono.fusion.plan import DotForm, Sig
 
 _ROWS, _COLUMNS = 128, 128
@@ -98,7 +97,7 @@ def hidden(sig: Sig, request: Request, cost: float, s: DotSchedule,
     best = None
     for columns in _HIDDEN_US:
         alone = tile(sig, request, s, columns=columns)
-        if alone is None or not _is_light(code := DotCode.of(sig, alone)):
+        if alone is None or not leaves_unstaged(code := DotCode.of(sig, alone)):
             continue
         gain = _gain(code, columns)
         shared = min((c for c, x in tiles if (x.bm, x.bn, x.split_k) == (_ROWS, columns, 1)
@@ -108,13 +107,6 @@ def hidden(sig: Sig, request: Request, cost: float, s: DotSchedule,
         if faster < cost:
             best, cost = alone, faster
     return best
-
-
-def _is_light(code: DotCode) -> bool:
-    """Whether an epilogue reads nothing but a bias, or, of rows that begin anywhere, nothing."""
-    return leaves_unstaged(code) or (
-        staggered(code) is not None
-        and not reads(code.sig.body, code.form.elements, code.form.dot.result))
 
 
 def _gain(code: DotCode, columns: int) -> float:

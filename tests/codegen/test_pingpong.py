@@ -175,13 +175,6 @@ def test_epilogues_of_short_products_are_hidden(kind: str) -> None:
     assert (s.warps, s.bm, s.bn, s.stages) == (ALONE, 128, 192, 5)
 
 
-def test_of_rows_that_begin_anywhere_too() -> None:
-    plan = plan_of(lambda x, w: x @ w.T, Spec((2048, 768), BF16), Spec((50257, 768), BF16),
-                   device=H200)
-    (s,) = chosen(plan)
-    assert (s.warps, s.bm, s.bn) == (ALONE, 128, 192)
-
-
 @pytest.mark.parametrize(("kind", "m", "n", "k"), [
     ("residual", 4096, 3072, 768),  # reads as much as is written
     ("bare", 2048, 768, 3072),  # a task for each multiprocessor, or less

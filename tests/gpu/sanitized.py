@@ -214,9 +214,6 @@ def learning(dtype: str) -> None:
     x, dy = (rng.standard_normal((136, n)).astype(jnp.dtype(dtype)) for n in (4096, 2200))
     # 192 sums a thread, which leave without shared memory.
     run(lambda x, y, b: jax.nn.relu(x.T @ y + b), (x, dy, dy[0]))
-    # The same of rows that begin anywhere, through shared memory.
-    run(lambda x, w: x @ w.T, tuple(rng.standard_normal((n, 136)).astype(jnp.dtype(dtype))
-                                    for n in (2048, 4001)))
     run(momentum, (x, dy, *(rng.standard_normal((4096, 2200)).astype(np.float32)
                             for _ in range(2))))
 

@@ -71,20 +71,18 @@ EPILOGUES = {"bare": lambda y, b: y, "bias": lambda y, b: y + b,
 
 @pytest.mark.parametrize("kind", EPILOGUES)
 @pytest.mark.parametrize(("m", "n", "k", "dtype"), [
-    (4096, 3072, 768, BF16), (4000, 3064, 264, F16), (2048, 4096, 64, BF16),
-    (2048, 4001, 512, BF16)])
+    (4096, 3072, 768, BF16), (4000, 3064, 264, F16), (2048, 4096, 64, BF16)])
 def test_epilogues_beside_products(m: int, n: int, k: int, dtype: Any, kind: str) -> None:
-    """Rows and columns that end within a tile, or begin anywhere; tasks of one k tile, in each
-    layout of weights."""
+    """Rows and columns that end within a tile; tasks of one k tile, in each layout of weights."""
     x, b = normal(0, m, k, dtype=dtype), normal(2, n, dtype=dtype)
-    for turned in (False, True) if n % 2 == 0 else (True,):
+    for turned in (False, True):
         w = normal(1, *((n, k) if turned else (k, n)), dtype=dtype)
 
         def fn(x: Any, w: Any, b: Any, turned: bool = turned) -> Any:
             return EPILOGUES[kind](x @ (w.T if turned else w), b)
 
         ours = jaxmono.jit(fn, on_unsupported="error")
-        if k > 64 and (kind == "bare" or n % 2 == 0):
+        if k > 64:
             assert "G::takes(at, k_tiles)" in ours.lower(x, w, b).compile().as_text("cuda")
         with jax.default_matmul_precision("highest"):
             exact = np.asarray(jax.jit(fn)(*(v.astype(F32) for v in (x, w, b))))
