@@ -14,7 +14,6 @@ from jaxmono.codegen import (
     dot_gemv_shape,
     dot_wgmma,
     dot_wgmma_shared,
-    dot_wgmma_takes,
 )
 from jaxmono.codegen.attention import AttentionCode, AttentionSchedule
 from jaxmono.codegen.dot import DotCode
@@ -39,7 +38,6 @@ from jaxmono.codegen.dot_candidates import (
 from jaxmono.codegen.dot_schedule import DotSchedule, NoTile
 from jaxmono.codegen.dot_schedule_bf16x6 import LATE_US
 from jaxmono.codegen.dot_schedule_pingpong import apart, hidden
-from jaxmono.codegen.dot_schedule_wgmma import choose_wgmma
 from jaxmono.codegen.operand import has_rows, is_unaligned
 from jaxmono.codegen.sig_code import Function, Request, register
 from jaxmono.codegen.writer import Writer
@@ -66,12 +64,6 @@ def _thin(s: DotSchedule, request: Request) -> bool:
     return s.bm > dot_gemv_shape.FMA_ROWS and s.bn <= 8 and not request.behind
 
 
-def _hidden(sig: Sig, request: Request, cost: float, s: DotSchedule) -> DotSchedule | None:
-    if s.family != "wgmma" or not request.sole:
-        return None
-    return hidden(sig, request, cost, s, wgmma_candidates(sig, request))
-
-
 class _Dot:
     def choose(self, sig: Sig, request: Request) -> DotSchedule:
         form = sig.form
@@ -93,19 +85,11 @@ class _Dot:
             if not skinny:
                 raise
             return skinny[0][1]
-        if request.wgmma and s.family == "mma":
-            code = DotCode.of(sig, s)
-            t, gathered = code.element, not has_rows(code.lhs)
-            if t is not None and dot_wgmma_takes.takes(form, code, t) is None:
-                other = choose_wgmma(
-                    form.batch.size * request.siblings, form.m.size, form.n.size, form.k.size,
-                    t.itemsize, device=request.device, shared_bytes=request.shared_bytes,
-                    row_prologue=form.row_prologue, k_major=dot_wgmma_shared.shared_k_major(code),
-                    gathered=gathered, behind=request.behind, beside=request.mixed,
-                    widths=dot_wgmma_shared.widths(code))
-                ahead = ahead_us(request, form.m.size, gathered=gathered)
-                if other is not None and other[0] - ahead < cost:
-                    cost, s = other[0] - ahead, other[1]
+        tiles = wgmma_candidates(sig, request) if s.family == "mma" else []
+        if tiles:
+            ahead = ahead_us(request, form.m.size, gathered=not has_rows(DotCode.of(sig, s).lhs))
+            if tiles[0][0] - ahead < cost:
+                cost, s = tiles[0][0] - ahead, tiles[0][1]
         image = image_candidates(sig, request)
         if image and image[0][0] < image_bound(sig, request, s.family, cost):
             cost, s = image[0]
@@ -125,7 +109,7 @@ class _Dot:
         bound = cost if s.family == dot_wgmma_shared.SWAPPED else gemv_bound(sig, request, cost)
         if skinny and (s.family == "simt" or (few and skinny[0][0] < bound)):
             return skinny[0][1]
-        return apart(sig, request, s) or _hidden(sig, request, cost, s) or s
+        return apart(sig, request, s) or hidden(sig, request, cost, s, tiles) or s
 
     def candidates(self, sig: Sig, request: Request) -> tuple[DotSchedule, ...]:
         return dot_candidates(sig, request, self.choose(sig, request))

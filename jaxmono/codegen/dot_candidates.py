@@ -71,9 +71,9 @@ takes to write its tensor map: behind a grid barrier it has one before the barri
 b1 takes 5.7 % less time with it than where these times are compared as they are, the T5-base
 encoder b1 6.2, ViT-B/16 b1 4.5; models at batch 16 as long."""
 
-_APART_COLUMNS = {True: (128, 192), False: (128,)}
-"""Of tiles whose warpgroups have tasks of their own, by whether a kernel has a single stage: see
-`dot_schedule_pingpong.hidden`."""
+_APART_COLUMNS = (128,)
+"""Of tiles whose warpgroups have tasks of their own, in kernels of several stages: for more ptxas
+has too few registers there."""
 
 _PICKED = 3.0
 """How much longer a stream of weights takes whose rows begin anywhere: threads pick their elements.
@@ -111,7 +111,7 @@ def _apart(sig: Sig, request: Request, tiles: Sequence[Sequence[Costed]]) -> lis
         return []
     cost, s = tiles[1][0]
     found = (dot_schedule_pingpong.tile(sig, request, s, columns=c)
-             for c in _APART_COLUMNS[request.sole])
+             for c in (dot_schedule_pingpong.HIDDEN_US if request.sole else _APART_COLUMNS))
     return [[(cost, alone)] for alone in found if alone is not None]
 
 

@@ -126,7 +126,7 @@ def _tasks(group: Group, size: int) -> int:
 
 def candidates_gemv(batch: int, m: int, n: int, k: int, bits: int, *, k_major: bool,
                     device: Device, threads: int, shared_bytes: int, blocks: int,
-                    row_prologue: bool = False, behind: bool = False, sole: bool = True,
+                    row_prologue: bool = False, behind: bool = False, sole: bool = False,
                     x_itemsize: int = 0, scales: tuple[int, int] | None = None,
                     ) -> list[tuple[float, DotSchedule]]:
     """Every sensible tile with its time in the model in microseconds, cheapest first.

@@ -22,9 +22,9 @@ in tiles of 128 columns.
 Beside other groups of a stage, whose tasks use shared memory differently, warpgroups would meet in
 front of each task, and none would run ahead.
 
-Where an epilogue reads less than that, or blocks have few tasks, sharing is faster: a tile's
-epilogue has eight warps then, and the last one of a block is half as long. 4096x3072x768 takes 45
-us with a residual, not 37.5.
+Where an epilogue reads something, but less than an optimiser's step, or blocks have few tasks,
+sharing is faster: a tile's epilogue has eight warps then, and the last one of a block is half as
+long. 4096x3072x768 takes 45 us with a residual, not 37.5.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ from jaxmono.codegen.dot_wgmma_shared import (
     widths,
 )
 from jaxmono.codegen.early_loads import no_loads, reads
+from jaxmono.codegen.instructions import instructions
 from jaxmono.codegen.operand import has_rows
 from jaxmono.codegen.sig_code import Request
+from jaxmono.fusion import cost
 from jaxmono.fusion.plan import DotForm, Sig
 
 _ROWS, _COLUMNS = 128, 128
@@ -61,13 +63,16 @@ _AHEAD = 4
 """Tasks whose tiles producers may have requested."""
 _PADDED = 1.1
 """Rows, or columns, of all tiles at most, for each one of the result."""
-_HIDDEN_US = {192: 0.75, 128: 0.35}
+HIDDEN_US = {192: 0.75, 128: 0.35}
 """By how much a tile of so many columns takes less than where its warpgroups share it, but for the
 last one of a block: 0.6 to 0.95 and 0.3 to 0.4 for 16 products (1.6 where 50304 columns of 8192
 rows are written)."""
 _HIDDEN_COMPUTED_US = {192: 0.25}
 """The same where more is computed of each sum than one operation: a gelu, whose instructions take
 the other's place."""
+_MOST_COMPUTED = 64
+"""Instructions of an element, a gelu's: for more, or for two results, ptxas has too few registers
+beside 192 sums (log(1 + exp(y)) sin(y) spilled 80 bytes)."""
 
 
 def apart(sig: Sig, request: Request, s: DotSchedule) -> DotSchedule | None:
@@ -80,32 +85,30 @@ def apart(sig: Sig, request: Request, s: DotSchedule) -> DotSchedule | None:
     return tile(sig, request, s, _TASKS)
 
 
-def hidden(sig: Sig, request: Request, cost: float, s: DotSchedule,
+def hidden(sig: Sig, request: Request, us: float, s: DotSchedule,
            tiles: Sequence[tuple[float, DotSchedule]]) -> DotSchedule | None:
     """The tile to take in place of ``s``, the analytic choice, because the epilogues of all tiles
     but a block's last one are hidden; None where that is as good.
 
     Args:
-      cost: of ``s``, in microseconds; its family's tiles have their costs with them.
+      us: what ``s`` takes, in microseconds. tiles: its family's, with the same of each.
     """
     form = sig.form
     assert isinstance(form, DotForm)
     # Of few rows the weights' way from memory decides.
-    if s.family != "wgmma" or not (request.sole and request.alone) or form.m.size <= FEW \
-            or (cost, s) not in tiles:
+    if not (request.sole and request.alone) or form.m.size <= FEW or (us, s) not in tiles:
         return None
     best = None
-    for columns in _HIDDEN_US:
-        alone = tile(sig, request, s, columns=columns)
-        if alone is None or not leaves_unstaged(code := DotCode.of(sig, alone)):
+    for columns in HIDDEN_US:
+        own = tile(sig, request, s, columns=columns)
+        if own is None or not leaves_unstaged(code := DotCode.of(sig, own)):
             continue
-        gain = _gain(code, columns)
         shared = min((c for c, x in tiles if (x.bm, x.bn, x.split_k) == (_ROWS, columns, 1)
                       and x.warps == (2, 1, 1)), default=math.inf)
         waves = math.ceil(code.tasks * request.siblings / request.device.sm_count)
-        faster = shared - gain * (waves - 1)
-        if faster < cost:
-            best, cost = alone, faster
+        faster = shared - _gain(code, columns) * (waves - 1)
+        if faster < us:
+            best, us = own, faster
     return best
 
 
@@ -113,8 +116,11 @@ def _gain(code: DotCode, columns: int) -> float:
     """Of a tile whose epilogue is hidden, in microseconds."""
     bias, body = bias_behind(code), code.sig.body
     result = bias.total if bias else code.form.dot.result
-    light = no_loads(body, code.form.elements, result) == "NoReads"
-    return (_HIDDEN_US if light else _HIDDEN_COMPUTED_US).get(columns, 0.0)
+    if no_loads(body, code.form.elements, result) == "NoReads":
+        return HIDDEN_US[columns]
+    computed = instructions(body) - cost.weight(code.form.dot)
+    small = computed <= _MOST_COMPUTED and len(code.form.elements) == 1
+    return _HIDDEN_COMPUTED_US.get(columns, 0.0) if small else 0.0
 
 
 def tile(sig: Sig, request: Request, s: DotSchedule, least: int = 1,

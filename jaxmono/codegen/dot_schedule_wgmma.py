@@ -149,7 +149,8 @@ def candidates_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, d
     """Every legal tile with its time in the model, cheapest first: what a tuner may measure."""
     found = _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major, gathered,
                     behind, beside, widths)
-    return sorted((x for x in found if x[0] < math.inf), key=lambda x: x[0])
+    # Of times that differ by a rounding the first counts, as in `choose_wgmma`.
+    return sorted((x for x in found if x[0] < math.inf), key=lambda x: round(x[0], 9))
 
 
 def _costed(batch: int, m: int, n: int, k: int, itemsize: int, device: Device, shared_bytes: int,

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from jaxmono.codegen.bias import Bias, bias_of, emit_bias
+from jaxmono.codegen.bias import Bias, emit_bias
 from jaxmono.codegen.dot import (
     DotCode,
     emit_epilogue,
@@ -334,12 +334,9 @@ def _bias(code: DotCode) -> Bias | None:
     """What is added to the fragments of a tile. Not where blocks share k: 1280x768x3072 with a bias
     took as long by that, with a gelu, residual or softplus 0.6 to 1 % longer."""
     s = code.s
-    form = code.form
-    if s.family in _ON_THE_LEFT or s.split_k > 1 or is_pingpong(s) or form.pairs is not None \
-            or code.element not in (DType.BF16, DType.F16):
+    if s.family in _ON_THE_LEFT or s.split_k > 1 or is_pingpong(s):
         return None
-    (index,) = code.demanded
-    return bias_of(code.sig.body, form.dot.result, index, form.m, form.n)
+    return bias_behind(code)
 
 
 def _leaves_as_fragments(code: DotCode) -> bool:

@@ -21,7 +21,7 @@ _LANES = 8
 
 
 def bias_behind(code: DotCode) -> Bias | None:
-    """What is added to the fragments when the products are done, those of the other warpgroup
+    """What may be added to the fragments when the products are done, those of the other warpgroup
     beside it: in any stage of a kernel, where `bias.py` has that only in the first one."""
     form = code.form
     if form.pairs is not None or form.taps > 1 or code.element not in (DType.BF16, DType.F16):
@@ -38,4 +38,6 @@ def unstaged(code: DotCode) -> bool:
             or legal_lanes(body, form.elements, form.n, _LANES) < _LANES:
         return False
     bias = bias_behind(code)
-    return not reads(body, form.elements, bias.total if bias else form.dot.result)
+    read = {code.lhs.param, code.rhs.param, bias.added[0] if bias else None}
+    return read.issuperset(body.inputs) \
+        and not reads(body, form.elements, bias.total if bias else form.dot.result)

@@ -132,8 +132,14 @@ def _finish(state: State) -> Formulation | set[Op]:
     assert level is not None, "a joined loop comes where its waits are done"
     groups = merge(state.graph, sorted(groups, key=lambda d: (level[d], position(d))), level, reads)
     before = order.dependences(groups, reads, updates, parts)
-    return Formulation(state, groups, stored, reads, before,
-                       {d: level[d] for d in groups}, updates)
+    merged = {d: level[d] for d in groups}
+    raised = order.raised(groups, before, merged)  # parts of an array come with the last one
+    if raised is None:
+        return {o for d in order.cycle(groups, before) for o in (*d.ops, *d.folded)}
+    if raised != merged:
+        groups = sorted(groups, key=raised.__getitem__)
+    return Formulation(state, groups, stored, reads, before, {d: raised[d] for d in groups},
+                       updates)
 
 
 def _read_and_updated(state: State, groups: list[Draft], stored: set[Value]) -> set[Op]:

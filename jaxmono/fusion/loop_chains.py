@@ -208,9 +208,11 @@ class _Chains:
 
 def _is_plain(d: Draft) -> bool:
     """Whether a group is a loop that computes what it stores, each element by itself. A copy's
-    values are an input's, which nobody waits for."""
+    values are an input's, which nobody waits for. Parts of an array meet at the level of the last
+    one (merged_loops.py), which others cannot share."""
     return d.kind == "loop" and not d.stored and d.anchor is not None \
-        and not isinstance(d.anchor, ops.OF_LINES)
+        and not isinstance(d.anchor, ops.OF_LINES) \
+        and not (isinstance(d.anchor, ops.Stored) and d.anchor.in_turn)
 
 
 def _where(d: Draft) -> str:

