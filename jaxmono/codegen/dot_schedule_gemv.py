@@ -44,8 +44,8 @@ steps of OPT-125M and GPT-2 take 3 to 5 % less time with 768x3072 by 96 blocks, 
 by 48, which alone takes as long. Of 1.7, 768x768 would have rows of 16 bytes."""
 _LARGE_BYTES, _ALONE_LARGE = 32 << 20, 1.25
 """Of so many bytes of a group in a kernel of several stages, whose blocks are one for each
-multiprocessor: 86 of 132 that are the first ones, not spread over the GPU, took 46 to 61 us for
-twice 90 MB, 126 took 48. (Alone, with no more blocks than tasks, 43 and 44.)"""
+multiprocessor: for twice 90 MB 86 of 132 blocks took 46 to 61 us there, 126 took 48. Alone, with no
+more blocks than tasks, 43 and 44; nobody knows why."""
 _X_BYTES = 10_000.0
 """Of x, what a task of weights [k][n] puts into shared memory in a microsecond, before anything is
 multiplied."""

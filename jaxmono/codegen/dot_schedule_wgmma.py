@@ -133,12 +133,11 @@ def choose_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, devic
       behind, beside: the stage has a grid barrier in front of it; has other contractions.
       widths: bytes of one copy of the left and the right operand; 2: an `UnalignedTile`.
     """
-    best: tuple[float, DotSchedule] | None = None
-    for cost, s in _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major,
-                           gathered, behind, beside, widths):
-        if best is None or cost < best[0] - 1e-9:
-            best = (cost, s)
-    return best
+    found = candidates_wgmma(
+        batch, m, n, k, itemsize, device=device, shared_bytes=shared_bytes,
+        row_prologue=row_prologue, k_major=k_major, gathered=gathered, behind=behind, beside=beside,
+        widths=widths)
+    return found[0] if found else None
 
 
 def candidates_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, device: Device,
@@ -149,7 +148,7 @@ def candidates_wgmma(batch: int, m: int, n: int, k: int, itemsize: int = 2, *, d
     """Every legal tile with its time in the model, cheapest first: what a tuner may measure."""
     found = _costed(batch, m, n, k, itemsize, device, shared_bytes, row_prologue, k_major, gathered,
                     behind, beside, widths)
-    # Of times that differ by a rounding the first counts, as in `choose_wgmma`.
+    # Of times that differ by a rounding the first counts.
     return sorted((x for x in found if x[0] < math.inf), key=lambda x: round(x[0], 9))
 
 

@@ -32,7 +32,7 @@ class KernelSchedule:
         tile before, which needs fewer registers (device/weights_left.cuh), and those of an image
         for all but one (device/gemm_image.cuh).
       producer_registers: of a thread that brings operands, 16 n + 8; those that compute do without
-        half as many. None: what device/roles.cuh gives them.
+        half as many. None: what device/roles.cuh gives them, fewer beside tiles of very many sums.
     """
 
     threads: int = 256

@@ -89,7 +89,7 @@ def _read(producer: Mapping[Value, Op], part: Value) -> set[Value] | None:
             seen |= new
             todo += new
         elif v.type.size == part.type.size and not isinstance(
-                made, (ops.Constant, ops.BroadcastInDim)):
+                made, (ops.Constant, ops.Iota, ops.BroadcastInDim)):
             out.add(v)
     return out
 
@@ -101,8 +101,7 @@ def _are_of_inputs(producer: Mapping[Value, Op], values: Collection[Value]) -> b
         made = producer.get(todo.pop())
         if made is None or isinstance(made, (ops.Constant, ops.Iota)):
             continue
-        if not (isinstance(made, (*SAME_ELEMENT, ops.BroadcastInDim, ops.Concatenate))
-                or is_view(made)):
+        if not (isinstance(made, (*SAME_ELEMENT, ops.Concatenate)) or is_view(made)):
             return False
         new = set(made.uses) - seen
         seen |= new

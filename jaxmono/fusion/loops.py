@@ -27,7 +27,8 @@ from jaxmono.hlo.types import FOUR_BITS
 
 MAX_INLINE_OPS = 192
 """A longer chain is not copied into several groups, unless it is to be computed again where it is
-read (recompute.py): that ends at values that are stored, which chains do not know yet."""
+read (recompute.py): that ends at values that are stored, which chains do not know yet, and is
+copied up to `MAX_ALONE`."""
 
 MAX_ALONE = 4096
 """In a program with scans, nor is a longer one computed by a single group. Each level of a scan's

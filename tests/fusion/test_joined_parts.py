@@ -86,6 +86,11 @@ def test_a_part_of_what_another_group_reads() -> None:
     assert taken(fn, *TWO)
 
 
+def test_a_step_behind_one_that_is_returned() -> None:
+    """The second one alone: the first is read by it."""
+    assert taken(lambda f: ((y := lattice(f)), lattice(y)), spec(4, *SHAPE))
+
+
 def test_two_such_results() -> None:
     def fn(a: X, b: X) -> X:
         return jnp.stack(mixed(a, b)), jnp.stack(mixed(b, a))

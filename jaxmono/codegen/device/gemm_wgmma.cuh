@@ -16,8 +16,9 @@
 //
 // Nor did these help: a slot more (staging halved); epilogues on fragments that leave by bulk stores;
 // the same through shared memory with half of the bytes (alone from 6 % faster to 5 % slower; models up
-// to 15 % slower). Warpgroups with tasks of their own (PINGPONG) pay for epilogues that move much
-// (dot_schedule_pingpong.py): with nothing else BERT-base b16 took 5 % and b32 25 % more time.
+// to 15 % slower). Warpgroups with tasks of their own (PINGPONG) pay for epilogues that move much, and
+// for short products in kernels of their own (dot_schedule_pingpong.py): with nothing else BERT-base b16 took
+// 5 % and b32 25 % more time.
 // Nor did the last two or three k tiles in parts of 64 columns, the epilogue of each beside the products of
 // the next (1280x3072x768 4 to 6 % slower, 4096x3072x768 3 to 10; of most others ptxas serialises the products).
 // Of 33.7 us for 4096x3072x768 products alone take 24.6, the loads beside them 4.0, epilogues 5.1. Of

@@ -4,8 +4,8 @@
 
 A router's logits: of 16 bits two experts often have the same, and the one that comes first is taken
 where the program in f32 takes the other. XLA does not round there either on a GPU (its flag
-`xla_allow_excess_precision`, by default); with the rounding 2 of 1536 texts of eight experts had
-another expert than in f32, without it none. Wide results, a language model's logits, would be twice
+`xla_allow_excess_precision`, by default): with the rounding 2 of 1536 texts of eight experts had
+another expert than in f32, of XLA's none. Wide results, a language model's logits, would be twice
 the bytes in f32, and they are rounded as they are written; scores of an attention, products of a
 batch, are what a softmax makes of them, which shows no such jump. f16 is left as it is: what is too
 large for it is infinite.
@@ -14,10 +14,11 @@ large for it is infinite.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from jaxmono.hlo import ops
 from jaxmono.hlo.ir import Graph, Value
-from jaxmono.hlo.passes.peephole import Scope, remapped
+from jaxmono.hlo.rewrite import replace_values
 from jaxmono.hlo.types import DType
 
 _NARROW = 8
@@ -30,24 +31,15 @@ def unrounded(graph: Graph) -> Graph:
 
     A pass of its own, not among the rules that keep every bit: it leaves roundings out.
     """
-    found = {op.result for op in graph.ops if isinstance(op, ops.DotGeneral) and _is_narrow(op)
-             and op.result not in graph.outputs and _only_widened(graph, op.result)}
-    if not found:
+    wide = {op.result: Value(replace(op.result.type, dtype=DType.F32), op.result.hint)
+            for op in graph.ops if isinstance(op, ops.DotGeneral) and _is_narrow(op)
+            and op.result not in graph.outputs and _only_widened(graph, op.result)}
+    if not wide:
         return graph
-    scope, mapping = Scope(), dict[Value, Value]()
-    for op in graph.ops:
-        scope.loc = op.loc
-        if isinstance(op, ops.DotGeneral) and op.result in found:
-            mapping[op.result] = scope.dot_general(
-                op.lhs, op.rhs, batch=(op.lhs_batch, op.rhs_batch),
-                contract=(op.lhs_contract, op.rhs_contract), dtype=DType.F32,
-                precision=op.precision)
-        elif isinstance(op, ops.Convert) and op.operand in found:
-            mapping[op.result] = mapping[op.operand]
-        else:
-            scope.append(remapped(op, mapping))
-    outputs = tuple(mapping.get(v, v) for v in graph.outputs)
-    return Graph(graph.inputs, tuple(scope.ops), outputs, graph.name)
+    same = {u.results[0]: made for v, made in wide.items() for u in graph.users[v]}
+    kept = tuple(replace(op, results=tuple(wide.get(v, v) for v in op.results))
+                 for op in graph.ops if same.keys().isdisjoint(op.results))
+    return replace_values(Graph(graph.inputs, kept, graph.outputs, graph.name), same)
 
 
 def _is_narrow(op: ops.DotGeneral) -> bool:
